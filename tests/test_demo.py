@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from aiograd import cli
-from aiograd.demo import Options, show, story
-from aiograd.demo.alone import rate
-from aiograd.demo.data import Digits, batches
-from aiograd.demo.display import Display
-from aiograd.demo.model import BLOCKS, Network, cut
-from aiograd.demo.story import identical
+from aiograd.cli.demo import Options, show, story
+from aiograd.cli.demo.alone import rate
+from aiograd.cli.demo.data import Digits, batches
+from aiograd.cli.demo.display import Display
+from aiograd.cli.demo.model import BLOCKS, Network, cut
+from aiograd.cli.demo.story import identical
 from tests.sweeps import swept
 
 

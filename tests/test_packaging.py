@@ -39,7 +39,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         info = f"aiograd-{aiograd.__version__}.dist-info"
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "aiograd").rglob("*.py") if path.name != "pytest_aiograd.py"}
+    files = [*(ROOT / "aiograd").rglob("*.py"), *(ROOT / "aiograd").rglob("*.pyi")]
+    sources = {path.relative_to(ROOT).as_posix() for path in files if path.name != "pytest_aiograd.py"}
     page = {f"aiograd/dashboard/static/{name}" for name in ("index.html", "style.css", "icon.svg", *(f"{script}.js" for script in SCRIPTS))}
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
     assert names == sources | page | {"aiograd/py.typed", "pytest_aiograd.py"} | about
@@ -78,7 +79,7 @@ def test_readme_and_licence_are_there() -> None:
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
     heavy |= {"uvloop", "safetensors", "dataclasses", "difflib", "html", "json", "csv"}
-    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.demo", "aiograd.functional.batching", "numpy.random"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.functional.batching", "numpy.random"}
     loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
     assert "aiograd.tensors" in loaded
     assert not loaded & parts
@@ -97,23 +98,25 @@ except SystemExit:
 """
     loaded = set(_python("-c", script).partition("loaded ")[2].split())
     assert "aiograd.distributed" in loaded
-    assert not loaded & {"aiograd.demo", "aiograd.nn", "aiograd.profiler", "aiograd.cuda", "aiograd.cli.doctor", "aiograd.compiler", "aiograd.data"}
+    others = {"cli.demo", "nn", "profiler", "cuda", "cli.doctor", "compiler", "data"}
+    assert not loaded & {f"aiograd.{name}" for name in others}
 
 
 LATE = (
-    "accelerator", "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
-    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "stats",
-    "training_state", "utils", "viz",
+    "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
+    "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
+    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "utils", "viz",
 )  # fmt: skip
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("name", LATE)
-def test_a_part_is_there_when_it_is_asked_for(name: str) -> None:
+@pytest.mark.parametrize("module", LATE)
+def test_a_part_is_there_when_it_is_asked_for(module: str) -> None:
+    name = module.rpartition(".")[2]
     script = f"""
 import sys, aiograd as ag
 assert {name!r} in dir(ag)
-assert ag.{name} is sys.modules["aiograd.{name}"] is ag.__dict__[{name!r}]
+assert ag.{name} is sys.modules["aiograd.{module}"] is ag.__dict__[{name!r}]
 """
     _python("-W", "error", "-c", script)
 
@@ -123,9 +126,10 @@ def test_type_checkers_see_the_names_that_are_imported_on_first_access() -> None
     (block,) = [node.body for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
     seen = {(node.module, alias.asname) for node in block if isinstance(node, ast.ImportFrom) for alias in node.names}
     homes = {(f"aiograd.{home}", name) for name, home in aiograd._HOMES.items()}
-    assert seen == {("aiograd", name) for name in aiograd._PARTS} | homes
+    parts = {(f"aiograd.{module}".rpartition(".")[0], module.rpartition(".")[2]) for module in aiograd._PARTS}
+    assert seen == parts | homes
     assert set(LATE) == set(aiograd._PARTS)
-    assert {name for _, name in seen} <= {*aiograd.__all__, *LATE} & {*dir(aiograd)}
+    assert {name for _, name in seen} <= {*aiograd.__all__, *(name for _, name in parts)} & {*dir(aiograd)}
 
 
 @pytest.mark.proc
@@ -183,7 +187,7 @@ assert tensor([1.0]).sum().item() == 1.0 and zeros(2, 3).shape == (2, 3)
 def test_every_public_name_is_listed_and_no_other_is_there() -> None:
     assert all(hasattr(aiograd, name) for name in aiograd.__all__)
     assert {"tensor", "matmul", "run", "Engine", "seed", "compile", "vmap"} <= set(aiograd.__all__) <= set(dir(aiograd))
-    assert {*LATE} <= set(dir(aiograd))
+    assert {name.rpartition(".")[2] for name in LATE} <= set(dir(aiograd))
     assert not any(name.startswith("_") or isinstance(getattr(aiograd, name), type(annotations)) for name in aiograd.__all__)
     with pytest.raises(AttributeError, match="module 'aiograd' has no attribute 'tensr'"):
         _ = aiograd.tensr

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS
 from aiograd.tensors.constants import constant, refuse_graph, static
-from aiograd.tensors.core import TensorCore
+from aiograd.tensors.core import TensorCore, host_array
+from aiograd.tensors.creation import tensor_of
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, tensor_of
+from aiograd.tensors.tensor import Tensor
 from aiograd.tensors.unrolled import binary
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
@@ -109,4 +110,4 @@ def values_of(x: Any) -> Any:
     if not isinstance(x, TensorCore):
         return np.asarray(static(x))
     refuse_graph(x, "an argument without a gradient")
-    return x.detach().numpy()
+    return host_array(x)

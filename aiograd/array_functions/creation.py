@@ -16,9 +16,15 @@ from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
 from aiograd.running.modes import current_mode, get_default_dtype
 from aiograd.tensors.constants import check_numbers, number_dtype, refuse_graph
-from aiograd.tensors.core import make, plain_array
+from aiograd.tensors.core import make
+from aiograd.tensors.plain import plain_array
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "arange", "linspace", "eye", "meshgrid", "tril",
+    "triu", "diag", "logspace",
+]  # fmt: skip
 
 
 def _finished(array: np.ndarray[Any, Any], device: str | None, requires_grad: bool) -> Tensor:

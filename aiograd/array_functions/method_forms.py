@@ -9,8 +9,9 @@ import numpy as np
 from aiograd.array_functions import comparison, creation, elementwise, joining, linalg, manipulation, reduction, sampling, searching, special
 from aiograd.array_functions.conversion import ArrayLike, Axis, row
 from aiograd.errors import ShapeError
+from aiograd.tensors.creation import tensor
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, tensor
+from aiograd.tensors.tensor import Tensor
 
 
 def _flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -125,11 +126,6 @@ def numel(x: Tensor, /) -> int:
 
 
 def dim(x: Tensor, /) -> int:
-    """The number of axes."""
-    return x.ndim
-
-
-def ndimension(x: Tensor, /) -> int:
     """The number of axes."""
     return x.ndim
 

@@ -10,8 +10,13 @@ from aiograd.errors import ShapeError
 from aiograd.ops import einsum as einsum_rows
 from aiograd.ops import linalg as linalg_rows
 from aiograd.ops import windows
+from aiograd.tensors.constants import checked_dtype
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, checked_dtype
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace", "vdot", "convolve", "correlate",
+]  # fmt: skip
 
 _matmul = two("matmul")
 

@@ -11,9 +11,15 @@ from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_
 from aiograd.ops import scan, sorting
 from aiograd.ops.joining import np_diff
 from aiograd.ops.reduction import in_dtype
+from aiograd.tensors.constants import checked_dtype
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, checked_dtype
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "sum", "prod", "mean", "var", "std", "var_mean", "std_mean", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero",
+    "cumulative_sum", "cumulative_prod", "cumsum", "cumprod", "diff",
+]  # fmt: skip
 
 _SUM = row("sum")
 

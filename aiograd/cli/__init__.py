@@ -17,9 +17,10 @@ from aiograd.errors import AiogradError
 from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
-    from aiograd.cli import demo, doctor, trace
+    from aiograd.cli import doctor, trace
+    from aiograd.cli.demo import command as demo_command
 else:  # a worker needs none of these, and is the sooner there
-    demo, doctor, trace = LateModule("aiograd.cli.demo"), LateModule("aiograd.cli.doctor"), LateModule("aiograd.cli.trace")
+    demo_command, doctor, trace = LateModule("aiograd.cli.demo.command"), LateModule("aiograd.cli.doctor"), LateModule("aiograd.cli.trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] != ["worker"]:
-        demo.add_demo(commands)
+        demo_command.add_demo(commands)
     add_worker(commands)
 
     traces = commands.add_parser("trace", help="merge Chrome traces, or print a table of one")

@@ -15,7 +15,7 @@ import numpy as np
 from aiograd import __version__, kernels
 from aiograd.cuda import discovery
 from aiograd.engine.run import run
-from aiograd.tensors.tensor import tensor
+from aiograd.tensors.creation import tensor
 
 #: distributions whose versions explain most questions
 PACKAGES = (

@@ -27,6 +27,12 @@ class Normal(Distribution):
         loc: mean.
         scale: standard deviation, above 0.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Normal(0.0, 2.0)
+    >>> distribution.log_prob(1.0)
+    tensor(-1.7370857)
+    >>> distribution.rsample((4,)).shape
+    (4,)
     """
 
     has_rsample = True
@@ -108,6 +114,10 @@ class Uniform(Distribution):
     Args:
         low, high: ends, the first below the second.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Uniform(1.0, 3.0)
+    >>> distribution.mean, distribution.entropy()
+    (tensor(2.), tensor(0.6931472))
     """
 
     has_rsample = True

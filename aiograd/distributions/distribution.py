@@ -27,6 +27,12 @@ class Distribution:
         batch_shape, event_shape: see the module.
         validate_args: True to check values on the host: parameters when it is made, what `log_prob` is asked of.
         generator: draws the samples; None: the default generator of the running task.
+
+    >>> distribution = ag.distributions.Normal(ag.zeros(3), 1.0)
+    >>> isinstance(distribution, ag.distributions.Distribution), distribution.batch_shape
+    (True, (3,))
+    >>> distribution.sample((2,)).shape
+    (2, 3)
     """
 
     #: True if samples can be differentiated by the parameters

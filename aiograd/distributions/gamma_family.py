@@ -34,6 +34,10 @@ class Gamma(Distribution):
         concentration: the shape `a`, above 0.
         rate: above 0.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Gamma(2.0, 4.0)
+    >>> distribution.mean, distribution.log_prob(0.5)
+    (tensor(0.5), tensor(0.07944155))
     """
 
     has_rsample = True
@@ -98,6 +102,12 @@ class Dirichlet(Distribution):
 
     Raises:
         ShapeError: a concentration without axes.
+
+    >>> distribution = ag.distributions.Dirichlet([1.0, 3.0])
+    >>> distribution.mean
+    tensor([0.25, 0.75])
+    >>> distribution.sample().shape
+    (2,)
     """
 
     has_rsample = True
@@ -164,6 +174,10 @@ class Beta(Distribution):
         concentration1: `a`, above 0.
         concentration0: `b`, above 0.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Beta(2.0, 2.0)
+    >>> distribution.mean, distribution.variance
+    (tensor(0.5), tensor(0.05))
     """
 
     has_rsample = True

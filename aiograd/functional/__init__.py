@@ -6,5 +6,4 @@
 `checkpointing`     `checkpoint`: computed again in the backward pass instead of kept
 `isolation`         forwards whose graph is a pass of its own
 `gradient_check`    `gradcheck`, `gradgradcheck`
-`autograd`          the names of ``torch.autograd``
 """

@@ -37,10 +37,10 @@ from aiograd.running.modes import current_mode, no_grad
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.attach import note
 from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.saved_hooks import pack_value
-from aiograd.tensors.tensor import asarray
 
 
 class FunctionCtx:

@@ -19,7 +19,8 @@ import numpy as np
 
 from aiograd.errors import MissingExtraError, UnknownNameError
 from aiograd.interop.extras import from_extra
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     import einops

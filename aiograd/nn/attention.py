@@ -35,6 +35,12 @@ class MultiHeadAttention(Module):
 
     Raises:
         ArgumentError: `embed_dim` does not divide into `num_heads`.
+
+    >>> attention = ag.nn.MultiHeadAttention(8, num_heads=2, batch_first=True)
+    >>> x = ag.ones(1, 5, 8)
+    >>> output, weights = attention(x, x, x)
+    >>> output.shape, weights.shape
+    ((1, 5, 8), (1, 5, 5))
     """
 
     in_proj_weight: Parameter | None

@@ -16,11 +16,16 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 
 class IncompatibleKeys(NamedTuple):
-    """The keys that `Module.load_state_dict` with ``strict=False`` ignored."""
+    """The keys that `Module.load_state_dict` with ``strict=False`` ignored.
+
+    >>> ag.nn.Linear(2, 1).load_state_dict({"weight": ag.ones(1, 2), "scale": ag.ones(1)}, strict=False)
+    IncompatibleKeys(missing_keys=('bias',), unexpected_keys=('scale',))
+    """
 
     missing_keys: tuple[str, ...]
     unexpected_keys: tuple[str, ...]

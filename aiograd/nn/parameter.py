@@ -20,6 +20,14 @@ class Parameter(Tensor):
 
     Raises:
         ArgumentTypeError: gradients are wanted of a dtype that has none.
+
+    >>> p = ag.nn.Parameter([1.0, 2.0])
+    >>> p
+    Parameter containing:
+    tensor([1., 2.], requires_grad=True)
+    >>> await (p * p).sum().backward()
+    >>> p.grad
+    tensor([2., 4.])
     """
 
     __slots__ = ("__dict__",)

@@ -158,6 +158,10 @@ class LSTM(_Recurrent):
 
     Raises:
         ArgumentError: a size below 1.
+
+    >>> outputs, (hidden, cell) = ag.nn.LSTM(3, 4, num_layers=2)(ag.ones(5, 1, 3))
+    >>> outputs.shape, hidden.shape, cell.shape
+    ((5, 1, 4), (2, 1, 4), (2, 1, 4))
     """
 
     _gates = 4
@@ -180,6 +184,10 @@ class GRU(_Recurrent):
         bidirectional: True to run both ways; outputs of the two are concatenated.
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
+
+    >>> outputs, hidden = ag.nn.GRU(3, 4, batch_first=True)(ag.ones(1, 5, 3))
+    >>> outputs.shape, hidden.shape
+    ((1, 5, 4), (1, 1, 4))
     """
 
     _gates = 3
@@ -203,6 +211,10 @@ class RNN(_Recurrent):
 
     Raises:
         ArgumentError: another nonlinearity.
+
+    >>> outputs, hidden = ag.nn.RNN(3, 4, bidirectional=True)(ag.ones(5, 1, 3))
+    >>> outputs.shape, hidden.shape
+    ((5, 1, 8), (2, 1, 4))
     """
 
     def __init__(

@@ -33,6 +33,13 @@ class Adam(Optimizer):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.Adam([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.9, 1.9])
     """
 
     is_elementwise = True
@@ -106,6 +113,13 @@ class AdamW(Adam):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.AdamW([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.899, 1.898])
     """
 
     decoupled = True

@@ -85,6 +85,13 @@ class RMSprop(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.RMSprop([p], lr=0.01)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.90000004, 1.9       ])
     """
 
     def __init__(
@@ -140,6 +147,13 @@ class Adagrad(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.Adagrad([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.9, 1.9])
     """
 
     def __init__(
@@ -185,6 +199,13 @@ class Adadelta(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.Adadelta([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.9996838, 1.9996837])
     """
 
     def __init__(
@@ -223,6 +244,13 @@ class NAdam(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.NAdam([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.8943548, 1.8943548])
     """
 
     _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": int, "mu_product": float})
@@ -283,6 +311,13 @@ class RAdam(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.RAdam([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.8, 1.6])
     """
 
     def __init__(

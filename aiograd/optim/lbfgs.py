@@ -20,8 +20,9 @@ from aiograd.optim.line_search import LinePoint, inner, strong_wolfe
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.tensor import Tensor
 
 Closure = Callable[[], Any | Awaitable[Any]]
 #: curvature below which a pair of steps and gradients is not remembered
@@ -45,6 +46,18 @@ class LBFGS(Optimizer):
 
     Raises:
         ArgumentError: an option that makes no sense, several groups or dtypes.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
+    >>> async def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = ((p - 3) ** 2).sum()
+    ...     await loss.backward()
+    ...     return loss
+    >>> (await optimizer.step(closure)).detach()
+    tensor(5.)
+    >>> p.detach()
+    tensor([3.       , 3.0000002])
     """
 
     def __init__(
@@ -82,6 +95,18 @@ class LBFGS(Optimizer):
 
         Raises:
             ArgumentTypeError: no closure, or one that returns no number. Exceptions of the closure pass through.
+
+        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
+        >>> async def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = ((p - 3) ** 2).sum()
+        ...     await loss.backward()
+        ...     return loss
+        >>> (await optimizer.step(closure)).detach()
+        tensor(5.)
+        >>> p.detach()
+        tensor([3.       , 3.0000002])
         """
         if not callable(closure):
             raise ArgumentTypeError(f"LBFGS.step: expected a closure that computes the loss, found {type(closure).__name__}")
@@ -107,6 +132,18 @@ class LBFGS(Optimizer):
             The result of `step`.
 
         Cancelled, as `step`.
+
+        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
+        >>> async def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = ((p - 3) ** 2).sum()
+        ...     await loss.backward()
+        ...     return loss
+        >>> (await optimizer.astep(closure)).detach()
+        tensor(5.)
+        >>> p.detach()
+        tensor([3.       , 3.0000002])
         """
         return await self.step(closure)
 
@@ -214,7 +251,7 @@ class LBFGS(Optimizer):
             return int(value)
         if isinstance(value, (list, tuple)):
             return [self._loaded(what, n, name, each, p) for each in value]
-        if not isinstance(value, (TensorCore, np.ndarray)) or not value.shape:
+        if not isinstance(value, (Tensor, np.ndarray)) or not value.shape:
             return None if value is None else float(value)
         size = sum(each.size for each in self._params)
         if tuple(value.shape) != (size,):

@@ -40,6 +40,11 @@ class OneCycleLR(LRScheduler):
 
     Raises:
         ArgumentError: an argument that makes no sense, or no momentum to cycle.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0, momentum=0.9)
+    >>> scheduler = ag.optim.OneCycleLR(optimizer, max_lr=1.0, total_steps=5)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.9505, 0.6113, 0.1883, 0.0001]
     """
 
     def __init__(

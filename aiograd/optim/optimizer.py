@@ -31,20 +31,19 @@ from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like as zeros_of
+from aiograd.optim.gradients import Gradients, Pair, by_parameter, with_gradients
 from aiograd.optim.packing import PACKED_SIZE, Pack
 from aiograd.running import tracing
-from aiograd.running.caller import is_awaited, type_found
+from aiograd.running.caller import is_awaited
 from aiograd.running.devices import UpdatesParameters, device, device_name_of
 from aiograd.running.modes import current_mode, tell_compiler
 from aiograd.running.offloading import offload
 from aiograd.tensors.core import TensorCore, counter_of, make
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.tensor import Tensor
 
 Group = dict[str, Any]
-Pair = tuple[Tensor, Any]
-#: by parameter, or one for each parameter in order; None for one without
-Gradients = Mapping[Tensor, Any] | Sequence[Any]
 Member = tuple[Tensor, Any, dict[str, Any]]
 
 
@@ -72,6 +71,10 @@ class Optimizer:
     Raises:
         ArgumentError: no parameters, one given twice, or one that is no leaf.
         ArgumentTypeError: one Tensor instead of several.
+
+    >>> optimizer = ag.optim.Adam(ag.nn.Linear(3, 1).parameters(), lr=0.1)
+    >>> isinstance(optimizer, ag.optim.Optimizer), optimizer.param_groups[0]["lr"]
+    (True, 0.1)
     """
 
     #: True if a step updates each element of a parameter from that of its gradient and state, so that parts of parameters can be updated
@@ -189,6 +192,13 @@ class Optimizer:
 
         Raises:
             ArgumentError, ArgumentTypeError: as `step`.
+
+        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> optimizer = ag.optim.SGD([p], lr=0.1)
+        >>> await (p * p).sum().backward()
+        >>> await optimizer.astep()
+        >>> p.detach()
+        tensor([0.8, 1.6])
         """
         trace = current_mode().trace
         if trace is not None:
@@ -207,8 +217,9 @@ class Optimizer:
 
     def _collected(self, gradients: Gradients | None) -> list[list[Pair]]:
         if gradients is not None:
-            gradients = self._by_parameter(gradients)
-        collected = [_pairs(group["params"], gradients) for group in self.param_groups]
+            params = [p for group in self.param_groups for p in group["params"]]
+            gradients = by_parameter(f"{type(self).__name__}.step(gradients)", gradients, params)
+        collected = [with_gradients(group["params"], gradients) for group in self.param_groups]
         if gradients is None and not self._knows_gradients:
             self._knows_gradients = True
             if not any(collected):
@@ -219,23 +230,6 @@ class Optimizer:
                     stacklevel=3,
                 )
         return collected
-
-    def _by_parameter(self, gradients: Gradients) -> Mapping[Tensor, Any]:
-        """Gradients in either form as a mapping."""
-        name = type(self).__name__
-        if isinstance(gradients, Mapping):
-            return gradients
-        if not isinstance(gradients, Sequence) or isinstance(gradients, (str, TensorCore)):
-            raise ArgumentTypeError(
-                f"{name}.step(gradients): expected a mapping by parameter or a sequence with one gradient per parameter, found "
-                f"{type_found(gradients)}"
-            )
-        params = [p for group in self.param_groups for p in group["params"]]
-        if len(gradients) != len(params):
-            raise ArgumentError(
-                f"{name}.step(gradients): got {len(gradients)} gradients for {len(params)} parameters; give one for each, in order, or None"
-            )
-        return dict(zip(params, gradients, strict=True))
 
     def _run(self, collected: list[list[Pair]], withdrawn: Sequence[bool] = ()) -> None:
         with self._lock:
@@ -425,27 +419,3 @@ class Optimizer:
             options = ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
             lines.append(f"  group {i}: {len(group['params'])} parameters, {options}")
         return f"{type(self).__name__}(\n" + "\n".join(lines) + "\n)"
-
-
-def _pairs(params: list[Tensor], gradients: Mapping[Tensor, Any] | None) -> list[Pair]:
-    """Parameters that have a gradient, with its array."""
-    pairs: list[Pair] = []
-    for p in params:
-        if gradients is not None:
-            grad: Any = gradients.get(p)
-            if grad is not None:
-                _check_gradient(p, grad)
-        else:
-            node: Any = p._node
-            grad = p.grad if node is None or node.is_hidden else node.grad
-        if grad is not None:
-            pairs.append((p, grad._data if isinstance(grad, TensorCore) else grad))
-    return pairs
-
-
-def _check_gradient(p: Tensor, grad: Any) -> None:
-    if not hasattr(grad, "shape"):
-        found = type(grad).__name__
-        raise ArgumentTypeError(f"step(gradients): the gradient of a parameter of shape {list(p.shape)} is a {found}; expected a Tensor")
-    if tuple(grad.shape) != p.shape:
-        raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")

@@ -29,6 +29,13 @@ class ReduceLROnPlateau:
 
     Raises:
         ArgumentError: an argument that makes no sense.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.ReduceLROnPlateau(optimizer, patience=1)
+    >>> for loss in (3.0, 3.0, 3.0):
+    ...     scheduler.step(loss)
+    >>> scheduler.get_last_lr()
+    [0.1]
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Event(NamedTuple):
     #: serial number of the asyncio task, 0 outside of one
     task: int
     task_name: str | None
-    #: of the node that was recorded, or whose rule ran
+    #: of the node that was recorded, or that ran a rule
     sequence_nr: int | None = None
     #: number of the backward pass
     graph_task: int | None = None

@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from aiograd.engine.run import running_loop
 from aiograd.errors import ArgumentError, LoopError
-from aiograd.profiler.chrome_trace import Origin, PathLike, build_trace, write_trace
+from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.event import Event
 from aiograd.profiler.recorder import Recorder
 from aiograd.profiler.table import SortKey, records_of, render
+from aiograd.running.chrome_trace import PathLike, write_trace
 from aiograd.running.modes import ModeScope, current_mode
 
 
@@ -125,7 +126,7 @@ class profile(ModeScope):
     def table(self, *, sort_by: SortKey = "self", limit: int | None = 30) -> str:
         """The time by operation, as text.
 
-        ``self`` is without what ran inside; waiting for other threads counts as the pass's own. ``share`` is that of ``self``.
+        ``self`` is without what ran inside; waiting for other threads counts as the pass's own. ``share`` is the share of ``self`` in the whole.
 
         Args:
             sort_by: ``name``, ``calls``, ``self``, ``total``, ``forward``, ``backward``, ``mean`` or ``memory``.

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 #: packages whose frames are skipped; asyncio's lie between the code of a task and the line that runs the loop
 _PASSED_OVER = frozenset({"aiograd", "asyncio"})
 #: a part of the package that only uses it, as a user would
-_USERS = "aiograd.demo"
+_USERS = "aiograd.cli.demo"
 
 T = TypeVar("T")
 _getframe = sys._getframe

@@ -1,7 +1,7 @@
 """Modes that other libraries keep by thread, such as torch's autocast: noted where a call is made, entered where its work runs.
 
-aiograd's own modes belong to the context of a task (`aiograd.running.modes`) and travel to threads with it. Those of a thread do not: a bridge registers a
-function that notes them.
+aiograd's own modes belong to the context of a task (`aiograd.running.modes`) and travel to threads with it. The modes of a thread do
+not: a bridge registers a function that notes them.
 """
 
 from __future__ import annotations

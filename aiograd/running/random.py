@@ -6,8 +6,8 @@ Note [State belongs to objects, and the default to the caller]
     at the top level (Note [Top level] in `aiograd.running.top_level`).
 
 Note [Replay]
-    The draws of a region that will be recomputed (`aiograd.functional.checkpointing`) are recorded in a `Draws`: the state of the generator before every
-    draw, and the default generator at every use of it. Within a `Replay` the same calls, in the same order, draw
+    The draws of a region that will be recomputed (`aiograd.functional.checkpointing`) are recorded in a `Draws`: the state of the generator
+    before every draw, and the default generator at every use of it. Within a `Replay` the same calls, in the same order, draw
     from clones put into the recorded states, so the numbers are the same, no generator advances, and draws of other tasks
     meanwhile do not matter. Regions nest: a region recorded inside a replay records the states of the clones.
 

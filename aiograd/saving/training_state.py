@@ -3,8 +3,8 @@
 Note [The same bits]
     A run that goes on from a file continues to the same bits if all that changes is in it: parameters and buffers, the optimizer's state,
     schedules, the place in the epoch, averages, and the generators that numbers are drawn from. The default generator of the running task is
-    always in the file; others are parts like the rest. Files are written atomically (`aiograd.saving.serialization`), so a run that is killed while it
-    writes finds the file before.
+    always in the file; others are parts like the rest. Files are written atomically (`aiograd.saving.serialization`), so a run that is killed while
+    it writes finds the file before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TrainingState:
             state.save("run.safetensors")
 
     Args:
-        parts: by name, whatever has ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedules, loaders, averages, generators.
+        parts: by name, objects with ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedules, loaders, averages, generators.
 
     Raises:
         ArgumentTypeError: a part without these methods.

@@ -9,8 +9,9 @@ import numpy as np
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.running.caller import type_found
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, host_array, make, plain_array
+from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.op_error import NONE_ADVICE
+from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize
 
 _ndarray = np.ndarray
@@ -159,3 +160,18 @@ def static(value: Any) -> Any:
     if value.__class__ is slice:
         return slice(static(value.start), static(value.stop), static(value.step))
     return int(value) if value.__class__ is TensorSize else value
+
+
+def checked_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype of numbers or booleans, in native byte order.
+
+    Raises:
+        ArgumentTypeError
+    """
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"dtype={dtype!r}: {error}. Expected a dtype of numbers such as numpy.float32.") from None
+    if wanted.kind in "OSUmM" or wanted.names is not None:
+        raise ArgumentTypeError(f"dtype={wanted}: expected a dtype of numbers such as float32")
+    return wanted if wanted.isnative else wanted.newbyteorder("=")

@@ -10,25 +10,23 @@ Note [Five slots]
 
 from __future__ import annotations
 
-import copy
 import functools
 import sys
 import weakref
 from collections.abc import Callable, Generator
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import numpy as np
 
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, GraphError, InPlaceError, NotReadyError, ShapeError
 from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
-from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
 from aiograd.running.types import Array, Shape
-from aiograd.tensors.outside import array_advice, refuse_stores
+from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize, size_of
 
 
@@ -70,19 +68,8 @@ class SpecialView(View):
 
     __slots__ = ("output", "is_frozen", "obstacle")
 
-    def __init__(
-        self,
-        parent: TensorCore,
-        op: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        version: int,
-        *,
-        output: int | None,
-        is_frozen: bool,
-        obstacle: str | None,
-    ) -> None:
-        super().__init__(parent, op, args, kwargs, version)
+    def __init__(self, *view: Any, output: int | None, is_frozen: bool, obstacle: str | None) -> None:
+        super().__init__(*view)
         self.output = output
         self.is_frozen = is_frozen
         self.obstacle = obstacle
@@ -294,29 +281,7 @@ class TensorCore:
         move_to(self, None, 0)
         return self
 
-    def numpy(self) -> np.ndarray[Any, Any]:
-        """The values as a numpy array that shares memory; read-only where the tensor requires grad.
-
-        Raises:
-            NotReadyError: the data is still being computed and an event loop is running: ``await`` the tensor first.
-        """
-        array = host_array(self)
-        if self.requires_grad:
-            array = array.view()
-            array.flags.writeable = False
-        return array
-
-    def item(self) -> Any:
-        """The only element as a Python number."""
-        if self.size != 1:
-            raise ShapeError(f"item() of a tensor of shape {list(self.shape)}: only tensors of one element can be converted to a number")
-        return host_array(self).item()
-
-    def tolist(self) -> Any:
-        """The values as nested lists of Python numbers."""
-        return host_array(self).tolist()
-
-    # ---------------------------------------------------------------- awaiting and conversion
+    # ---------------------------------------------------------------- awaiting
 
     def __await__(self) -> Generator[Any, Any, Self]:
         """Wait until the data has been computed (device event, remote result); host data needs no waiting. Cancelling only stops the waiting."""
@@ -324,95 +289,6 @@ class TensorCore:
         if wait is not None:
             yield from wait().__await__()
         return self
-
-    def __bool__(self) -> bool:
-        if self.size != 1:
-            raise ShapeError(f"the truth value of a tensor of shape {list(self.shape)} is ambiguous: use any() or all()")
-        return bool(host_array(self).item())
-
-    def __int__(self) -> int:
-        return int(self.item())
-
-    def __float__(self) -> float:
-        if self._node is not None:
-            refuse_stores(sys._getframe(1))
-        return float(self.item())
-
-    def __complex__(self) -> complex:
-        if self._node is not None:
-            refuse_stores(sys._getframe(1))
-        return complex(self.item())
-
-    def __index__(self) -> int:
-        if self.size != 1 or self.dtype.kind not in "iub":
-            raise ArgumentTypeError(f"only integer tensors of one element can be used as an index, found {self.dtype} {list(self.shape)}")
-        return int(self.item())
-
-    def __len__(self) -> int:
-        if not self._data.shape:
-            raise ArgumentTypeError("len() of a 0-d tensor")
-        return int(self._data.shape[0])
-
-    def __hash__(self) -> int:
-        return id(self)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if self.requires_grad:
-            raise GraphError(
-                f"converting a tensor that requires grad to a numpy array would drop its graph{array_advice(sys._getframe(1))} To make one tensor of "
-                "a list of tensors use aiograd.stack()."
-            )
-        return np.array(host_array(self), dtype=dtype, copy=copy)
-
-    @property
-    def _mask(self) -> Any:
-        """The mask that numpy.ma reads beside ``_data`` when a masked array meets something else: a tensor has no mask."""
-        if self.requires_grad:
-            raise GraphError(
-                "numpy.ma takes the values of a tensor that requires grad and would drop its graph. Fill the masked array, ``m.filled(0) * t``, "
-                "or use detach()."
-            )
-        tell_read(self)
-        return np.ma.nomask
-
-    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
-        if self.requires_grad:
-            raise GraphError("exporting a tensor that requires grad would drop its graph: use detach() first")
-        tell_read(self)
-        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
-        return self._data.__dlpack__(**{name: option for name, option in options.items() if option is not None})
-
-    def __dlpack_device__(self) -> Any:
-        return self._data.__dlpack_device__()
-
-    def __copy__(self) -> Self:
-        copied: Any = make(self._data, shared_with=self, cls=type(self))
-        if self.is_leaf:
-            copied.requires_grad_(self.requires_grad)
-        else:
-            copied._node, copied._nr = self._node, self._nr
-        attributes = getattr(self, "__dict__", None)
-        if attributes:
-            copied.__dict__.update(attributes)
-        return copied  # type: ignore[no-any-return]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        if not self.is_leaf:
-            raise GraphError("only leaf tensors support deepcopy: this one was made by an operation. Use detach() or clone().")
-        tell_read(self)
-        copied: Any = make(np.copy(self._data), cls=type(self))
-        memo[id(self)] = copied
-        copied.requires_grad_(self.requires_grad)
-        grad = self.grad
-        if grad is not None:
-            copied.grad = make(np.copy(grad._data))
-        attributes = getattr(self, "__dict__", None)  # of a Parameter, or of a user's class
-        if attributes:
-            copied.__dict__.update(copy.deepcopy(attributes, memo))
-        return copied  # type: ignore[no-any-return]
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise ArgumentTypeError("tensors cannot be pickled: pickles execute code when they are loaded. Save them with aiograd.save (safetensors).")
 
 
 class _Retainer:
@@ -441,7 +317,7 @@ def _is_alone(tensor: TensorCore) -> bool:
     return tensor._node is None and data.__class__ is np.ndarray and data.base is None and sys.getrefcount(data) <= SOLE_OWNER + 1
 
 
-#: the final class of Tensors, bound when it is defined
+#: the final class of Tensors, which `aiograd.tensors.tensor` sets
 TENSOR_CLASS: list[type[Any]] = [TensorCore]
 
 
@@ -462,43 +338,6 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     tensor._x = None
     tensor._vc = None if shared_with is None else counter_of(shared_with)
     return tensor
-
-
-def plain_array(data: Any) -> Any:
-    """A plain ndarray for an instance of an ndarray subclass or a numpy scalar; anything else as it is. Memory is shared.
-
-    The rules of the rows rely on ndarray's own arithmetic, and a Tensor holds only numbers. So ``*`` of a Tensor and an ``np.matrix``
-    is elementwise.
-
-    Raises:
-        ArgumentTypeError: the subclass has state or arithmetic of its own that would be lost, such as a masked array with masked elements.
-    """
-    if data.__class__ is np.ndarray:
-        return data
-    if isinstance(data, np.generic):
-        return np.asarray(data)
-    if not isinstance(data, np.ndarray):
-        return data
-    if isinstance(data, np.ma.MaskedArray):
-        if np.ma.is_masked(data):
-            raise ArgumentTypeError(
-                f"making a tensor of a masked array of shape {list(data.shape)}: expected no masked elements, for a tensor can't keep a mask. "
-                "Choose numbers for them with .filled(), or leave them out with .compressed()."
-            )
-    elif type(data).__array_ufunc__ is not np.ndarray.__array_ufunc__:
-        raise ArgumentTypeError(
-            f"making a tensor of a {type(data).__name__}: expected an ndarray, found a subclass with arithmetic of its own, which a tensor can't "
-            "keep. Pass .view(numpy.ndarray) of it where its plain numbers are meant."
-        )
-    return data.view(np.ndarray)
-
-
-def bind_tensor_class(cls: type[Any]) -> None:
-    """Make `cls` the class of every new Tensor and tell the engine how to convert."""
-    TENSOR_CLASS[0] = cls
-    BOUNDARY.wrap = make
-    BOUNDARY.unwrap = lambda tensor: tensor._data
-    BOUNDARY.is_tensor = lambda value: isinstance(value, TensorCore)
 
 
 def _set_grad(tensor: TensorCore, value: Any) -> None:

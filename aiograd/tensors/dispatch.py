@@ -16,6 +16,7 @@ from aiograd.errors import NoRuleError
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.ops.reduction import in_dtype
 from aiograd.running.modes import current_mode
+from aiograd.tensors.conversions import TensorConversions
 from aiograd.tensors.core import TensorCore, base_of, refresh
 from aiograd.tensors.inplace import check_in_place, replace
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
@@ -95,7 +96,7 @@ def _write_result(ufunc: np.ufunc, inputs: tuple[Any, ...], target: TensorCore, 
         given = tuple(old if x is target else x for x in inputs)
         if where is not True:
             # elements that are left out are not computed and have no part in gradients, not even by 0 times infinity
-            given = tuple(np.where(where, x, np.ones((), x.dtype)) if isinstance(x, (TensorCore, np.ndarray)) else x for x in given)
+            given = tuple(np.where(where, x, np.ones((), x.dtype)) if isinstance(x, (TensorConversions, np.ndarray)) else x for x in given)
         value = _row_of_ufunc(ufunc, "__call__", given, rest)
         if where is not True:
             value = np.where(where, value, old)

@@ -8,7 +8,8 @@ import numpy as np
 
 from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError
 from aiograd.running import devices
-from aiograd.tensors.core import make, plain_array
+from aiograd.tensors.core import make
+from aiograd.tensors.plain import plain_array
 from aiograd.tensors.tensor import Tensor
 
 #: DLPack's kinds of memory that a CUDA device reads: its own, and managed

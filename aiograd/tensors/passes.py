@@ -20,7 +20,8 @@ from aiograd.graph.node import InputMetadata, Node
 from aiograd.running import devices
 from aiograd.running.caller import called, type_found, warn_caller
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, _Retainer, make, plain_array, refresh
+from aiograd.tensors.core import TensorCore, _Retainer, make, refresh
+from aiograd.tensors.plain import plain_array
 
 Root = "TensorCore | GradientEdge"
 

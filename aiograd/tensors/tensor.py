@@ -1,7 +1,7 @@
 """Tensor: `TensorCore` with operators and numpy's protocols.
 
-Operators use the calls of `aiograd.tensors.unrolled`. The other methods that compute are the public functions, put on Tensor by
-`aiograd.array_functions.methods`; only a type checker sees them as a base class.
+Operators use the calls of `aiograd.tensors.unrolled`. The other methods that compute are the public functions, which
+`aiograd.array_functions.methods` puts on the base class `TensorMethods`.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnknownNameError
+from aiograd.graph.boundary import BOUNDARY
 from aiograd.ops import ROWS, Op
-from aiograd.running import devices, notebook
+from aiograd.running import devices
 from aiograd.running.caller import called
-from aiograd.running.modes import current_mode, no_grad
+from aiograd.running.modes import no_grad
 from aiograd.tensors import passes
-from aiograd.tensors.constants import array_of, check_numbers, constant, static
-from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make
+from aiograd.tensors.constants import checked_dtype, constant, static
+from aiograd.tensors.conversions import TensorConversions
+from aiograd.tensors.core import TENSOR_CLASS, TensorCore, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
+from aiograd.tensors.methods import TensorMethods
 from aiograd.tensors.record import call
 from aiograd.tensors.size import TensorSize
-from aiograd.tensors.transfer import to_device
+from aiograd.tensors.transfer import index_there, to_device
 from aiograd.tensors.unrolled import binary, getitem, unary
 
 _row = ROWS.__getitem__
-
-if TYPE_CHECKING:
-    from aiograd.array_functions.methods import TensorMethods
-else:
-    TensorMethods = type("TensorMethods", (), {"__slots__": ()})  # `aiograd.array_functions` puts the methods on Tensor
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -71,7 +69,7 @@ def _numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
     return result
 
 
-class Tensor(TensorMethods, TensorCore):
+class Tensor(TensorMethods["Tensor"], TensorConversions):
     """An array that records the operations on it, so that gradients can be computed; made by `aiograd.tensor` and operations.
 
     Attributes: ``shape ndim size dtype device T mT requires_grad grad grad_fn is_leaf``. ``await t`` waits until its data has been computed.
@@ -206,10 +204,10 @@ class Tensor(TensorMethods, TensorCore):
     def __getitem__(self, index: Any) -> Tensor:
         if _is_basic(index):
             return getitem(_GETITEM, self, index)  # type: ignore[no-any-return]
-        return _run(_INDEX, (self, _index_there(self, index)), {})
+        return _run(_INDEX, (self, index_there(self, index)), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        set_item(self, static(_index_there(self, index)), value, "item assignment")
+        set_item(self, static(index_there(self, index)), value, "item assignment")
 
     if not TYPE_CHECKING:  # a checker that sees it takes any name for an attribute
 
@@ -221,31 +219,6 @@ class Tensor(TensorMethods, TensorCore):
 
     def __contains__(self, value: Any) -> bool:
         return bool((self == value).any())
-
-    def __repr__(self) -> str:
-        data = self._data
-        ready = getattr(data, "__aiograd_is_ready__", None)
-        if self.device == "cpu":
-            body = np.array2string(data, separator=", ", prefix="tensor(", threshold=200)
-        elif ready is not None and not ready():
-            body = f"<pending>, shape={self.shape}"
-        else:
-            body = f"<{list(self.shape)}>"
-        notes = [] if data.dtype in (np.float32, np.int64, np.bool_) else [f"dtype={data.dtype}"]
-        if self.device != "cpu":
-            notes.append(f"device={self.device!r}")
-        if self.grad_fn is not None:
-            notes.append(f"grad_fn=<{self.grad_fn.name}>")
-        elif self.requires_grad:
-            notes.append("requires_grad=True")
-        return f"tensor({', '.join([body, *notes])})"
-
-    def _repr_html_(self) -> str:
-        grad = f", {self.grad_fn.name}" if self.grad_fn is not None else ", requires grad" if self.requires_grad else ""
-        return notebook.card(f"Tensor {list(self.shape)} {self.dtype} on {self.device}{grad}", repr(self))
-
-    def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.size == 1 else repr(self)
 
     # ---------------------------------------------------------------- in-place methods
 
@@ -385,13 +358,6 @@ class Tensor(TensorMethods, TensorCore):
         """`to` with the standard's name.
 
         Args:
-            device: the name of a device.
-            stream: None: work is ordered by the streams of the device.
-
-        Returns:
-            The tensor on the device; itself if it is there.
-
-        Args:
             device: the device.
             stream: None.
 
@@ -427,7 +393,7 @@ class Tensor(TensorMethods, TensorCore):
 
     @data.setter
     def data(self, values: Any) -> None:
-        source = values if isinstance(values, TensorCore) else asarray(values)
+        source = values if isinstance(values, TensorCore) else constant(values, self.dtype)
         if source.shape != self.shape:
             raise ShapeError(f"setting .data: got shape {list(source.shape)}, expected {list(self.shape)}")
         if source._data is not self._data:
@@ -467,158 +433,7 @@ def _is_basic(index: Any) -> bool:
     return True
 
 
-def _index_there(tensor: Tensor, index: Any) -> Any:
-    """The index, with integer Tensors on the tensor's device replaced by device arrays: the device indexes with them without waiting."""
-    if tensor._data.__class__ is np.ndarray:
-        return index
-    if isinstance(index, TensorCore):
-        return index._data if index.dtype.kind in "iu" and index.device == tensor.device else index
-    return tuple(_index_there(tensor, part) for part in index) if index.__class__ is tuple else index
-
-
-bind_tensor_class(Tensor)
-
-
-def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A new leaf with a copy of the data.
-
-    Args:
-        data: nested lists of numbers, an array, or a Tensor. Python floats become the default dtype, arrays keep theirs.
-        dtype: dtype of the result.
-        device: name of the device to put it on.
-        requires_grad: True if gradients are wanted.
-
-    Returns:
-        The leaf.
-
-    Raises:
-        ArgumentTypeError: `data` is not numbers, or `requires_grad` with a dtype that has no gradient.
-        GraphError: a list holds a tensor that requires grad; `aiograd.stack` makes a tensor of it that stays in the graph.
-    """
-    from_tensor = isinstance(data, TensorCore)
-    trace = current_mode().trace
-    if from_tensor and trace is not None:
-        trace.breaks("it copies a tensor with aiograd.tensor(); clone() is recorded")
-    source: Any = data._data if from_tensor else data
-    dtype = None if dtype is None else checked_dtype(dtype)
-    if isinstance(source, (np.ndarray, np.generic)):
-        if dtype is not None and source.dtype.kind == "c" and dtype.kind != "c":
-            raise ArgumentTypeError(f"tensor(): casting {source.dtype} to {dtype} would drop the imaginary part. Take np.real() of it.")
-        array = np.array(check_numbers(source), dtype=dtype)
-    elif from_tensor:
-        array = np.copy(source)
-        device = device or data.device
-        if dtype is not None:
-            array = np.astype(array, dtype)
-    else:
-        _refuse_graphs(source)
-        array = array_of(_materialized(source), dtype)
-    result = make(array)
-    if device is not None:
-        result = result.to(device)
-    if trace is not None:
-        trace.made(result, source)
-    if requires_grad:
-        result.requires_grad_()
-    return result  # type: ignore[no-any-return]
-
-
-def _materialized(data: Any) -> Any:
-    """Nested lists with Tensors replaced by their values."""
-    if isinstance(data, (list, tuple)):
-        return [_materialized(item) for item in data]
-    return host_array(data) if isinstance(data, TensorCore) else data
-
-
-def _refuse_graphs(data: Any) -> None:
-    """Raise if nested lists hold a Tensor that requires grad: its graph would be dropped."""
-    if isinstance(data, (list, tuple)):
-        for item in data:
-            _refuse_graphs(item)
-    elif isinstance(data, TensorCore) and data.requires_grad and current_mode().grad:
-        raise GraphError("making a tensor of a list with a tensor that requires grad would drop its graph: use aiograd.stack, or detach() it")
-
-
-def asarray(data: Any, dtype: Any = None, *, device: str | None = None, copy: bool | None = None) -> Tensor:
-    """A Tensor of the data, sharing memory with an array where dtype and `copy` allow; a Tensor stays in its graph.
-
-    Of an instance of an ndarray subclass only the numbers are taken, so an ``np.matrix`` is multiplied elementwise; subclasses with more state, such
-    as masked elements, raise. The same applies to arrays in operations with Tensors. Byte order becomes native.
-
-    Args:
-        copy: True always copies, False raises where a copy would be needed, None copies where needed.
-        data: a Tensor, an array, a number, or nested lists of numbers.
-        dtype: the dtype; None: that of the data.
-        device: the device; None: that of the data.
-
-    Returns:
-        The Tensor.
-
-    Raises:
-        ArgumentError: `copy` is False and a copy would be needed.
-        ArgumentTypeError: no numbers.
-    """
-    return tensor_of(data, dtype=dtype, device=device, copy=copy)
-
-
-def tensor_of(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None, like: np.dtype[Any] | None = None) -> Tensor:
-    """`asarray`, where the numbers of a list may be computed with an array of dtype `like`."""
-    dtype = None if dtype is None else checked_dtype(dtype)
-    if isinstance(data, TensorCore):
-        result: Any = data
-        if dtype is not None and result.dtype != dtype:
-            if copy is False:
-                raise ArgumentError(f"asarray(copy=False): casting {result.dtype} to {dtype} needs a copy")
-            result = result.astype(dtype)
-        elif copy:
-            result = result.clone()
-    else:
-        _refuse_graphs(data)
-        given = data
-        if not isinstance(data, (np.ndarray, np.generic)):
-            data = array_of(_materialized(data), dtype, like) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
-        if copy is False and not data.dtype.isnative:
-            raise ArgumentError(f"asarray(copy=False) of {data.dtype} {list(data.shape)}: making its byte order native needs a copy")
-        data = check_numbers(data)
-        try:
-            result = make(np.asarray(data, dtype=dtype, copy=copy))
-        except ValueError as error:
-            raise ArgumentError(f"asarray(copy={copy}) of {data.dtype} {list(data.shape)}, dtype={dtype}: {error}") from None
-        trace = current_mode().trace
-        if trace is not None and (given is not data or not np.may_share_memory(data, result._data)):
-            trace.made(result, given)
-    return result if device is None else result.to(device)  # type: ignore[no-any-return]
-
-
-def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
-    """A Tensor that shares the array's memory. Writing to the array directly does not change the tensor's version.
-
-    Args:
-        array: an array of numbers in native byte order.
-
-    Returns:
-        A Tensor without gradient.
-
-    Raises:
-        ArgumentTypeError: something else.
-    """
-    if not isinstance(array, np.ndarray):
-        raise ArgumentTypeError(f"from_numpy: expected an ndarray, found {type(array).__name__}; use tensor() or asarray()")
-    if not array.dtype.isnative:
-        raise ArgumentTypeError(f"from_numpy: the byte order of dtype {array.dtype} is not native, and memory is shared; use tensor() or asarray()")
-    return make(check_numbers(array))  # type: ignore[no-any-return]
-
-
-def checked_dtype(dtype: Any) -> np.dtype[Any]:
-    """A dtype of numbers or booleans, in native byte order.
-
-    Raises:
-        ArgumentTypeError
-    """
-    try:
-        wanted: np.dtype[Any] = np.dtype(dtype)
-    except TypeError as error:
-        raise ArgumentTypeError(f"dtype={dtype!r}: {error}. Expected a dtype of numbers such as numpy.float32.") from None
-    if wanted.kind in "OSUmM" or wanted.names is not None:
-        raise ArgumentTypeError(f"dtype={wanted}: expected a dtype of numbers such as float32")
-    return wanted if wanted.isnative else wanted.newbyteorder("=")
+TENSOR_CLASS[0] = Tensor
+BOUNDARY.wrap = make
+BOUNDARY.unwrap = lambda tensor: tensor._data
+BOUNDARY.is_tensor = lambda value: isinstance(value, TensorCore)

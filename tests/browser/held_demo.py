@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.cli import main
-from aiograd.demo import story
+from aiograd.cli.demo import story
 from aiograd.distributed.cluster.local import LocalCluster
 
 

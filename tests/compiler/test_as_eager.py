@@ -363,7 +363,7 @@ async def results_that_are_arguments_or_views_of_them(wrap: Any, log: Any, t: An
             weight.grad = None
             x = t(2, 3, grad=change % 2 == 0) * 1
             result = f(x)
-            results = ag.trees.leaves_of(result, ag.Tensor)
+            results = ag.running.trees.leaves_of(result, ag.Tensor)
             log(result, [each is x for each in results], [each is weight for each in results])
             if change > 2 and not any(each.requires_grad for each in results) and number != 16:
                 for each in results:

@@ -175,7 +175,7 @@ async def test_steps_of_all_kinds_have_the_bits_of_the_eager_ones(function: Any)
             if n == 3:
                 case.optimizer.param_groups[0]["lr"] = 0.01
             result = await run(ag.asarray(numbers.standard_normal((5, 4)).astype(np.float32)))
-            found.append(bits(*ag.trees.leaves_of(result, ag.Tensor), *case.tensors()))
+            found.append(bits(*ag.running.trees.leaves_of(result, ag.Tensor), *case.tensors()))
         results.append(found)
     assert results[0] == results[1]
     statistics = run.statistics()

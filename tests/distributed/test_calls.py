@@ -30,11 +30,11 @@ from aiograd.errors import (
     RemoteError,
     UnknownPeerError,
 )
-from aiograd.testing import ToyDevice
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, settled, simulate, until, values, view, workers
+from tests.toy_device import ToyDevice
 
 service = dist.Service()
 

@@ -21,10 +21,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.cli.demo.alone import rate
+from aiograd.cli.demo.data import batches
+from aiograd.cli.demo.training import Training
 from aiograd.cli.worker import name_from_environment
-from aiograd.demo.alone import rate
-from aiograd.demo.data import batches
-from aiograd.demo.training import Training
 from aiograd.distributed.cluster import joining
 from aiograd.distributed.cluster.joining import StopReason, serve_cluster, wait_for_way
 from aiograd.errors import (
@@ -410,7 +410,7 @@ async def test_training_over_workers_that_come_and_go_ends_with_the_bits_of_one_
     random = np.random.default_rng(0)
     images, labels = random.standard_normal((192, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 192)
     epochs = 2
-    words = ("--service", "aiograd.demo.service:service")
+    words = ("--service", "aiograd.cli.demo.service:service")
     async with launcher(port) as launch:
         early = await launch.start(*words, RANK="0")
         assert early.stdout is not None and b"worker w0 listens on" in await early.stdout.readline()

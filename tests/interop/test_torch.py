@@ -111,7 +111,7 @@ class Tied(nn.Module):  # type: ignore[misc,name-defined]
 
 
 def flat(result: Any, kind: type) -> list[Any]:
-    return ag.trees.leaves_of(result, kind)
+    return ag.running.trees.leaves_of(result, kind)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -168,7 +168,7 @@ OTHERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "scipy.special.polygamma": (lambda t: scipy.special.polygamma(1, t), "aiograd.special.polygamma"),
     "scipy.special.factorial": (scipy.special.factorial, "no counterpart"),
     "scipy.special.spence": (scipy.special.spence, "no counterpart"),
-    "scipy.stats.norm.logpdf": (scipy.stats.norm.logpdf, "log_prob|aiograd.distributions.stats"),
+    "scipy.stats.norm.logpdf": (scipy.stats.norm.logpdf, "log_prob|aiograd.stats"),
     "scipy.stats.norm.cdf": (lambda t: scipy.stats.norm(t, 1.0).cdf(0.5), "cdf"),
     "scipy.stats.zscore": (scipy.stats.zscore, "no counterpart"),
     "scipy.linalg.toeplitz": (scipy.linalg.toeplitz, "no counterpart"),

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aiograd.coordination.buckets import nothing
 from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError
 from aiograd.running.offloading import offload
 from aiograd.running.types import Array
-from aiograd.steps.buckets import nothing
 from aiograd.tensors import inplace
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.norms import factor_for, norm_of, size_of, sum_of
 
 
@@ -336,7 +336,7 @@ class ZeroRedundancyOptimizer:
                 if isinstance(value, (TensorCore, np.ndarray)) and name not in self._optimizer._numbers:
                     if tuple(value.shape) != p.shape:
                         raise ArgumentError(f"{what}: {name} of parameter {piece.parameter} has shape {list(value.shape)}, expected {list(p.shape)}")
-                    whole = value.detach().numpy() if isinstance(value, TensorCore) else value
+                    whole = host_array(value) if isinstance(value, TensorCore) else value
                     value = whole.reshape(-1)[piece.start : piece.stop]
                 taken[name] = value
         groups = [

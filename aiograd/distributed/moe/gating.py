@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import array_functions as af
+from aiograd.array_functions import public as af
 from aiograd.distributed.moe.uid import ExpertUid
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, host_array, make
 
 #: score of a place where there is no expert
 NOWHERE = -np.inf
@@ -125,7 +125,7 @@ def combine_experts(logits: Any, outputs: Any, alive: Any, *, allow_zero_outputs
     Raises:
         ShapeError: shapes that do not fit. ArgumentError: a sample without any answer, or NaN as the logit of an expert that answered.
     """
-    mask = np.asarray(alive.numpy() if isinstance(alive, TensorCore) else alive, bool)
+    mask = np.asarray(host_array(alive) if isinstance(alive, TensorCore) else alive, bool)
     if tuple(logits.shape) != mask.shape or tuple(outputs.shape[:2]) != mask.shape:
         raise ShapeError(
             f"combine_experts: logits {list(logits.shape)}, outputs {list(outputs.shape)} and alive {list(mask.shape)} do not agree in their first "
@@ -134,7 +134,7 @@ def combine_experts(logits: Any, outputs: Any, alive: Any, *, allow_zero_outputs
     silent = np.flatnonzero(~mask.any(axis=1))
     if silent.size and not allow_zero_outputs:
         raise ArgumentError(f"combine_experts: no expert answered for sample {silent[0]} ({silent.size} in all); allow_zero_outputs=True gives zeros")
-    values = logits.detach().numpy() if isinstance(logits, TensorCore) else np.asarray(logits)
+    values = host_array(logits) if isinstance(logits, TensorCore) else np.asarray(logits)
     unknown = np.argwhere(mask & np.isnan(values))
     if len(unknown):
         raise ArgumentError(f"combine_experts: the logit of sample {unknown[0, 0]} for its expert {unknown[0, 1]} is NaN; expected numbers")

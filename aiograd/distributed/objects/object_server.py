@@ -103,6 +103,12 @@ def register_adapter(name: str, load: Callable[[], type[Any]]) -> None:
     ADAPTERS[name] = functools.cache(lambda: ExposedClass(name, load()))
 
 
+@functools.cache
+def _exposed_adapter(cls: type[Any]) -> ExposedClass:
+    """The methods of an adapter that this process has made itself, for the peers that it gives a reference to."""
+    return ExposedClass(cls.__name__, cls)
+
+
 class SteppedOptimizer:
     """An optimizer of one worker's parameters, driven from another worker."""
 
@@ -218,8 +224,7 @@ class ObjectServer:
         """A reference to an object of this worker's own code; it belongs to whom that code serves."""
         exposed, adapter = self.core.service.class_of(value), None
         if exposed is None and isinstance(value, Adapter):
-            exposed = next((kind for load in ADAPTERS.values() if (kind := load()).cls is type(value)), None)
-            adapter = value if exposed is not None else None
+            exposed, adapter = _exposed_adapter(type(value)), value
         wire = self.table.add(value, exposed, self.core.acting_principal(), self.core.name)
         if adapter is not None:
             self.adapters[wire.id] = adapter

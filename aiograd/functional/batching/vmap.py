@@ -20,9 +20,9 @@ Dims = int | None | Sequence[int | None]
 def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> Callable[..., Any]:
     """`function`, written for one example, as a function of a batch of them.
 
-    It runs once; rows run on the whole batch by numpy's broadcasting where they have such a rule (`aiograd.functional.batching.rules`), else in a loop over the
-    examples. Passes inside it give gradients per example, and the result can be differentiated from outside. The function may be ``async def``;
-    the result is then awaited, and cancelling it cancels the function.
+    It runs once; rows run on the whole batch by numpy's broadcasting where they have such a rule (`aiograd.functional.batching.rules`), else in a
+    loop over the examples. Passes inside it give gradients per example, and the result can be differentiated from outside. The function may be
+    ``async def``; the result is then awaited, and cancelling it cancels the function.
 
     Args:
         function: takes Tensors, returns a Tensor or a tuple of them; it may not read values (``if``, ``item()``) nor draw random numbers per example.

@@ -1,0 +1,50 @@
+"""PipelineWork: one step of a pipeline in one process: the values for the ranks that live there, and those on their way to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from aiograd.coordination.session import StepWork
+from aiograd.pipeline.run.mailbox import Mailbox
+from aiograd.pipeline.run.outbox import StepOutbox
+from aiograd.pipeline.step.rank import Key
+
+
+class PipelineWork(StepWork):
+    """One step of a pipeline in one process.
+
+    Args:
+        step: its number.
+        ranks: the ranks that live here.
+        recovers: lost workers are replaced.
+    """
+
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo")
+
+    def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
+        super().__init__(step)
+        self.mailboxes = {rank: Mailbox() for rank in ranks}
+        self.outbox = StepOutbox(step, recovers)
+        #: the outputs are wanted, too
+        self.keeps_outputs = False
+        #: puts back what the step has changed beside gradients, where it is prepared and then dropped
+        self.undo: Callable[[], None] | None = None
+
+    def put(self, rank: int, key: Key, value: Any) -> None:
+        """Hand a value to a rank, here or elsewhere."""
+        mailbox = self.mailboxes.get(rank)
+        if mailbox is not None:
+            mailbox.put(key, value)
+        else:
+            self.outbox.post(rank, key, value)
+
+    def release(self, *, is_committed: bool) -> None:
+        """The step is over: release everything, and undo what it has changed unless it is committed."""
+        self.outbox.close()
+        for mailbox in self.mailboxes.values():
+            mailbox.clear()
+        undo, self.undo = self.undo, None
+        if undo is not None and not is_committed:
+            undo()
+        super().release(is_committed=is_committed)
