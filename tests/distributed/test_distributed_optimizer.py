@@ -235,16 +235,13 @@ async def test_a_step_that_nobody_has_taken_is_tried_again_under_its_number() ->
             assert optimizer.steps == 1 and len(Fragile.steps) == 2
 
 
-def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again() -> None:
-    async def main() -> None:
-        async with workers("a", "b", "c", service=service) as (a, *_):
-            optimizer = dist.DistributedOptimizer(a, "Fragile", [await made(a, "b", 2.0), await made(a, "c", 3.0)])
-            async with a.context() as ctx:
-                Fragile.short = 3
-                await optimizer.step(ctx)
-                assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
-
-    simulate(main)
+async def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again(virtual_clock: VirtualClock) -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        optimizer = dist.DistributedOptimizer(a, "Fragile", [await made(a, "b", 2.0), await made(a, "c", 3.0)])
+        async with a.context() as ctx:
+            Fragile.short = 3
+            await optimizer.step(ctx)
+            assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
 
 
 async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:
