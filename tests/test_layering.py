@@ -40,7 +40,6 @@ LONG: dict[str, int] = {
     "distributed/objects/optimizer.py": 455,
     "distributed/rpc/http/channel.py": 547,
     "distributed/rpc/peer_session.py": 547,
-    "distributed/worker.py": 482,
     "engine/graph_task.py": 526,
     "engine/run/driver.py": 557,
     "engine/run/engine.py": 472,

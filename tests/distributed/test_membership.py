@@ -10,7 +10,7 @@ import aiograd as ag
 from aiograd.distributed.messages.library import Dismiss, JoinRequest, Restart, SetPeers
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
-from aiograd.errors import ArgumentError, ArgumentTypeError, ClusterError, NotExposedError, UnknownPeerError
+from aiograd.errors import ArgumentError, ClusterError, NotExposedError, UnknownPeerError
 from tests.distributed.workers import SECRET, until, workers
 
 #: what a leader may ask, and with what

@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from aiograd.distributed.messages.library import (
-    StateChunk,
     EndTransfer,
     PutChunks,
     ReadMore,
     StateBegun,
+    StateChunk,
     StateChunks,
     StateContinued,
     StateRequest,
