@@ -28,7 +28,6 @@ LEFT: Mapping[str, str] = {
     "gave_up": "distributed/collectives distributed/data_parallel distributed/rpc steps",
     "leaves_loop": "engine",
     "going_on": "distributed/data_parallel engine pipeline steps",
-    "face": "dashboard distributed/face distributed/worker",
     "part": "distributed/autograd",
     "link": "distributed/rpc",
     "row": "distributed/rpc",

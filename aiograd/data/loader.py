@@ -115,7 +115,7 @@ class DataLoader:
         self._source_state: Any = None
         #: the next loop continues where these stand
         self._resumes = False
-        #: the loop whose batches count
+        #: loops over batches that have begun; only the last one moves the state
         self._loop_number = 0
 
     @property
