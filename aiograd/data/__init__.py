@@ -1,4 +1,4 @@
-"""Batches for training loops: an asynchronous, prefetching loader over a sequence or stream of examples.
+"""Batches for training loops: an asynchronous, prefetching loader over any source of examples.
 
 `loader` has the `DataLoader`, `datasets` a base class and tensors side by side, `reading` how batches are read ahead, `process_source`
 sources in processes of their own.
