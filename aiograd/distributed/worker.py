@@ -19,9 +19,9 @@ from aiograd.distributed.calls import Calls
 from aiograd.distributed.collectives.group_server import GroupServer
 from aiograd.distributed.context_block import ContextBlock
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
-from aiograd.distributed.face import LazyFace
 from aiograd.distributed.membership import Membership
 from aiograd.distributed.messages.library import CreateObject
+from aiograd.distributed.monitoring import LazyMonitor
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.object_server import ObjectServer
 from aiograd.distributed.objects.optimizer_server import OptimizerServer
@@ -119,7 +119,7 @@ class Worker:
         self._objects = ObjectServer(core, self._calls)
         OptimizerServer(core, self._calls, self._objects)
         self._groups = GroupServer(core)
-        self._face = LazyFace(core, self._calls, read_options(dashboard))
+        self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
         self._host = host
@@ -134,7 +134,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         self._url = await self._core.open(self._host, self._port)
         try:
-            self._face.open()
+            self._monitor.open()
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:
@@ -152,7 +152,7 @@ class Worker:
         """
         self._core.is_closing = True
         try:
-            await self._face.aclose()
+            await self._monitor.aclose()
             await self._leases.aclose()
         finally:
             try:
@@ -179,7 +179,7 @@ class Worker:
     @property
     def dashboard_url(self) -> str | None:
         """The URL of the worker's dashboard, with the token that opens it; None where it has none, or is not open."""
-        return self._face.url
+        return self._monitor.url
 
     @property
     def limits(self) -> Limits:
