@@ -9,7 +9,7 @@ import time
 from aiograd.dashboard.board import Board, read_report
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.dashboard_options import DashboardOptions
-from aiograd.distributed.monitoring import REPORT
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import DeadlineError, DistributedError, Overloaded, UnknownPeerError
 from aiograd.running.scalars import LOG
@@ -105,7 +105,7 @@ class Collector:
         asked = time.time()
         try:
             question = json.dumps([worker.cursor, with_graphs, worker.scalar_cursor, LOG.process, self._rate()])
-            text = await self._core.worker.call_apart(name, REPORT, question, timeout=PATIENCE)
+            text = await self._core.worker.call_apart(name, ReportRequest.form.name, question, timeout=PATIENCE)
         except (DeadlineError, Overloaded) as error:
             self.board.failed(name, "silent", str(error), time.time())
         except UnknownPeerError:

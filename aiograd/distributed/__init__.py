@@ -51,8 +51,8 @@ from aiograd.distributed.dashboard_options import DashboardOptions as DashboardO
 from aiograd.distributed.monitoring import register_face as register_face
 from aiograd.distributed.objects.module import RemoteModule as RemoteModule
 from aiograd.distributed.objects.object_server import register_adapter as register_adapter
-from aiograd.distributed.objects.object_server import register_optimizers as register_optimizers
 from aiograd.distributed.objects.optimizer import DistributedOptimizer as DistributedOptimizer
+from aiograd.distributed.objects.optimizer_server import register_optimizers as register_optimizers
 from aiograd.distributed.objects.references import RemoteRef as RemoteRef
 from aiograd.distributed.rpc.encodings import Encoding as Encoding
 from aiograd.distributed.rpc.http import HttpTransport as HttpTransport

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aiograd.distributed.calls import UNOBSERVED, Calls
+from aiograd.distributed.calls import Calls
 from aiograd.distributed.dashboard_options import DashboardOptions
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pages import Page, PageRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, DistributedError
-
-#: the function that a dashboard calls for the report of a worker
-REPORT = f"{UNOBSERVED}report"
 
 
 class WorkerMonitor(Protocol):
@@ -64,7 +62,7 @@ class LazyMonitor:
         self._core = core
         self._options = options
         self._made: WorkerMonitor | None = None
-        calls.register({REPORT: self._report})
+        calls.register({ReportRequest: self._report})
 
     def open(self) -> None:
         """The worker listens.
@@ -94,8 +92,8 @@ class LazyMonitor:
         if self._made is not None:
             await self._made.aclose()
 
-    async def _report(self, caller: PeerIdentity, request: str) -> str:
-        return await self._monitor().report(caller, request)
+    async def _report(self, caller: PeerIdentity, request: ReportRequest) -> str:
+        return await self._monitor().report(caller, request.question)
 
     def _monitor(self) -> WorkerMonitor:
         if self._made is None:

@@ -16,7 +16,7 @@ from aiograd.dashboard.collector import Collector
 from aiograd.dashboard.monitor import DashboardMonitor
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.messages.fields import TraceContext
-from aiograd.distributed.monitoring import REPORT
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.errors import NotExposedError, RemoteError
 from aiograd.running.modes import DEFAULT_MODE
 from tests.distributed.memory import Switchboard
@@ -128,7 +128,7 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
 async def test_malformed_questions_are_refused(question: str) -> None:
     async with workers("driver", "left", service=service) as (driver, left):
         with pytest.raises(RemoteError, match="malformed question"):
-            await driver.call_apart("left", REPORT, question)
+            await driver.call_apart("left", ReportRequest.form.name, question)
         assert left._core.watch is None
 
 
