@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiograd.errors import ArgumentError, LoopError
-from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, steps, simulated_run
+from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run, steps
 
 # ---- the clock
 
