@@ -71,7 +71,9 @@ def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.Te
         monkeypatch.setattr(doctest, "exec", execute, raising=False)
         example.globs.update(ag=ag, np=np, asyncio=asyncio)
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        return doctest.DocTestRunner(Checker(), optionflags=flags).run(example, compileflags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        results = doctest.DocTestRunner(Checker(), optionflags=flags).run(example, compileflags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        runner.run(ag.aclose_default_engine())
+        return results
 
 
 @pytest.mark.parametrize("example", EXAMPLES)

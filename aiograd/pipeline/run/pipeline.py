@@ -89,6 +89,13 @@ class Pipeline:
 
     Raises:
         ArgumentError, ArgumentTypeError: stages and schedule do not fit. ScheduleError: the schedule cannot run.
+
+    >>> stages = [ag.nn.Linear(8, 8), ag.nn.Tanh(), ag.nn.Linear(8, 1)]
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=3, microbatches=4)
+    >>> async with ag.pipeline.Pipeline(stages, schedule, loss_fn=ag.nn.functional.mse_loss) as pipe:
+    ...     losses = await pipe.step(ag.ones(12, 8), ag.ones(12, 1))
+    >>> len(losses), stages[0].weight.grad.shape
+    (4, (8, 8))
     """
 
     def __init__(
