@@ -21,8 +21,8 @@ from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.calls import Calls
 from aiograd.distributed.collectives.group_server import GroupServer
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
-from aiograd.distributed.face import LazyFace
 from aiograd.distributed.membership import Membership
+from aiograd.distributed.monitoring import LazyMonitor
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.object_server import ObjectServer
 from aiograd.distributed.objects.reference_table import ReferenceTable
@@ -145,7 +145,7 @@ class Worker:
         self._calls = Calls(core, self._contexts, self._leases, references)
         self._objects = ObjectServer(core, self._calls)
         self._groups = GroupServer(core)
-        self._face = LazyFace(core, self._calls, read_options(dashboard))
+        self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
         self._host = host
@@ -160,7 +160,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         self._url = await self._core.open(self._host, self._port)
         try:
-            self._face.open()
+            self._monitor.open()
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:
@@ -178,7 +178,7 @@ class Worker:
         """
         self._core.is_closing = True
         try:
-            await self._face.aclose()
+            await self._monitor.aclose()
             await self._leases.aclose()
         finally:
             try:
@@ -205,7 +205,7 @@ class Worker:
     @property
     def dashboard_url(self) -> str | None:
         """The URL of the worker's dashboard, with the token that opens it; None where it has none, or is not open."""
-        return self._face.url
+        return self._monitor.url
 
     @property
     def limits(self) -> Limits:
