@@ -74,6 +74,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     Raises:
         ArgumentError: an unknown `order` or `executor`, or a permuted order without a seed.
+
+    >>> from aiograd import testing
+    >>> loop = testing.SimulatedLoop(seed=1)
+    >>> loop.run_until_complete(asyncio.sleep(3600, result="done"))
+    'done'
+    >>> loop.time()
+    3600.0
+    >>> loop.close()
     """
 
     # Note [Which private names]
@@ -352,6 +360,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         Args:
             *timeout: seconds, as of asyncio's loops.
+
+        >>> from aiograd import testing
+        >>> loop = testing.SimulatedLoop()
+        >>> loop.run_until_complete(loop.shutdown_default_executor())
+        >>> loop.close()
         """
         with self.external_work():
             await super().shutdown_default_executor(*timeout)
