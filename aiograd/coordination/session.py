@@ -23,7 +23,7 @@ from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import ParticipantDrive, TransactionDrive
 from aiograd.coordination.reduced_pass import ReducingGroup
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.transaction import Coordinator, Failed, Heard, Participant, Prepared, TransactionState
+from aiograd.transaction import Coordinator, Failed, Heard, Participant, Prepared, TransactionEvent, TransactionState
 
 #: the name of the coordinating process among the participants of a step
 COORDINATOR = "this process"
@@ -123,7 +123,7 @@ class StepClient(TransactionClient, Generic[W, D]):
         on_end: called with this object when the step is over here.
     """
 
-    __slots__ = ("work", "drive", "_on_end")
+    __slots__ = ("work", "drive", "_on_end", "__weakref__")
 
     drive: D
 
@@ -168,10 +168,13 @@ class StepClient(TransactionClient, Generic[W, D]):
 
     def applied(self) -> None:
         """The step is over here."""
-        self.drop()
+        self._release()
 
-    def drop(self) -> None:
-        """The step is over here: release everything."""
+    def drop(self, event: TransactionEvent) -> None:
+        """The step is over here."""
+        self._release()
+
+    def _release(self) -> None:
         if self.state is not TransactionState.IN_DOUBT:
             self.clear_doubt()
         self.work.release(is_committed=self.state is TransactionState.COMMITTED)
