@@ -29,7 +29,7 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?")
 #: packages whose classes and awaited functions do not all show an example yet; it only gets shorter
 WITHOUT = set(
-    "cuda distributed engine functional graph interop ops parallel pipeline profiler running saving tensors testing transaction".split()
+    "cuda distributed engine interop pipeline testing transaction".split()
 )
 
 

@@ -115,7 +115,7 @@ class DataLoader:
         self._source_state: Any = None
         #: the next loop continues where these stand
         self._resumes = False
-        #: the loop whose batches count
+        #: number of the loop that takes the batches
         self._loop_number = 0
 
     @property

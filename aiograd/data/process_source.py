@@ -18,7 +18,7 @@ from aiograd.errors import ArgumentError, DataError
 
 
 class ProcessSource:
-    """A sequence whose examples are made in other processes; its ``source[i]`` is a coroutine, which `DataLoader` awaits.
+    """A sequence of examples that other processes make; its ``source[i]`` is a coroutine, which `DataLoader` awaits.
 
     ::
 

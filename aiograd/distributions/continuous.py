@@ -62,7 +62,7 @@ class Normal(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         z = (as_tensor(value, self.loc.dtype) - self.loc) / self.scale
         return -0.5 * (z * z) - log(self.scale) - HALF_LOG_2PI
@@ -146,7 +146,7 @@ class Uniform(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value, self.low.dtype)
         inside = logical_and(greater_equal(x, self.low), less(x, self.high))

@@ -79,7 +79,7 @@ class Bernoulli(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value, self._given.dtype)
         self._require("value", x, lambda x: (x == 0) | (x == 1), "0 or 1")
@@ -112,7 +112,7 @@ class Bernoulli(Distribution):
 
 
 def xlogy_free(weight: Tensor, logarithm: Tensor) -> Tensor:
-    """`weight` times `logarithm`; what has no weight adds nothing, even where the logarithm is infinite."""
+    """`weight` times `logarithm`; a value without weight adds nothing, even where the logarithm is infinite."""
     result: Tensor = weight * where(equal(weight, 0), 0.0, logarithm)
     return result
 
@@ -188,7 +188,7 @@ class Categorical(_OverClasses):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value)
         count = self.probs.shape[-1]
@@ -253,7 +253,7 @@ class Multinomial(_OverClasses):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value, self.probs.dtype)
         total = self.total_count

@@ -66,7 +66,7 @@ class Gamma(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         a = self.concentration
         x = as_tensor(value, a.dtype)
@@ -94,7 +94,7 @@ class Gamma(Distribution):
 
 
 class Dirichlet(Distribution):
-    """The Dirichlet distribution, of vectors of positive numbers whose sum is 1.
+    """The Dirichlet distribution, of vectors of positive numbers with a sum of 1.
 
     Args:
         concentration: (..., K), above 0.
@@ -138,7 +138,7 @@ class Dirichlet(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         a = self.concentration
         x = as_tensor(value, a.dtype)
@@ -208,7 +208,7 @@ class Beta(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         a, b = self.concentration1, self.concentration0
         x = as_tensor(value, a.dtype)

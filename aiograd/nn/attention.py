@@ -21,7 +21,7 @@ from aiograd.tensors.tensor import Tensor
 class MultiHeadAttention(Module):
     """Attention in several heads between a projected query, key and value, projected back.
 
-    The masks are those of PyTorch's module, where True means *left out*; in `functional.scaled_dot_product_attention` it means *takes part*.
+    Masks mean the same as in PyTorch's module, where True means *left out*; in `functional.scaled_dot_product_attention` it means *takes part*.
 
     Args:
         embed_dim: features of query and output.

@@ -121,7 +121,7 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules called one after the other, each with what the one before returned.
+    """Modules called one after the other, each with the result of the one before.
 
     The result is a coroutine where one of the modules returned one: see Note [Sequences with coroutines in them].
 

@@ -18,7 +18,7 @@ from aiograd.tensors.tensor import Tensor
 
 
 def new_parameter(shape: tuple[int, ...], dtype: Any, device: str | None) -> Parameter:
-    """A Parameter of the default dtype, unless one is given, whose values are still to be set."""
+    """A Parameter of the default dtype, unless one is given; its values are zeros."""
     tensor: Tensor = make(np.zeros(shape, get_default_dtype() if dtype is None else dtype))
     return Parameter(tensor if device is None else tensor.to(device))
 
@@ -87,7 +87,7 @@ class Linear(Module):
 
 
 class Identity(Module):
-    """Returns what it is given.
+    """The input, unchanged.
 
     >>> ag.nn.Identity()(ag.tensor([1.0, 2.0]))
     tensor([1., 2.])

@@ -1,7 +1,7 @@
 """Module: a function with state, that is, with parameters, buffers and other modules.
 
 Note [Attributes are the registry]
-    A module's parameters and children are those of its attributes that are Parameters and Modules, in the order in which they were
+    A module's parameters and children are its attributes of the types Parameter and Module, in the order in which they were
     first assigned. Nothing is kept twice, so nothing can disagree, attribute access is Python's own, and ``copy.deepcopy``, ``del`` and
     subclasses that forget ``super().__init__()`` just work. Only which plain Tensors are buffers has to be written down.
 
@@ -30,7 +30,7 @@ from aiograd.tensors.tensor import Tensor
 class Module(TensorContainer):
     """Base of all networks and layers: assign Parameters and Modules as attributes and define ``forward``.
 
-    ``forward`` may be ``def`` or ``async def``; calling the module returns what it returns, a Tensor or a coroutine, and ``await model(x)``
+    ``forward`` may be ``def`` or ``async def``; calling the module returns its result, a Tensor or a coroutine, and ``await model(x)``
     works in both cases.
 
     >>> class Twice(ag.nn.Module):
@@ -96,7 +96,7 @@ class Module(TensorContainer):
             with_kwargs: True to call ``hook(module, args, kwargs)``, which then returns None or both.
 
         Returns:
-            A handle whose ``remove()`` ends it.
+            A handle; its ``remove()`` takes the hook away.
         """
         return self._add_hook(ForwardHook(hook, with_kwargs, True), prepend)
 
@@ -109,7 +109,7 @@ class Module(TensorContainer):
             with_kwargs: True to call ``hook(module, args, kwargs, output)``.
 
         Returns:
-            A handle whose ``remove()`` ends it.
+            A handle; its ``remove()`` takes the hook away.
         """
         return self._add_hook(ForwardHook(hook, with_kwargs, False), prepend)
 
@@ -266,7 +266,7 @@ class Module(TensorContainer):
 
         Args:
             prefix: path of this module.
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
             remove_duplicate: False: parameters that are shared appear under each path.
 
         Returns:
@@ -278,7 +278,7 @@ class Module(TensorContainer):
         """Parameters of this module and those below it.
 
         Args:
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
 
         Returns:
             An iterator over Parameters, each once.
@@ -290,7 +290,7 @@ class Module(TensorContainer):
 
         Args:
             prefix: path of this module.
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
             remove_duplicate: False: buffers that are shared appear under each path.
 
         Returns:
@@ -302,7 +302,7 @@ class Module(TensorContainer):
         """Buffers of this module and those below it.
 
         Args:
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
 
         Returns:
             An iterator over Tensors, each once.
@@ -333,7 +333,7 @@ class Module(TensorContainer):
         return None
 
     def _own_buffers(self, only_state: bool = False) -> list[tuple[str, Any]]:
-        """As `_own_parameters`, the buffers; with `only_state` those that belong to the state."""
+        """As `_own_parameters`, the buffers; with `only_state` the persistent ones."""
         found = [(name, getattr(self, name, None)) for name, is_state in self._buffer_names.items() if is_state or not only_state]
         return [(name, value) for name, value in found if value is not None]
 
@@ -363,7 +363,7 @@ class Module(TensorContainer):
         """Write the values of a `state_dict` into the module; see Note [Loading is all or nothing] in `loading`.
 
         Args:
-            state: Tensors or arrays by path; cast to the dtype of what they replace.
+            state: Tensors or arrays by path; cast to the dtype of the values that they replace.
             strict: True if paths that are missing or unexpected are an error.
             assign: True to put them in the place of parameters and buffers instead of writing their values: dtype, device and memory are theirs.
                 Parameters are then other objects, so optimizers are made afterwards.

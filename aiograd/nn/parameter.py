@@ -15,7 +15,7 @@ class Parameter(Tensor):
     Operations on it give ordinary Tensors. It takes attributes of one's own (``p.tag = 1``), which copies keep.
 
     Args:
-        data: a Tensor (whose graph is left behind), an array or nested lists; memory is shared where it can be.
+        data: a Tensor (its graph is left behind), an array or nested lists; memory is shared where it can be.
         requires_grad: True if gradients are wanted.
 
     Raises:

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN, with PyTorch's order of gates and weight layout, so that weights can be exchanged.
 
-A layer in one direction over a whole sequence is one row of the op tables; what the networks share is how layers and directions are put
-together. Gates come in the order input, forget, cell, output for LSTM, and reset, update, new for GRU.
+A layer in one direction over a whole sequence is one row of the op tables; the networks share the arrangement of
+layers and directions. Gates come in the order input, forget, cell, output for LSTM, and reset, update, new for GRU.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """Gated recurrent units over a sequence, in layers, in one or both directions. Parameters are named as those of `LSTM`, of 3H rows.
+    """Gated recurrent units over a sequence, in layers, in one or both directions. Parameters have the names of `LSTM`'s, and 3H rows.
 
     Args:
         input_size: features of each step.
@@ -197,7 +197,7 @@ class GRU(_Recurrent):
 
 
 class RNN(_Recurrent):
-    """A simple recurrent network over a sequence, in layers, in one or both directions. Parameters are named as those of `LSTM`, of H rows.
+    """A simple recurrent network over a sequence, in layers, in one or both directions. Parameters have the names of `LSTM`'s, and H rows.
 
     Args:
         input_size, hidden_size: features of each step and of the states.

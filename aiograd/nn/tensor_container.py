@@ -46,7 +46,7 @@ class TensorContainer:
             parameter.grad = None if set_to_none or grad is None else zeros_like(grad)
 
     def to(self, target: Any = None, *, device: str | None = None, dtype: Any = None) -> Self:
-        """Move to a device and cast what is floating to a dtype, in place; parameters stay the same objects.
+        """Move to a device and cast floating Tensors to a dtype, in place; parameters stay the same objects.
 
         Gradients go along. A graph recorded before must not be used afterwards.
 
@@ -67,7 +67,7 @@ class TensorContainer:
         return self
 
     def float(self) -> Self:
-        """Cast what is floating to float32.
+        """Cast floating parameters and buffers to float32.
 
         Returns:
             The module itself.
@@ -83,7 +83,7 @@ class TensorContainer:
         return self.to(dtype=np.float16)
 
     def double(self) -> Self:
-        """Cast what is floating to float64.
+        """Cast floating parameters and buffers to float64.
 
         Returns:
             The module itself.

@@ -118,7 +118,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class TransformerDecoderLayer(_TransformerLayer):
-    """One layer of a transformer decoder: self-attention, attention to what an encoder made, and a feed-forward network.
+    """One layer of a transformer decoder: self-attention, attention to an encoder's result, and a feed-forward network.
 
     Args:
         d_model: features.
@@ -268,7 +268,7 @@ class TransformerDecoder(_TransformerStack):
 
 
 class Transformer(Module):
-    """An encoder and a decoder that attends to what the encoder made.
+    """An encoder and a decoder that attends to the encoder's result.
 
     Args:
         d_model: features.

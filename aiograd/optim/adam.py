@@ -20,7 +20,7 @@ from aiograd.tensors.tensor import Tensor
 
 
 class Adam(Optimizer):
-    """Steps of about `lr` per element, whatever the size of the gradient: ``p -= lr * mean / (sqrt(mean of squares) + eps)``.
+    """Steps of about `lr` per element, independent of the size of the gradient: ``p -= lr * mean / (sqrt(mean of squares) + eps)``.
 
     Args:
         params: Tensors to update, or groups.
@@ -100,7 +100,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the parameter by ``lr * weight_decay`` instead of being part of the gradient.
+    """Adam with a weight decay that shrinks the parameter by ``lr * weight_decay`` instead of being part of the gradient.
 
     Args:
         params: Tensors to update, or groups.

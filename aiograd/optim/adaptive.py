@@ -1,8 +1,8 @@
-"""RMSprop, Adagrad, Adadelta, NAdam and RAdam: steps whose size adapts to each element.
+"""RMSprop, Adagrad, Adadelta, NAdam and RAdam: step sizes that adapt to each element.
 
 Note [One formula]
-    Each optimizer says its update once, with operators that every kind of array has. On the host it is evaluated block by block, so that what
-    comes in between stays in cache; a device evaluates it as it stands.
+    Each optimizer says its update once, with operators that every kind of array has. On the host it is evaluated block by block, so that
+    intermediate results stay in cache; a device evaluates it as it stands.
 
 Source: Tieleman and Hinton, RMSprop (2012) and Graves (2013) for the centred one; Duchi et al., Adaptive subgradient methods (2011); Zeiler,
 ADADELTA (2012); Dozat, Incorporating Nesterov momentum into Adam (2016); Liu et al., On the variance of the adaptive learning rate (2020). Details
@@ -187,7 +187,7 @@ class Adagrad(_Adaptive):
 
 
 class Adadelta(_Adaptive):
-    """The gradient times the root of a running mean of squared steps over that of squared gradients: steps in units of the parameter.
+    """The gradient times the root of a ratio, of running means of squared steps and squared gradients: steps in units of the parameter.
 
     Args:
         params: Tensors to update, or groups.
@@ -298,7 +298,7 @@ class NAdam(_Adaptive):
 
 
 class RAdam(_Adaptive):
-    """Adam whose adaptive rate is held back until the variance of the running mean of squares is known well enough.
+    """Adam with an adaptive rate that is held back until the variance of the running mean of squares is known well enough.
 
     Args:
         params: Tensors to update, or groups.

@@ -1,4 +1,4 @@
-"""ExponentialMovingAverage: a model whose weights follow those of another, smoothed.
+"""ExponentialMovingAverage: a model with the smoothed weights of another.
 
 Source: Polyak and Juditsky, Acceleration of stochastic approximation by averaging (1992); the first update copies, as in
 ``torch.optim.swa_utils.AveragedModel``.

@@ -1,4 +1,4 @@
-"""The gradients of a step: the parameters' own, or the ones that the caller gives, checked."""
+"""The gradients of a step, from the parameters or from the caller, checked."""
 
 from __future__ import annotations
 

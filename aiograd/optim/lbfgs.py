@@ -2,7 +2,7 @@
 
 Note [All or nothing]
     A step evaluates the closure at several points, so parameters move while it runs. One that fails or is cancelled puts them back to where
-    they were, and the state stays that of the last complete step.
+    they were, and the state stays as after the last complete step.
 
 Source: Liu and Nocedal, On the limited memory BFGS method (1989); stopping rules and options as in ``torch.optim.LBFGS``.
 """

@@ -27,7 +27,7 @@ class OneCycleLR(LRScheduler):
     """From ``max_lr / div_factor`` up to `max_lr`, down again, and on to a `final_div_factor`-th of the start, within `total_steps` steps.
 
     Args:
-        optimizer: whose groups' ``lr`` to set, and their ``momentum``, or first of ``betas``.
+        optimizer: the optimizer; of each group the ``lr`` is set, and ``momentum`` or the first of ``betas``.
         max_lr: the highest rate; one for all groups, or one each.
         total_steps: how many steps the cycle takes; or `epochs` times `steps_per_epoch`.
         pct_start: the part of it in which the rate rises.

@@ -1,6 +1,6 @@
 """Optimizer: parameters in groups, the state of each, and the step that updates them in place.
 
-Note [What a step is]
+Note [A step]
     A step reads gradients and writes the memory of the parameters, outside of any graph, and counts as a modification: backward through a
     graph that has saved the old values is an error that says so. It is synchronous and takes about as long as reading the parameters
     once or twice; `Optimizer.astep` does the same on the engine's executor, for models so large that the event loop should not wait.
@@ -8,12 +8,12 @@ Note [What a step is]
 Note [Arrays in a line]
     For small parameters the cost of a step is not arithmetic but calls. So the small ones of a group that stand at the same step are
     copied next to each other, with their gradients and state (which stays there), and updated by one call. Every formula is
-    elementwise, so the bits are those of separate calls. See `aiograd.optim.packing`.
+    elementwise, so the bits are the same as of separate calls. See `aiograd.optim.packing`.
 
 Rejected: compiling the formulas for each set of shapes; keeping the parameters themselves in one buffer (modules, checkpoints and users
 replace and share them as they like).
 
-Source: semantics, defaults and the layout of state dicts are those of ``torch.optim``.
+Source: semantics, defaults and the layout of state dicts are the same as in ``torch.optim``.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class _Options(dict[str, Any]):
 
 
 class Optimizer:
-    """Base of optimizers. A subclass says what a parameter's state is and how an update is computed.
+    """Base of optimizers. A subclass defines the state of a parameter and the formula of an update.
 
     Args:
         params: Tensors to update, or groups: dicts with ``params`` and options that differ from the defaults.
@@ -77,7 +77,7 @@ class Optimizer:
     (True, 0.1)
     """
 
-    #: True if a step updates each element of a parameter from that of its gradient and state, so that parts of parameters can be updated
+    #: True if a step updates each element of a parameter from the same element of its gradient and state, so that parts of parameters can be updated
     is_elementwise: ClassVar[bool] = False
     #: options of a group by name; an optimizer reads them at every step, so they may be changed in between
     param_groups: list[Group]
@@ -106,7 +106,7 @@ class Optimizer:
         """Update more parameters, with options of their own.
 
         Args:
-            group: ``params`` (a Tensor or an iterable of them) and options; what is not given is as in the defaults.
+            group: ``params`` (a Tensor or an iterable of them) and options; the defaults serve for all others.
 
         Raises:
             ArgumentError: a parameter twice, an unknown option, or no parameters.
@@ -163,7 +163,7 @@ class Optimizer:
 
         Args:
             gradients: gradients in place of the parameters' ``grad``: a mapping by parameter, as a distributed context has it, or one for each
-                parameter, in order, as `aiograd.grad` returns them. A parameter whose gradient is missing or None is not updated.
+                parameter, in order, as `aiograd.grad` returns them. A parameter without a gradient, or with None, is not updated.
 
         Raises:
             ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters, or the call is awaited; no parameter has changed.
@@ -185,7 +185,7 @@ class Optimizer:
 
         Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
         `ModifiedError`. A step that is cancelled before it has begun is not taken; once begun it is carried out to its end, never left half
-        done, and the next `step` or `state_dict` waits for that. The gradients are those of the moment of the call.
+        done, and the next `step` or `state_dict` waits for that. The gradients are read at the moment of the call.
 
         Args:
             gradients: as in `step`.
@@ -259,7 +259,7 @@ class Optimizer:
                 else:
                     self._update_here(p, grad, group, key, state, names, batch)
                 counter_of(p)[0] += 1
-        finally:  # whose step is counted is updated
+        finally:  # a parameter with a counted step is updated
             batch.run()
         for (name, _, key), members in elsewhere.items():
             self._update_on_device(name, members, group, key, names)
@@ -314,7 +314,7 @@ class Optimizer:
         return zeros_of(parameter)
 
     def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
-        """Count the step in the state; returns what the formula needs to know of it."""
+        """Count the step in the state; returns the numbers of it that the formula needs."""
         raise NotImplementedError
 
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:

@@ -2,10 +2,10 @@
 
 Note [Closed forms]
     A schedule is a function of the base rate and the number of steps taken, so any step can be computed from nothing, and schedules
-    can follow each other (`SequentialLR`) without undoing what the one before did. A rate that was changed by hand in between is
+    can follow each other (`SequentialLR`) without undoing the work of the one before. A rate that was changed by hand in between is
     overwritten at the next step; to change it for good, change ``base_lrs``.
 
-Source: names and arguments are those of ``torch.optim.lr_scheduler``.
+Source: names and arguments as in ``torch.optim.lr_scheduler``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LRScheduler:
     """Base of schedules: sets the rate of every group when made and at each `step`.
 
     Args:
-        optimizer: whose groups' ``lr`` to set; what it is now is the base rate.
+        optimizer: the optimizer; the present ``lr`` of each group is its base rate.
 
     >>> class HalfTheRate(ag.optim.LRScheduler):
     ...     def lr_at(self, base_lr, epoch, group):
@@ -302,7 +302,7 @@ class SequentialLR(LRScheduler):
     """One schedule after the other, each from its own start.
 
     Args:
-        optimizer: that of all the schedules.
+        optimizer: the optimizer of all the schedules.
         schedulers: in order.
         milestones: at which step each but the first begins, ascending.
 

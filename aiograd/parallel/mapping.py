@@ -71,6 +71,12 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
 
     Raises:
         ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. The error of a call.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> (y,), (z,) = await ag.parallel.map_with_parallel_backward(lambda x: x * x, (x,), (x + 1,))
+    >>> await (y + z).sum().backward()
+    >>> x.grad
+    tensor([ 6., 10.])
     """
     calls = [tuple(args) for args in args_per_call]
     if len({len(args) for args in calls}) > 1:

@@ -23,6 +23,13 @@ class scope:
 
     Args:
         name: the name in the table and the trace.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.profiler.profile() as profile:
+    ...     with ag.profiler.scope("layer"):
+    ...         y = x * x
+    >>> sorted(event.name for event in profile.events)
+    ['layer', 'mul']
     """
 
     __slots__ = ("_name", "_recorder", "_began")
@@ -75,6 +82,12 @@ class profile(ModeScope):
 
     Raises:
         ArgumentError: `loop_lag` is not above 0. LoopError: on entering, where lag is to be sampled and no event loop is running.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.profiler.profile() as profile:
+    ...     y = x * x
+    >>> [event.name for event in profile.events]
+    ['mul']
     """
 
     def __init__(self, *, shapes: bool = False, memory: bool = False, loop_lag: float | None = None) -> None:

@@ -73,6 +73,14 @@ class Tensor(TensorMethods["Tensor"], TensorConversions):
     """An array that records the operations on it, so that gradients can be computed; made by `aiograd.tensor` and operations.
 
     Attributes: ``shape ndim size dtype device T mT requires_grad grad grad_fn is_leaf``. ``await t`` waits until its data has been computed.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> x
+    tensor([1., 2.], requires_grad=True)
+    >>> loss = (x * x).sum()
+    >>> await loss.backward()
+    >>> loss.item(), x.grad
+    (5.0, tensor([2., 4.]))
     """
 
     __slots__ = ()

@@ -22,7 +22,7 @@ from aiograd.coordination.drive import CoordinatorDrive, ParticipantDrive
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.pass_record import PassRecord
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.passes import Abort, Commit, PassOutcome
 from aiograd.distributed.observing import observe
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
@@ -242,7 +242,7 @@ class PassTransaction(PassRecord, TransactionClient):
 
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a worker for the outcome."""
-        return self.core.request(peer, Kind.OUTCOME, self.address(), self.core.limits.silence, self.context.principal)
+        return self.core.ask(peer, PassOutcome(*self.address()), self.core.limits.silence, self.context.principal)
 
     def witnesses(self) -> Sequence[str]:
         """The workers that may know the outcome, besides the initiator."""
@@ -282,20 +282,20 @@ class PassTransaction(PassRecord, TransactionClient):
         """Tell a worker that the pass is committed, and wait for its hooks; or that it is aborted, and wait a moment until it has released it."""
         core, principal = self.core, self.context.principal
         if outcome is not Outcome.COMMITTED:
-            await core.request(peer, Kind.ABORT, (*self.address(), self.reason), core.limits.silence, principal)
+            await core.ask(peer, Abort(*self.address(), self.reason), core.limits.silence, principal)
             return
         with observe(core.meter, "commit", "commit", peer, None if self.task is None else self.task.profiler):
-            await core.request(peer, Kind.COMMIT, self.address(), self._patience(), principal)
+            await core.ask(peer, Commit(*self.address()), self._patience(), principal)
 
     async def spread(self, peers: Sequence[str], outcome: Outcome) -> Mapping[str, BaseException | None]:
         """The same, for many workers."""
         core, principal = self.core, self.context.principal
         if outcome is not Outcome.COMMITTED:
-            messages = dict.fromkeys(peers, (*self.address(), self.reason))
-            found = await core.multicast.spread(Kind.ABORT, messages, 2 * core.limits.silence, principal)
+            messages = dict.fromkeys(peers, Abort(*self.address(), self.reason))
+            found = await core.multicast.spread(messages, 2 * core.limits.silence, principal)
         else:
             with observe(core.meter, "commit", "commit", f"{len(peers)} workers", None if self.task is None else self.task.profiler):
-                found = await core.multicast.spread(Kind.COMMIT, dict.fromkeys(peers, self.address()), self._patience(), principal)
+                found = await core.multicast.spread(dict.fromkeys(peers, Commit(*self.address())), self._patience(), principal)
         return {peer: answer if isinstance(answer, BaseException) else None for peer, answer in found.items()}
 
     def _patience(self) -> float:

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import CoordinatorDrive, ParticipantDrive
 from aiograd.distributed.error_wire import from_wire, to_wire
+from aiograd.distributed.messages.form import WireMessage
+from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.distributed.rpc.timers import call_at, wait_for
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ProtocolError
@@ -56,7 +58,7 @@ class AgreeingGroup(Protocol):
     def core(self) -> WorkerCore:
         """The worker."""
 
-    def request(self, peer: str, value: Any, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member."""
 
     def fail(self, error: DistributedError, tell: bool = True) -> None:
@@ -150,10 +152,10 @@ class GroupAgreements(TransactionClient):
         group, first = self._group, self.names[0]
         event: TransactionEvent = PeerLost()
         try:
-            word, error = await group.request(first, ("vote", group.key, group.name, number), seconds)
-            event = OutcomeReply(first, Outcome(word))
-            if error is not None and self.error is None:
-                self.error = from_wire(error, first)
+            decision: Decision = await group.ask(first, Vote(group.key, group.name, number), seconds)
+            event = OutcomeReply(first, Outcome(decision.outcome))
+            if decision.error is not None and self.error is None:
+                self.error = from_wire(decision.error, first)
         except Exception as failure:  # the vote may have arrived: the outcome is asked for
             logger.debug("no answer of %s to a vote: %s: %s", first, type(failure).__name__, failure)
         drive.handle(event)
@@ -186,7 +188,7 @@ class GroupAgreements(TransactionClient):
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a member for the outcome."""
         group = self._group
-        return group.request(peer, ("outcome", group.key, self._number), group.core.limits.silence)
+        return group.ask(peer, GroupOutcome(group.key, self._number), group.core.limits.silence)
 
     def witnesses(self) -> Sequence[str]:
         """All other members that do not decide."""
@@ -209,7 +211,7 @@ class GroupAgreements(TransactionClient):
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def vote(self, peer: str, number: int) -> tuple[str, Any]:
+    async def vote(self, peer: str, number: int) -> Decision:
         """Another member is prepared, and waits for the decision of this one. Cancelling changes nothing.
 
         Args:
@@ -239,7 +241,7 @@ class GroupAgreements(TransactionClient):
                 self.changed()
         outcome, error = self.outcome(number), self.error
         is_told = error is not None and outcome is not Outcome.COMMITTED
-        return outcome.value, to_wire(error, self._group.core.name, "commit", "") if is_told else None  # type: ignore[arg-type]
+        return Decision(outcome.value, to_wire(error, self._group.core.name, "commit", "") if is_told else None)  # type: ignore[arg-type]
 
     def outcome(self, number: int) -> Outcome:
         """This member's answer to a question about a decision.

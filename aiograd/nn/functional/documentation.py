@@ -1,6 +1,6 @@
 """Args and Returns of the functions of `aiograd.nn.functional`: texts that many functions share stand here once.
 
-A docstring says in its first line what the function computes; `document` puts its Args and Returns behind that, before its Raises and examples.
+The first line of a docstring is the function's own; `document` puts its Args and Returns behind that, before its Raises and examples.
 Classes of modules take theirs from the function, see `aiograd.nn.function_module`.
 """
 

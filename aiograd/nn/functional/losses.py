@@ -42,7 +42,7 @@ def _same_shape(name: str, input: ArrayLike, target: ArrayLike) -> tuple[Tensor,
 
 
 def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
-    """The target for the row: the device array if the input's device has it and a kernel for the row; else the Tensor, whose values are checked."""
+    """The target for the row: the device array if the input's device has it and a kernel for the row; else the Tensor, to check its values."""
     place = input.device if isinstance(input, Tensor) else "cpu"
     if place == "cpu" or target.device != place:
         return target
