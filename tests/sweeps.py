@@ -27,7 +27,7 @@ LOOP_MATTERS = (
 )
 
 #: parameters that draw a case at random: one value is enough
-DRAWN = ("seed", "block", "schedule")
+DRAWN = ("seed", "block", "chunk", "schedule")
 
 #: the functions of a run all of whose cases are sweeps
 WHOLLY_SWEPT = pytest.StashKey[set[str]]()

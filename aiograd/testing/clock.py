@@ -11,8 +11,8 @@ Note [Which private names]
 
 Note [Owners]
     Every handle, task, future and asynchronous generator belongs to the `HandleOwner` that the ContextVar `OWNER` names where it was made, or to
-    nobody. `kill` and `freeze` stop all that belongs to one owner, as SIGKILL and SIGSTOP stop a process; a simulated network makes hosts
-    of this. Handles are sorted out when they come up to be run; those of a stopped owner are no step and are not in the hash.
+    none. `kill` and `freeze` stop all that belongs to one owner, as SIGKILL and SIGSTOP stop a process; a simulated network makes hosts
+    of this. Handles are sorted out when they come up to be run; handles of a stopped owner are no step and are not in the hash.
 
 Note [Both orders]
     asyncio documents that ``call_soon`` is first-in first-out, so under ``order="fifo"`` every failure is real. ``order="permuted"``
@@ -150,10 +150,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # BaseEventLoop runs the timers strictly before `time() + resolution`: exactly those that are due
+        # BaseEventLoop runs the timers strictly before `time() + resolution`: exactly the timers that are due
         self._clock_resolution = math.ulp(now)
 
-    # ---- what is drawn and what is recorded
+    # ---- draws and records
 
     def stream(self, name: str) -> Random:
         """A source of random numbers of its own for one purpose, so that one more draw elsewhere changes nothing here.
@@ -210,7 +210,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return label
         return str(getattr(callback, "__qualname__", type(callback).__qualname__)).encode()
 
-    # ---- who is stopped: Note [Owners]
+    # ---- stopped owners: Note [Owners]
 
     def kill(self, owner: HandleOwner) -> None:
         """Never run anything of `owner` again, not even ``finally`` blocks. Idempotent.
@@ -299,14 +299,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = options.get("context")
         owner = OWNER.get() if context is None else context.get(OWNER)
         if owner is not None and owner.is_dead and self.is_closed():
-            coro.close()  # what a dead owner's cleanup would still like to do: nobody is to hear of it
+            coro.close()  # the cleanup of a dead owner has no effect
         task: asyncio.Task[T] = super().create_task(coro, **options)
         if owner is not None:
             owner.adopt_task(task)
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error that nobody caught, unless it is of a killed owner, where nobody is left to catch anything.
+        """Report an uncaught error, unless it belongs to a killed owner, which can catch nothing.
 
         Args:
             context: the description of the error, as of asyncio's loops.
@@ -396,7 +396,7 @@ class _ReadyQueue(deque[asyncio.Handle]):
         super().__init__()
         self._step = loop._step
         self._draws = draws
-        # what is popped in place of a handle that may not run: the loop skips handles that were cancelled
+        # popped in place of a handle that may not run: the loop skips handles that were cancelled
         self._nothing = asyncio.Handle(int, (), loop)
         self._nothing.cancel()
 

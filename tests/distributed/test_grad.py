@@ -27,6 +27,7 @@ from aiograd.testing import SimulatedLoop
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Log, Misbehave, Net, Stage, Suspend, before, passes, same
 from tests.distributed.workers import leaf, settled, values, view, workers
+from tests.sweeps import swept
 
 EVERY = {**GRAPHS, **{name: graph for name, (graph, _) in WASTEFUL.items()}}
 #: how a user asks for gradients: with the context in hand, or without
@@ -474,7 +475,7 @@ async def loss_of(stage: Stage, opened: Any) -> Any:
     return await GRAPHS["diamond"](stage.here(opened[0]), stage.x)
 
 
-@pytest.mark.parametrize("way", ["ctx.grad", "ag.grad", "backward"])
+@pytest.mark.parametrize("way", swept(["ctx.grad", "ag.grad", "backward"]))
 async def test_cancelled_at_every_step(virtual_clock: VirtualClock, way: str) -> None:
     """Nothing has accumulated, unless it had been committed; nothing goes on; the same pass then runs in the same context."""
     stage = Stage(seed=17)

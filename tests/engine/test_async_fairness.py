@@ -22,6 +22,7 @@ from aiograd.errors import EngineClosedError, GraphFreedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+from tests.sweeps import swept
 
 #: readings of the clock between two pauses
 BUDGET = 5
@@ -187,7 +188,7 @@ async def many_post_accumulate_hooks() -> None:
     ],
     ids=lambda work: work.__name__,
 )  # fmt: skip
-@pytest.mark.parametrize("budget", [1, 5, 40])
+@pytest.mark.parametrize("budget", swept([5, 1, 40]))
 def test_one_pass_never_computes_longer_than_its_budget(work: Callable[[], Coroutine[Any, Any, Any]], budget: int) -> None:
     heart = beside_a_heart(work, budget)
     assert heart.longest <= budget + SLACK
@@ -496,7 +497,7 @@ def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "nodes"), [("sweep", 1_000_000), ("general", 200_000), ("inputs", 200_000)])
+@pytest.mark.parametrize(("path", "nodes"), swept([("sweep", 1_000_000), ("general", 200_000), ("inputs", 200_000)]))
 def test_a_chain_of_a_million_nodes(path: str, nodes: int) -> None:
     async def main() -> None:
         x = leaf(1.0)

@@ -33,7 +33,7 @@ class SlotAssignment:
 
     Attributes:
         rank: the rank.
-        num_slots: how many slots it needs.
+        num_slots: the number of slots that it needs.
         slots: for each stage and microbatch its slot.
         lives: for each stage and microbatch the positions in the row from which and up to which its slot is taken.
     """
@@ -52,7 +52,7 @@ def rank_slots(
     Args:
         schedule: compute-only or lowered; positions count the cells of its row.
         rank: the rank of the row.
-        stages: which of its stages; None takes all.
+        stages: the stages of the rank to plan; None takes all.
         granularity: "stage_microbatch": each stage and microbatch has a slot of its own; "microbatch": all stages of a microbatch share one.
 
     Returns:

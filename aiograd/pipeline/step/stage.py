@@ -71,7 +71,7 @@ class Stage:
         self.device = device
         self.pass_indices = pass_indices
         self.weight_backward = weight_backward
-        #: as they were given
+        #: the argument `parameters`
         self.parameters = None if parameters is None else tuple(parameters)
         if is_remote(module):
             if parameters is not None or weight_backward is not None:
