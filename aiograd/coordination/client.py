@@ -49,7 +49,7 @@ class TransactionClient:
         """Make everything that was prepared visible, in one moment; where this raises, nothing has changed.
 
         Returns:
-            A function whose coroutine runs after the commit, or None.
+            A function, called and awaited after the commit, or None.
         """
         return None
 
@@ -131,7 +131,7 @@ class TransactionClient:
             outcome: the decision.
 
         Returns:
-            By participant None or its error, for those that have answered.
+            None or an error, by name of each participant that has answered.
         """
         return {}
 

@@ -1,10 +1,10 @@
 """TransactionDrive: carries out the commands of a transaction, and turns time, answers and acknowledgements into its events.
 
 Note [A transaction and its client]
-    A machine of `aiograd.transaction` decides, its drive does what it commands, and a `TransactionClient` knows the work and the messages. The
+    A machine of `aiograd.transaction` decides, its drive carries out the commands, and a `TransactionClient` knows the work and the messages. The
     drive of a participant has a timer, which reports the time that the machine is due, and carries out rounds of questions. The drive of a
-    coordinator tells participants the outcome until each has acknowledged it. A client owns its drive, which refers to it weakly: what a transaction
-    has kept is free when its client is, and not when the garbage collector runs.
+    coordinator tells participants the outcome until each has acknowledged it. A client owns its drive, which refers to it weakly: a client is
+    free at once when its transaction is over, and not when the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TransactionDrive(Generic[M]):
             event: the event.
 
         Returns:
-            A function whose coroutine runs after a commit that the event has led to, or None.
+            A function, called and awaited after a commit that the event has led to, or None.
 
         Raises:
             TransactionError: the event cannot happen now. The error of a commit that failed; nothing has changed then.

@@ -1,4 +1,4 @@
-"""StepSession: one step on one member, from the first message about it to its end; and StepWork, what a process does for one step.
+"""StepSession: one step on one member, from the first message about it to its end; and StepWork, the work of a process for one step.
 
 Note [In doubt]
     A member that has prepared a step may neither commit nor drop it by itself. While it waits it asks the coordinating process now and then, and
@@ -59,7 +59,7 @@ class PreparedStep(Protocol):
 
     @property
     def leaves(self) -> frozenset[AccumulateGrad]:
-        """The leaves whose gradients it will write."""
+        """The leaves that get gradients."""
 
     def commit(self) -> None:
         """Write everything, in one moment; where that fails, nothing has been written."""
@@ -89,7 +89,7 @@ class StepWork:
         #: the task that carries the step out, and whether there has been one
         self.runner: asyncio.Task[Any] | None = None
         self.has_begun = False
-        #: the leaves whose gradients are prepared
+        #: the leaves with prepared gradients
         self.leaves: frozenset[AccumulateGrad] = frozenset()
 
     def begin(self) -> None:
