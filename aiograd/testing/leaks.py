@@ -50,6 +50,10 @@ class Leaks:
         tasks: descriptions of tasks.
         threads: descriptions of threads.
         descriptors: where file descriptors lead.
+
+    >>> from aiograd import testing
+    >>> bool(testing.Leaks()), bool(testing.Leaks(tasks=("main",)))
+    (False, True)
     """
 
     tasks: tuple[str, ...] = ()
@@ -70,6 +74,11 @@ class LeakCheck:
 
     Args:
         grace: how long all new threads together may take to end, in real seconds.
+
+    >>> from aiograd import testing
+    >>> with testing.LeakCheck():
+    ...     sum(range(3))
+    3
     """
 
     def __init__(self, *, grace: float = 2.0) -> None:
@@ -96,6 +105,11 @@ class LeakCheck:
 
         Returns:
             The leaks; false if there are none.
+
+        >>> from aiograd import testing
+        >>> check = testing.LeakCheck()
+        >>> await check.find_tasks()
+        Leaks(tasks=(), threads=(), descriptors=())
         """
         left = _tasks() - self._tasks
         for _ in range(TURNS):

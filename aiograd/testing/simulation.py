@@ -29,6 +29,11 @@ class Simulation(Generic[T]):
         steps: steps of the loop it took, the points between which anything can happen.
         trace_hash: equal for equal runs, see `SimulatedLoop.trace_hash`.
         leftover_tasks: tasks that the coroutine left behind, one line each; they were cancelled.
+
+    >>> from aiograd import testing
+    >>> simulation = testing.simulated_run(lambda: asyncio.sleep(3600, result="done"), seed=1)
+    >>> simulation.value, simulation.time, simulation.leftover_tasks
+    ('done', 3600.0, ())
     """
 
     value: T

@@ -36,6 +36,11 @@ class SlotAssignment:
         num_slots: the number of slots that it needs.
         slots: for each stage and microbatch its slot.
         lives: for each stage and microbatch the positions in the row from which and up to which its slot is taken.
+
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
+    >>> assignment = ag.pipeline.rank_slots(schedule, 0)
+    >>> assignment.num_slots, assignment.slots
+    (2, mappingproxy({(0, 0): 0, (0, 1): 1}))
     """
 
     rank: int

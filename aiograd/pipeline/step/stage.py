@@ -46,6 +46,10 @@ class Stage:
 
     Raises:
         ArgumentTypeError, ArgumentError: something that cannot be a stage, or options that do not go together.
+
+    >>> stage = ag.pipeline.Stage(ag.nn.Linear(2, 1), where="loop")
+    >>> stage.where
+    'loop'
     """
 
     __slots__ = ("module", "where", "device", "parameters", "pass_indices", "weight_backward")

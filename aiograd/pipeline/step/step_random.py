@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiograd.errors import ArgumentError
-from aiograd.running.random import RandomStream, default_generator, drawing_from, generator_of
+from aiograd.running.random import default_generator, drawing_from, generator_of
+from aiograd.running.random_streams import RandomStream
 
 _WORD = 2**63
 
@@ -37,6 +38,14 @@ class StepRandom:
 
     Raises:
         ArgumentError: something else.
+
+    >>> random = ag.pipeline.StepRandom(seed=(1, 2))
+    >>> with random.at(0, 1):
+    ...     first = ag.rand(3)
+    >>> with random.at(0, 1):
+    ...     second = ag.rand(3)
+    >>> (first == second).all()
+    tensor(True)
     """
 
     __slots__ = ("seed", "first")

@@ -99,6 +99,11 @@ class SimulatedTransport:
     Args:
         net: the network.
         host: the host that the code runs on.
+
+    >>> from aiograd import testing
+    >>> network = testing.SimulatedNetwork(seed=1)
+    >>> type(network.transport("left")).__name__
+    'SimulatedTransport'
     """
 
     def __init__(self, net: Net, host: Host) -> None:
@@ -136,6 +141,11 @@ class SimulatedTransport:
             OSError: the host listens already.
 
         Cancelling it has no effect, for it does not wait.
+
+        >>> from aiograd import testing
+        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> await network.transport("left").listen("", 0, lambda channel: None)
+        'sim://left'
         """
         self._net.loop  # noqa: B018 - refuses a second loop
         if self._host.listener not in (None, self):
@@ -161,6 +171,14 @@ class SimulatedTransport:
             ConnectionRefusedError: the host does not exist, does not listen, or was killed and not restarted.
             ConnectionResetError: a fault.
             TimeoutError: the link is cut, or the host is gone without a word.
+
+        >>> from aiograd import testing
+        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> left, right = network.transport("left"), network.transport("right")
+        >>> await left.listen("", 0, lambda channel: print("accepted"))
+        'sim://left'
+        >>> channel = await right.connect("sim://left", timeout=1.0)
+        accepted
         """
         if not url.startswith(SCHEME):
             raise ArgumentError(f"connect({url!r}): a simulated network has URLs like {SCHEME}w0, as `listen` returns them")
@@ -181,6 +199,13 @@ class SimulatedTransport:
         """Stop listening and close the channels of this transport. Does not wait. Idempotent.
 
         Cancelling it has no effect, for it does not wait.
+
+        >>> from aiograd import testing
+        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> left, right = network.transport("left"), network.transport("right")
+        >>> await left.listen("", 0, lambda channel: print("accepted"))
+        'sim://left'
+        >>> await left.aclose()
         """
         if self._host.listener is self:
             self._host.listener = None

@@ -41,6 +41,12 @@ class SimulatedNetwork(Links):
         faults: the faults of each link for which `set_faults` has set no others; None: none, frames arrive in the loop's next turn. Or a function
             ``faults(source, target)`` of the names of two hosts, such as one that knows which hosts are in one data centre.
         room: bytes on their way, per channel and direction, from which a sender is asked to stop.
+
+    >>> from aiograd import testing
+    >>> network = testing.SimulatedNetwork(seed=1)
+    >>> left = network.transport("left")
+    >>> await left.listen("", 0, lambda channel: None)
+    'sim://left'
     """
 
     def __init__(self, seed: int | str = 0, *, faults: Faults | FaultsOf | None = None, room: int = 1 << 20) -> None:
