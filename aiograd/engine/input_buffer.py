@@ -26,6 +26,30 @@ Key: TypeAlias = tuple[int, int]
 FOLD_INLINE_BYTES = 1 << 20
 
 
+def added(have: Any, grad: Any, is_owned: bool) -> Any:
+    """The sum of a gradient and those that came before it; an array of its own, see Note [Nothing visible is written to].
+
+    Args:
+        have: the sum so far, None if `grad` is the first.
+        grad: the gradient; one that comes first is a `SliceGradient`.
+        is_owned: True if `have` is such a sum, so that it may be added to in place.
+
+    Returns:
+        The sum: an array of the shape and dtype of the gradients, or a Tensor in a pass that records a graph.
+    """
+    cls = grad.__class__
+    if cls is SliceGradient:
+        if is_owned and have.__class__ is np.ndarray:
+            grad.add_to(have)
+            return have
+        grad = grad.dense()
+        return grad if have is None else have + grad
+    if is_owned and have.__class__ is np.ndarray and cls is np.ndarray:
+        have += grad
+        return have
+    return have + grad
+
+
 class InputBuffer:
     """Collects the contributions to every input of one node.
 
@@ -78,18 +102,10 @@ class InputBuffer:
         if grad.__class__ is UnsummedGradient:
             for part in grad.parts:
                 self._sum(input_nr, part)
-        elif grad.__class__ is SliceGradient:
-            if have.__class__ is np.ndarray and self.owned[input_nr]:
-                grad.add_to(have)
-            else:
-                self.sums[input_nr] = grad.dense() if have is None else have + grad.dense()
-                self.owned[input_nr] = True
-        elif have is None:
+        elif have is None and grad.__class__ is not SliceGradient:
             self.sums[input_nr] = grad
-        elif self.owned[input_nr] and have.__class__ is np.ndarray and grad.__class__ is np.ndarray:
-            np.add(have, grad, out=have)
         else:
-            self.sums[input_nr] = have + grad
+            self.sums[input_nr] = added(have, grad, self.owned[input_nr])
             self.owned[input_nr] = True
 
     def fold(self) -> None:

@@ -113,8 +113,7 @@ class BackwardPlan:
             hooks: hooks of the larger pass that this one is part of.
             may_sweep: True if the options of the pass allow a sweep.
         """
-        small_leaves = placement.small_leaves
-        small_shapes, shape_is_small, is_small = placement.small_shapes, placement.shape_is_small, placement.is_small
+        is_small, small_shapes = placement.is_small, placement.small_shapes
         root = self.root
         dependencies = self.dependencies
         dependencies[root] = 0
@@ -132,13 +131,7 @@ class BackwardPlan:
             visited += 1
             if not visited % DISCOVER_STRIDE:
                 yield
-            if plain and (
-                node._extra is not None
-                or not (
-                    (node.is_cheap and (node.shape in small_shapes or shape_is_small(node.shape)))  # type: ignore[attr-defined]
-                    or (node.is_builtin and is_small(node))
-                )
-            ):
+            if plain and not (node.is_cheap and node._extra is None and node.shape in small_shapes) and not is_small(node):  # type: ignore[attr-defined]
                 plain = False
             if node._seq < floor:
                 continue
@@ -149,10 +142,7 @@ class BackwardPlan:
                 if known is None:
                     dependencies[child] = 1
                     if child.is_leaf:
-                        shape = child.shape  # type: ignore[attr-defined]
-                        is_small_leaf = shape in small_leaves or placement.leaf_is_small(shape)
-                        if not is_small_leaf or child._extra is not None or child.post_accumulate_hooks:  # type: ignore[attr-defined]
-                            plain = False
+                        plain = plain and is_small(child)
                     else:
                         stack.append(child)
                 else:

@@ -53,6 +53,22 @@ class RecordedNodes:
             place = (0, -node._seq if self._place_of is None else self._place_of(node))
         self._recorded.append((place, recorded))
 
+    def sum_at(self, node: Node, have: Any, grad: Any) -> Any:
+        """The sum of two gradients, Tensors, that arrive at a node; recorded on behalf of that node.
+
+        Args:
+            node: the node.
+            have: the sum so far.
+            grad: the gradient to add.
+
+        Returns:
+            The sum, a Tensor.
+        """
+        running, self.running = self.running, node
+        total = have + grad
+        self.running = running
+        return total
+
     def renumber(self, outer: Callable[[Node], None] | None) -> None:
         """Give the nodes their numbers in an order that does not depend on timing.
 

@@ -25,9 +25,9 @@ from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.loop_budget import LoopBudget
 from aiograd.engine.pass_futures import PassFutures
 from aiograd.engine.placement import INLINE_NS, RulePlacement
-from aiograd.engine.run.driver import PassDriver
 from aiograd.engine.run.failures import clear_frames, mark_committed
 from aiograd.engine.run.loop import not_none
+from aiograd.engine.run.runner import PassRunner
 from aiograd.engine.run.statistics import EngineStatistics
 from aiograd.engine.short_pass import is_short, run_short
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
@@ -99,7 +99,7 @@ class Engine:
         self._loop_budget: LoopBudget | None = None
         #: tasks of the passes started with `execute`, and all running passes; dicts, which keep their order, so that a simulated run can be repeated
         self._running: dict[asyncio.Task[Any], None] = {}
-        self._drivers: dict[PassDriver, None] = {}
+        self._drivers: dict[PassRunner, None] = {}
         self._committed = self._failed = self._cancelled = 0
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
@@ -275,7 +275,7 @@ class Engine:
         turns = not_none(self._loop_budget)
         driver = None
         if turns.is_taken() and CURRENT.get() is None:
-            driver = PassDriver(self, turns)
+            driver = PassRunner(self, turns)
             self._drivers[driver] = None
             await driver.queue()
         try:
@@ -287,7 +287,7 @@ class Engine:
         del roots, grads, options, driver
         return await running
 
-    async def run(self, task: GraphTask, driver: PassDriver | None = None) -> list[Any]:
+    async def run(self, task: GraphTask, driver: PassRunner | None = None) -> list[Any]:
         """Run a pass and return the captured gradients.
 
         Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
@@ -374,9 +374,9 @@ class Engine:
         self._bind(loop)
         return await self.executor.submit(loop, contextvars.copy_context(), function)
 
-    async def _drive(self, task: GraphTask, driver: PassDriver | None = None) -> None:
+    async def _drive(self, task: GraphTask, driver: PassRunner | None = None) -> None:
         if driver is None:
-            driver = PassDriver(self, not_none(self._loop_budget))
+            driver = PassRunner(self, not_none(self._loop_budget))
             self._drivers[driver] = None
         driver.task = task
         profiler = task.profiler
@@ -397,7 +397,7 @@ class Engine:
             if profiler is not None:
                 profiler.end_pass(began, task)
 
-    def _leave(self, driver: PassDriver) -> None:
+    def _leave(self, driver: PassRunner) -> None:
         driver.close()
         self._drivers.pop(driver, None)
         if driver.ended is not None:

@@ -138,11 +138,7 @@ class WeightPlan(Selection):
             if not visited % DISCOVER_STRIDE:
                 yield
             node = stack.pop()
-            if visited > SORT_NODES or node._extra is not None:
-                return False
-            if node.is_leaf and node.post_accumulate_hooks:  # type: ignore[attr-defined]
-                return False
-            if not is_small and not placement.allows_sweep(node):
+            if visited > SORT_NODES or not (placement.is_bare(node) if is_small else placement.is_small(node)):
                 return False
             if not node.is_leaf:
                 nodes.append(node)

@@ -1,12 +1,12 @@
-"""PassDriver: runs one GraphTask on the caller's event loop.
+"""PassRunner: runs one GraphTask on the caller's event loop.
 
 Note [A coroutine per node, a task only for what waits]
-    One driver coroutine per pass pops ready nodes and runs their rules inline. Only nodes that wait become concurrent: a rule on the
+    One coroutine per pass pops ready nodes and runs their rules inline. Only nodes that wait become concurrent: a rule on the
     executor or a device is a future, a coroutine gets an asyncio Task, unless nothing else could run meanwhile; then it is
-    awaited in the driver itself. A parent never awaits its child, so the depth of a graph costs no stack.
+    awaited in the runner itself. A parent never awaits its child, so the depth of a graph costs no stack.
 
 Note [How a pass ends]
-    The driver leaves `drive` only when no coroutine of the pass is running any more: on an error or a cancellation those in flight are
+    `PassRunner.fail` returns only when no coroutine of the pass is running any more: on an error or a cancellation those in flight are
     cancelled and waited for (at most `cancel_grace` seconds each time). Kernels already running in threads are abandoned: rules are pure, so
     their results can simply be dropped.
 """
@@ -29,10 +29,9 @@ from aiograd.engine.loop_budget import LoopBudget
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.run.ending import outlast
 from aiograd.engine.run.failures import mark_committed
-from aiograd.engine.run.going_on import GoingOn
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.run.paced_collector import LARGE_TABLE, PROCESS_COLLECTOR
-from aiograd.engine.sweep import sweep
+from aiograd.engine.run.pass_jobs import PassJobs
 from aiograd.engine.walk import GraphWalk, can_walk
 from aiograd.errors import EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
@@ -43,7 +42,7 @@ from aiograd.running.modes import ModeScope, current_mode, restore_mode
 
 
 class EngineSettings(Protocol):
-    """The part of the engine that a driver uses."""
+    """The part of the engine that a runner uses."""
 
     concurrency: int | None
     cancel_grace: float
@@ -54,7 +53,7 @@ class EngineSettings(Protocol):
         """The executor of expensive rules."""
 
 
-class PassDriver:
+class PassRunner:
     """The state of one running pass. `task` is set before `run`."""
 
     __slots__ = (
@@ -88,7 +87,7 @@ class PassDriver:
         #: task of the rest of a coroutine that went on after it had been cancelled
         self.rest: asyncio.Task[Any] | None = None
         #: jobs that run simple nodes on the executor; made for the first of them
-        self.jobs: GoingOn | None = None
+        self.jobs: PassJobs | None = None
 
     async def take_turn(self) -> None:
         if not self.holds_turn:
@@ -127,13 +126,7 @@ class PassDriver:
         walk = None
         if can_walk(task):
             walk = GraphWalk(task, self.engine.placement, turns.over)
-            try:
-                for _ in walk.run():
-                    await self.pause()
-            except BaseException as error:
-                if walk.failed_at is not None:
-                    annotate(error, task, walk.failed_at)
-                raise
+            await self.walk(walk)
             if walk.is_complete:
                 if len(task.staged.gradients) + len(task.staged.firsts) >= LARGE_TABLE:
                     PROCESS_COLLECTOR.skip_next()
@@ -153,11 +146,11 @@ class PassDriver:
         if task.plan.is_plain:
             recorded = task.recorded
             if recorded is None:
-                await self.sweep()
+                await self.walk(GraphWalk(task, self.engine.placement, turns.over))
             else:
                 outer = current_mode().collect
                 with ModeScope(grad=True, collect=lambda node: recorded.add(node, None, task.plan.dependencies)):
-                    await self.sweep()
+                    await self.walk(GraphWalk(task, self.engine.placement, turns.over))
                 recorded.renumber(outer)
             task.commit()
             return
@@ -185,14 +178,14 @@ class PassDriver:
                 task.commit()
             await self.after_commit(leaves)
 
-    async def sweep(self) -> None:
-        failed_at: list[Node] = []
+    async def walk(self, walk: GraphWalk) -> None:
+        """Run a walk to its end, with pauses."""
         try:
-            for _ in sweep(self.task, self.turns.over, failed_at):
+            for _ in walk.run():
                 await self.pause()
         except BaseException as error:
-            if failed_at:
-                annotate(error, self.task, failed_at[0])
+            if walk.failed_at is not None:
+                annotate(error, self.task, walk.failed_at)
             raise
 
     # ---------------------------------------------------------------- the general path
@@ -255,11 +248,7 @@ class PassDriver:
     def start(self, node: Node, grads: list[Any]) -> None:
         task = self.task
         if is_simple(task, node) and task.profiler is None:
-            placement = self.engine.placement
-            if node.is_cheap and (node.shape in placement.small_shapes or placement.shape_is_small(node.shape)):  # type: ignore[attr-defined]
-                where = None
-            else:
-                where = self.where(node, grads)
+            where = None if node.is_cheap and self.engine.placement.is_small(node) else self.where(node, grads)
             if where is None:
                 try:
                     outputs = run_node(task, node, grads, None)
@@ -269,7 +258,7 @@ class PassDriver:
                 task.complete(node, outputs)
             elif where == self.offload:
                 if self.jobs is None:
-                    self.jobs = GoingOn(task, not_none(task.ledger), self.engine.placement, self.engine.executor)
+                    self.jobs = PassJobs(task, not_none(task.ledger), self.engine.placement, self.engine.executor)
                 self.watch(self.offload(functools.partial(self.jobs.run, node, grads)), functools.partial(self.went_on, node))
             else:
                 self.watch(where(functools.partial(run_node, task, node, grads, None)), functools.partial(self.completed, node))
@@ -285,7 +274,7 @@ class PassDriver:
             if device.launches_ahead and placement.stays_on(node, name):
                 return None
             return lambda function: asyncio.wrap_future(device.submit(functools.partial(contextvars.copy_context().run, function)))
-        if placement.leaves_loop(node, grads):
+        if placement.needs_executor(node, grads):
             return self.offload
         return None
 

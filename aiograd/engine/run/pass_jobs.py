@@ -1,4 +1,4 @@
-"""GoingOn: jobs of the executor that run the next nodes of their pass as well, while the loop has nothing to do for it.
+"""PassJobs: jobs of the executor that run the next nodes of their pass as well, while the loop has nothing to do for it.
 
 Note [Going on]
     A hop from the executor to the loop and back costs 0.3 to 0.4 ms where threads have gone to sleep meanwhile, as much as a rule on a megabyte,
@@ -29,7 +29,7 @@ from aiograd.graph.node import Node
 MOST_CHEAP = 16
 
 
-class GoingOn:
+class PassJobs:
     """The jobs of one pass. See the module's Note.
 
     Args:
@@ -103,7 +103,7 @@ class GoingOn:
         """True if a job may run a node, which is the only one that is ready or not."""
         if not is_simple(self._task, node) or self._placement.device_of(node) != "cpu":
             return False
-        if self._placement.leaves_loop(node, grads):
+        if self._placement.needs_executor(node, grads):
             self._cheap = 0
             return is_only or node.is_leaf
         self._cheap += 1
