@@ -268,7 +268,7 @@ class ProgramNode(Node):
         return self.code.metadata[input_nr]  # type: ignore[no-any-return]
 
     def cost_key(self) -> Any:
-        """The key of the estimate; None where a sweep, which does not say whose gradient comes first, cannot run the node."""
+        """The key of the estimate; None where a walk, which does not say whose gradient comes first, cannot run the node."""
         return None if self.has_repeats else (ProgramNode, self.code.estimate)
 
     def estimate(self) -> float:

@@ -1,8 +1,8 @@
-"""Evaluation of one node on the general path, as a generator that yields commands to the driver.
+"""Evaluation of one node on the general path, as a generator that yields commands to the runner.
 
 Note [Commands instead of awaits]
     Hooks, unpacking and rules may suspend or need another thread, but the order of steps at a node needs neither. So `evaluate` is a
-    generator: it yields `Run` (run this node's rule; the driver chooses where) and `Await` (wait for this awaitable) and is sent the results. A
+    generator: it yields `Run` (run this node's rule; the runner chooses where) and `Await` (wait for this awaitable) and is sent the results. A
     node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that waits for something
     becomes concurrent with the others. The same generator serves asyncio, a simulated loop and a test that drives it by hand.
 

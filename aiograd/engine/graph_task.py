@@ -1,13 +1,13 @@
 """GraphTask: one backward pass. Pure: no loop, no clock, no threads.
 
-A driver (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports what they returned. The GraphTask brings together
+A runner (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports what they returned. The GraphTask brings together
 the plan that selects nodes (`Plan`), the gradients that have arrived and the ready nodes (`Ledger`), the staged gradients (`StagedCommit`), the
 nodes recorded meanwhile (`RecordedNodes`) and the futures of the result (`PassFutures`). A pass that is part of a larger one has `PassHooks`.
 
 Note [Life of a pass]
     ``discover`` (walk the graph, select the nodes to run) → ``begin`` → ``pop`` / ``complete`` until nothing is outstanding →
     ``commit`` → post-accumulate hooks → final callbacks → ``future`` resolved. ``fail`` at any point before the commit drops everything
-    staged. A graph without user code, small enough and in plain order takes the short cuts of `aiograd.engine.walk` or `engine.sweep` instead of
+    staged. A graph without user code, small enough and in plain order takes the short cut of `aiograd.engine.walk` instead of
     pop/complete; results, order and promises are the same.
 
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
@@ -58,19 +58,19 @@ class GraphTask:
     """
 
     # The first values, which most passes keep; on the class, because setting them for each pass would cost a small one several percent
-    #: made by `begin`, or at once where gradients come from other workers; None in a pass that is swept
+    #: made by `begin`, or at once where gradients come from other workers; None in a pass that is walked
     ledger: Ledger | None = None
     #: the nodes that the pass records, with `create_graph`
     recorded: RecordedNodes | None = None
-    #: the driver, in a pass that receives gradients from other workers
+    #: the runner, in a pass that receives gradients from other workers
     runner: GraphTaskRunner | None = None
     #: who else takes part in the end of the pass; see `aiograd.graph.reducing`
     guards: tuple[CommitGuard, ...] = ()
-    #: the error of `fail_externally`, until the driver raises it
+    #: the error of `fail_externally`, until the runner raises it
     external_error: BaseException | None = None
     completed: bool = False
     error: BaseException | None = None
-    #: made by the driver: an object with ``create_future``
+    #: made by the runner: an object with ``create_future``
     loop: Any = None
     futures: PassFutures | None = None
     #: the rest of `discover`, which is run in slices
@@ -110,10 +110,10 @@ class GraphTask:
         self.anomaly = anomaly
         self.profiler = profiler
         self.hooks = hooks
-        #: True if the options allow a sweep; the graph may still forbid it
-        self.may_sweep = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
+        #: True if the options allow a walk; the graph may still forbid it
+        self.may_walk = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
         if create_graph:  # `grad` of one root; leaves that accumulate are not told apart by numbers
-            self.may_sweep = self.may_sweep and plan.__class__ is Selection and not accumulate and len(roots) == 1
+            self.may_walk = self.may_walk and plan.__class__ is Selection and not accumulate and len(roots) == 1
         self.staged = StagedCommit()
         self.released = ReleasedVariables()
         if not keep_graph:
@@ -221,9 +221,9 @@ class GraphTask:
             placement: decides which rules are cheap enough for the loop.
 
         Returns:
-            An iterator that walks a part of the graph with each step, so that a driver can pause.
+            An iterator that walks a part of the graph with each step, so that a runner can pause.
         """
-        self._walk = self.plan.discover(placement, self.hooks, self.may_sweep)
+        self._walk = self.plan.discover(placement, self.hooks, self.may_walk)
         return self._walk
 
     def begin(self, runner: GraphTaskRunner | None = None, *, begins: bool = True) -> Ledger:
@@ -358,7 +358,7 @@ class GraphTask:
                 self.runner.wake()
 
     def fail_externally(self, error: BaseException) -> None:
-        """Make the pass fail for a reason outside of it; the driver raises the error at its next step.
+        """Make the pass fail for a reason outside of it; the runner raises the error at its next step.
 
         Args:
             error: the reason.
@@ -409,7 +409,7 @@ class GraphTask:
         self.staged.commit()
 
     def fail(self, error: BaseException, *, is_cancelled: bool = False) -> None:
-        """End the pass with this error and drop the staged gradients. A second error is ignored. The driver then runs `release_graph`.
+        """End the pass with this error and drop the staged gradients. A second error is ignored. The runner then runs `release_graph`.
 
         Args:
             is_cancelled: True if the error is a cancellation, so that `future` is cancelled as well.

@@ -19,7 +19,7 @@ _EDGES = 1 << 32
 
 
 class Ledger:
-    """Dependencies, input buffers and ready nodes of one pass that is not swept.
+    """Dependencies, input buffers and ready nodes of one pass that is not walked.
 
     Args:
         plan: the plan of the pass.

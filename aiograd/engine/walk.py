@@ -257,7 +257,7 @@ def arrive(sums: dict[Node, Any], owned: set[Any], node: Node, index: int, out: 
 def can_walk(task: GraphTask) -> bool:
     """True if a pass runs a whole graph, its options allow a walk, and no node of the process has edges against the order of sequence numbers."""
     return (
-        task.may_sweep
+        task.may_walk
         and task.plan.__class__ is BackwardPlan
         and not Node.any_reordered
         and (task.hooks is None or not task.hooks.sources)

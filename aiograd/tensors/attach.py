@@ -122,7 +122,7 @@ def attach(
             outputs[i]._nr = i
     if mode.saved_hooks is not None:
         node._saved = pack_saved(cls.row, node._saved, mode.saved_hooks)
-        _ = node.extra  # the sweep runs no hooks, and passes by nodes that have an extra
+        _ = node.extra  # the walk runs no hooks, and passes by nodes that have an extra
     if not mode.plain:
         note(node, mode)
     return node

@@ -26,7 +26,7 @@ SEEDS = 200
 def new_general_task(*args: Any, **options: Any) -> GraphTask:
     """One that is never swept."""
     task = new_graph_task(*args, **options)
-    task.may_sweep = False
+    task.may_walk = False
     return task
 
 

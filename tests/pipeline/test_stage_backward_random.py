@@ -69,7 +69,7 @@ async def test_two_halves_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
 def new_general_task(*args: Any, **options: Any) -> GraphTask:
     """One that is never swept."""
     task = new_graph_task(*args, **options)
-    task.may_sweep = False
+    task.may_walk = False
     return task
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import threading
 import time
 import weakref
@@ -23,11 +22,12 @@ from aiograd.engine.evaluate import annotate
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.loop_budget import LoopBudget
-from aiograd.engine.pass_futures import PassFutures
 from aiograd.engine.placement import INLINE_NS, RulePlacement
 from aiograd.engine.run.failures import clear_frames, mark_committed
 from aiograd.engine.run.loop import not_none
+from aiograd.engine.run.new_task import new_graph_task
 from aiograd.engine.run.runner import PassRunner
+from aiograd.engine.run.started_passes import StartedPasses
 from aiograd.engine.run.statistics import EngineStatistics
 from aiograd.engine.short_pass import is_short, run_short
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
@@ -97,9 +97,9 @@ class Engine:
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._executor: ComputeExecutor | None = None
         self._loop_budget: LoopBudget | None = None
-        #: tasks of the passes started with `execute`, and all running passes; dicts, which keep their order, so that a simulated run can be repeated
-        self._running: dict[asyncio.Task[Any], None] = {}
-        self._drivers: dict[PassRunner, None] = {}
+        self._started = StartedPasses()
+        #: all running passes; a dict, which keeps its order, so that a simulated run can be repeated
+        self._runners: dict[PassRunner, None] = {}
         self._committed = self._failed = self._cancelled = 0
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
@@ -152,11 +152,9 @@ class Engine:
         """
         self._closed = True
         current = asyncio.current_task()
-        for runner in self._running:
-            if runner is not current:
-                runner.cancel()
-        waiting: list[asyncio.Future[Any]] = [runner for runner in self._running if runner is not current]
-        waiting.extend([driver.interrupt() for driver in self._drivers if driver.runner is not current and driver.runner not in self._running])
+        waiting: list[asyncio.Future[Any]] = [*self._started.cancel(current)]
+        runners = [runner for runner in self._runners if runner.asyncio_task is not current and runner.asyncio_task not in self._started]
+        waiting.extend([runner.interrupt() for runner in runners])
         if waiting:
             await asyncio.wait(waiting)
         if self._blas is not None:
@@ -196,14 +194,14 @@ class Engine:
         Returns:
             An `EngineStatistics`: passes begun, committed, failed, cancelled and in flight; the last and the longest lag of the loop in seconds.
         """
-        begun = self._committed + self._failed + self._cancelled + len(self._drivers)
+        begun = self._committed + self._failed + self._cancelled + len(self._runners)
         lag, longest = (0.0, 0.0) if self._loop_budget is None else (self._loop_budget.lag, self._loop_budget.longest_lag)
         return EngineStatistics(
             begun=begun,
             committed=self._committed,
             failed=self._failed,
             cancelled=self._cancelled,
-            in_flight=len(self._drivers),
+            in_flight=len(self._runners),
             lag=lag,
             longest_lag=longest,
         )
@@ -238,29 +236,8 @@ class Engine:
         self._bind(loop)
         task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
         task.loop = loop
-        runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
-        task.futures = PassFutures(loop, functools.partial(_stop_with_starter, asyncio.current_task(), runner), must_report=True)
-        self._running[runner] = None
-        runner.add_done_callback(functools.partial(self._executed, task))
+        self._started.start(task, self._run)
         return task
-
-    async def _execute(self, task: GraphTask) -> None:
-        try:
-            await self._drive(task)
-        except Exception as error:  # delivered through task.future
-            clear_frames(error)
-            del task
-
-    def _executed(self, task: GraphTask, runner: asyncio.Task[None]) -> None:
-        self._running.pop(runner, None)
-        not_none(task.futures).on_future = None
-        if not task.completed:  # cancelled before it could begin
-            task.fail(asyncio.CancelledError(), is_cancelled=True)
-            task.finish()
-        elif not runner.cancelled():
-            runner.exception()
-        with contextlib.suppress(Warning):
-            task.issue_warnings()
 
     async def run_new(self, roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> list[Any]:
         """Make a pass when its turn on the loop has come, and run it. See Note [A pass that waits is not made yet].
@@ -273,21 +250,21 @@ class Engine:
         """
         self._bind(asyncio.get_running_loop())
         turns = not_none(self._loop_budget)
-        driver = None
+        runner = None
         if turns.is_taken() and CURRENT.get() is None:
-            driver = PassRunner(self, turns)
-            self._drivers[driver] = None
-            await driver.queue()
+            runner = PassRunner(self, turns)
+            self._runners[runner] = None
+            await runner.queue()
         try:
-            running = self.run(new_graph_task(roots, grads, **options), driver)
+            running = self.run(new_graph_task(roots, grads, **options), runner)
         except BaseException:
-            if driver is not None:
-                self._leave(driver)
+            if runner is not None:
+                self._leave(runner)
             raise
-        del roots, grads, options, driver
+        del roots, grads, options, runner
         return await running
 
-    async def run(self, task: GraphTask, driver: PassRunner | None = None) -> list[Any]:
+    async def run(self, task: GraphTask, runner: PassRunner | None = None) -> list[Any]:
         """Run a pass and return the captured gradients.
 
         Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
@@ -295,20 +272,20 @@ class Engine:
 
         Args:
             task: the pass, which has not begun.
-            driver: the driver that has waited for the pass's first turn, if there is one.
+            runner: the runner that has waited for the pass's first turn, if there is one.
 
         Returns:
             One gradient for each captured edge, in their order; an empty list for a pass that accumulates.
         """
         loop = asyncio.get_running_loop()
-        if driver is None:
+        if runner is None:
             self._bind(loop)
         task.loop = loop
         try:
             if task.reentrant_depth:
-                await loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
+                await loop.create_task(self._run(task), name=f"aiograd:graph-task-{task.id}")
             else:
-                await self._drive(task, driver)
+                await self._run(task, runner)
         except BaseException as error:
             with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
                 task.issue_warnings()
@@ -374,18 +351,18 @@ class Engine:
         self._bind(loop)
         return await self.executor.submit(loop, contextvars.copy_context(), function)
 
-    async def _drive(self, task: GraphTask, driver: PassRunner | None = None) -> None:
-        if driver is None:
-            driver = PassRunner(self, not_none(self._loop_budget))
-            self._drivers[driver] = None
-        driver.task = task
+    async def _run(self, task: GraphTask, runner: PassRunner | None = None) -> None:
+        if runner is None:
+            runner = PassRunner(self, not_none(self._loop_budget))
+            self._runners[runner] = None
+        runner.task = task
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
         try:
             with tracing.span("backward pass", attributes={"aiograd.pass": task.id}):
-                await driver.run()
+                await runner.run()
         except BaseException as error:
-            instead = await driver.fail(error)
+            instead = await runner.fail(error)
             if instead is not None:
                 raise instead from error
             raise
@@ -393,15 +370,15 @@ class Engine:
             task.finish()
         finally:
             self._count(task)
-            self._leave(driver)
+            self._leave(runner)
             if profiler is not None:
                 profiler.end_pass(began, task)
 
-    def _leave(self, driver: PassRunner) -> None:
-        driver.close()
-        self._drivers.pop(driver, None)
-        if driver.ended is not None:
-            driver.ended.set_result(None)
+    def _leave(self, runner: PassRunner) -> None:
+        runner.close()
+        self._runners.pop(runner, None)
+        if runner.ended is not None:
+            runner.ended.set_result(None)
 
     def _count(self, task: GraphTask) -> None:
         """Count a pass that has ended in the statistics."""
@@ -411,16 +388,6 @@ class Engine:
             self._cancelled += 1
         else:
             self._failed += 1
-
-
-def new_graph_task(roots: Sequence[tuple[Node, int]] = (), grads: Sequence[Array] = (), **options: Any) -> GraphTask:
-    """A new GraphTask with the caller's nesting depth, anomaly mode and profiler."""
-    current = CURRENT.get()
-    mode = current_mode()
-    if mode.trace is not None:
-        mode.trace.breaks("it runs a pass that is neither backward() nor grad()")
-    depth = 0 if current is None else current.task.reentrant_depth + 1
-    return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
 
 
 _engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
@@ -433,7 +400,7 @@ _engines_lock = threading.Lock()
 def passes_in_flight() -> int:
     """Passes that run or wait for their turn, on all engines of the process."""
     with _engines_lock:
-        return sum(len(engine._drivers) for engine in _engines)
+        return sum(len(engine._runners) for engine in _engines)
 
 
 def current_engine() -> Engine:
@@ -460,12 +427,6 @@ async def aclose_default_engine() -> None:
     engine = _default_engines.pop(asyncio.get_running_loop(), None)
     if engine is not None:
         await engine.aclose()
-
-
-def _stop_with_starter(starter: asyncio.Task[Any] | None, runner: asyncio.Task[Any], future: asyncio.Future[Any]) -> None:
-    """Cancel a pass when the task that started it is cancelled while it awaits `future`."""
-    if starter is not None and asyncio.current_task() is starter:
-        future.add_done_callback(lambda future: runner.cancel() if future.cancelled() else None)
 
 
 def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:

@@ -1,12 +1,12 @@
-"""PassJobs: jobs of the executor that run the next nodes of their pass as well, while the loop has nothing to do for it.
+"""PassJobs: jobs of the executor that run several nodes of their pass in a row, while the loop has nothing to do for it.
 
-Note [Going on]
+Note [Nodes in a row]
     A hop from the executor to the loop and back costs 0.3 to 0.4 ms where threads have gone to sleep meanwhile, as much as a rule on a megabyte,
-    and in a chain of expensive rules the loop would only hand each result to the next rule. So a job whose driver waits for it alone goes on: it
-    completes its node, takes the most urgent ready one and runs it, as the driver would. It ends when the loop is needed: for a node of user code, a
-    captured gradient or a device; for a second expensive node, which runs at the same time; when a job of somebody else waits for a thread; and after
+    and in a chain of expensive rules the loop would only hand each result to the next rule. So a job that is all that its runner waits for
+    completes its node, takes the most urgent ready one and runs it, as the runner would. It ends when the loop is needed: for a node of user code,
+    a captured gradient or a device; for a second expensive node, which runs at the same time; when another pass's job waits for a thread; and after
     a few cheap nodes in a row, whose Python code would keep the interpreter's lock from the loop.
-    The ledger has one owner at a time: the driver opens it to the job before it waits, and closes it when it wakes. So after a cancellation no
+    The ledger has one owner at a time: the runner opens it to the job before it waits, and closes it when it wakes. So after a cancellation no
     further node starts, as everywhere.
 """
 
@@ -36,7 +36,7 @@ class PassJobs:
         task: the pass, which has begun.
         ledger: of the pass.
         placement: says which rules are expensive.
-        executor: whose threads run the jobs.
+        executor: its threads run the jobs.
     """
 
     __slots__ = ("_task", "_ledger", "_placement", "_executor", "_lock", "_is_open", "_cheap")
@@ -46,18 +46,18 @@ class PassJobs:
         self._ledger = ledger
         self._placement = placement
         self._executor = executor
-        #: held by whoever uses the ledger while it may be open
+        #: held while the ledger, which may be open, is used
         self._lock = threading.Lock()
         self._is_open = False
         #: cheap nodes that a job has run in a row
         self._cheap = 0
 
     def open(self) -> None:
-        """The driver waits for one job only, which may use the ledger if the pass is by itself."""
+        """Let the job that the runner waits for use the ledger, if the pass is by itself."""
         self._is_open = self._task.hooks is None and self._task.recorded is None
 
     def close(self) -> None:
-        """The driver goes on: no job may use the ledger any more."""
+        """Let no job use the ledger any more."""
         with self._lock:
             self._is_open = False
 
@@ -66,7 +66,7 @@ class PassJobs:
 
         Args:
             node: the node, for which `is_simple`.
-            grads: the gradients of its inputs; emptied, because whoever started the job still refers to the list.
+            grads: the gradients of its inputs; emptied, because the runner still refers to the list.
 
         Returns:
             A function to be called on the loop, which takes the last result; None: the job has done that.

@@ -26,8 +26,8 @@ Note [Values kept between the halves]
     that saved-tensor hooks had packed are unpacked once and handed on. In the weight half, a gradient is dropped as soon as its node has run. Nothing
     that is kept refers to a tensor that a stage returned, to a pass, or back to the group.
 
-Note [Halves of small graphs are swept]
-    What surrounds the rules costs a small stage several times what they do, and halves have more of it than an undivided pass. So where a sweep could
+Note [Halves of small graphs are walked]
+    What surrounds the rules costs a small stage several times what they do, and halves have more of it than an undivided pass. So where a walk could
     run the whole graph, it runs the halves: numbers are a topological order there, so one look at each node, from the first recorded on,
     says what it leads to (`InputPlan._put_in_order`), and rows run by code compiled for the outputs wanted (`OpNode.vjp_part`), and there are no
     buffers and counts. Only where a gradient that undivided work has returned would have to be added between two others, the weight half counts.

@@ -178,7 +178,7 @@ class InputPlan(Selection):
         return super().should_compute(node, output) or (node in self._undivided and output in self.divided[node])
 
     def run_part(self, node: Node, grad: Any, staged: StagedCommit) -> Sequence[Array | None]:
-        """Run a node of a sweep; gradients that a row computes for the other half as well are kept for it."""
+        """Run a node of a walk; gradients that a row computes for the other half as well are kept for it."""
         left = self.divided.get(node, ())
         if node not in self._undivided:
             if left:

@@ -149,7 +149,7 @@ class TorchNode(Node):
             packed: the inputs, as saved-tensor hooks have packed them.
         """
         self._graph, self._packed = call, Packed(packed)
-        _ = self.extra  # a sweep unpacks nothing, and passes by nodes that have an extra
+        _ = self.extra  # a walk unpacks nothing, and passes by nodes that have an extra
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
         """Let go of torch's graph.
