@@ -6,7 +6,7 @@
     ├── GraphError (RuntimeError)
     │   ├── TraceError                a compiled function does something that a program cannot repeat
     │   ├── NoGraphError              nothing to differentiate: no tensor requires grad
-    │   ├── GraphFreedError           second backward through a graph whose saved values are gone
+    │   ├── GraphFreedError           second backward through a graph without its saved values
     │   ├── ModifiedError             a saved value was modified in place
     │   ├── InPlaceError              in-place on a leaf that requires grad, or on a view of one
     │   ├── UnusedInputError          the outputs do not depend on an input
@@ -222,7 +222,7 @@ class MicrobatchError(ArgumentError, RuntimeError):
 
 
 class UnknownNameError(AiogradError, AttributeError):
-    """A tensor or a package has no attribute of that name. The message names the nearest one; it is looked for when somebody reads it.
+    """A tensor or a package has no attribute of that name. The message names the nearest one; it is looked for when the message is read.
 
     Args:
         owner: the tensor's class or the module, for the message.
@@ -288,7 +288,7 @@ class PipelineError(AiogradError, RuntimeError):
 
 
 class StageBackwardError(AiogradError, RuntimeError):
-    """The backward pass of a stage failed; the cause is chained. ``committed`` is that of the cause."""
+    """The backward pass of a stage failed; the cause is chained. ``committed`` is the cause's."""
 
 
 class GradcheckError(AiogradError, RuntimeError):
@@ -312,7 +312,7 @@ class DeviceMismatchError(DeviceError):
 
 
 class DeviceUnavailableError(DeviceError):
-    """There is no such device, or something it needs is missing; the message says what was searched for and what to do."""
+    """There is no such device, or something it needs is missing; the message names the missing component and the remedy."""
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
@@ -349,7 +349,7 @@ class WorkerLostError(DistributedError, ConnectionError):
         worker: name of the lost worker.
         stage: the operation that was under way with it.
         is_gone: True if its process is known to have ended, with everything in its memory; otherwise it may only be unreachable.
-        spared_since: time of the loop from which on work is not affected by the loss, since what it asked of the worker is asked again; infinite
+        spared_since: time of the loop from which on work is not affected by the loss, since it sends its requests to the worker again; infinite
             where all work is affected.
     """
 
@@ -410,7 +410,7 @@ class RemoteError(DistributedError):
 
 
 class RemotePipelineError(RemoteError, PipelineError):
-    """A stage of a pipeline failed on another worker: a `PipelineError` with its attributes, and with those of a `RemoteError`.
+    """A stage of a pipeline failed on another worker: a `PipelineError` that has the attributes of a `RemoteError` as well.
 
     Attributes:
         stage: index of the failed stage, or None.
@@ -441,7 +441,7 @@ class ExpertLostError(DistributedError):
 
     Attributes:
         sample: number of the sample in the batch.
-        position: index of the expert among those that the sample was routed to.
+        position: index of the expert among the sample's experts.
     """
 
     def __init__(self, message: str, *, sample: int = 0, position: int = 0) -> None:
@@ -473,7 +473,7 @@ class CommitUnknown(DistributedError):
     for the outcome as soon as they can reach another worker. If you cannot wait for that, restore all workers from a checkpoint.
 
     Attributes:
-        workers: the workers whose outcome is not known.
+        workers: the workers with an unknown outcome.
     """
 
     def __init__(self, message: str, *, workers: tuple[str, ...] = ()) -> None:
@@ -503,7 +503,7 @@ class StepError(DistributedError):
     Attributes:
         step: number of the step.
         applied: workers that have taken it.
-        failed: workers that have not, or whose answer was lost.
+        failed: workers that have not, or with a lost answer.
     """
 
     def __init__(self, message: str, *, step: int = 0, applied: tuple[str, ...] = (), failed: tuple[str, ...] = ()) -> None:

@@ -24,6 +24,7 @@ extensions = [
     "fault_table",
     "raises_entries",
     "room",
+    "rooms",
     "signatures",
     "sequence_diagram",
 ]

@@ -7,13 +7,13 @@ Note [The rules]
     imports only from levels below its own, or from its own level where no circle comes of it. The members of level 5 are siblings: none
     imports another.
 
-    *Circles.* There are none but one, see `CIRCLES_LEFT`. Imports for type checking only count, here and for levels, since what a signature
-    names is a dependency.
+    *Circles.* There are none. Imports for type checking only count, here and for levels, since what a signature names is a dependency; a stub
+    (``.pyi``) counts as part of its module.
 
     *Where what may be imported.* asyncio in the drivers, aiohttp in one module, numba where kernels are; modules that decide without
     doing (`SANS_IO`) import nothing that waits, measures time, draws or talks.
 
-    *How.* At the top of the file, except heavy packages that are optional; by name, never ``*``.
+    *How.* At the top of the file, except heavy packages that are optional; by name, and by ``*`` only where names are gathered (`GATHERING`).
 
     *Never.* Modules that turn bytes into code or objects, ``eval`` and its like, and ``assert``, which ``python -O`` removes.
 """
@@ -35,8 +35,8 @@ LEVELS: Mapping[str, int] = {
             "errors running",
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
-            "engine transaction coordination",
-            "tensors functional running.random running.offloading running.scalars array_functions autograd steps",
+            "engine transaction",
+            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
             "nn optim distributions parallel pipeline distributed cuda saving",
             "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
             "__init__ __main__ cli",
@@ -46,25 +46,13 @@ LEVELS: Mapping[str, int] = {
 }
 SIBLINGS = 5
 
-#: the one circle, by the modules in it: the table of methods is a base class of Tensor for type checkers, and its functions take Tensors
-CIRCLES_LEFT: tuple[frozenset[str], ...] = (
-    frozenset(
-        {
-            "tensors.creation",
-            "tensors.tensor",
-            "running.random",
-            *(f"array_functions.{name}" for name in (
-                "activation blending comparison conversion creation elementwise joining linalg manipulation method_forms methods products reduction "
-                "sampling scattering searching special statistics"
-            ).split()),
-        }
-    ),
-)  # fmt: skip
+#: modules that gather names by star imports
+GATHERING = ("__init__", "array_functions.public")
 
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
-        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "steps", "cuda.executor", "testing", "cli", "__main__",
+        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
@@ -102,7 +90,7 @@ SANS_IO = (
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    "steps.buckets",
+    "coordination.buckets",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session shared.allowance shared.ring tensor_table timer_queue transport values"
@@ -166,35 +154,27 @@ def unit_of(name: str) -> str:
 
 
 def package_sources(folder: Path) -> dict[str, str]:
-    """Text of every module of a package folder, by its path relative to the folder."""
-    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
+    """Text of every module and stub of a package folder, by its path relative to the folder."""
+    paths = [*folder.rglob("*.py"), *folder.rglob("*.pyi")]
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
-def examine(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> tuple[list[str], list[str]]:
-    """The results of `complaints` and `mended` for the same sources, which are read once."""
+def complaints(sources: Mapping[str, str]) -> list[str]:
+    """Everything in `sources` that breaks a rule, as ``path:line: what``; circles as what imports what."""
     modules = _parse(sources)
     found: list[str] = []
     for module in modules.values():
         found += [f"{module.path}:{line}: {what}" for line, what in (*_import_faults(module), *_statement_faults(module))]
-    tangles = _tangles(_edges(modules))
-    found += (_circle_in(tangle, modules) for tangle in tangles if not any(tangle <= each for each in left))
-    gone = [f"strike this circle out of CIRCLES_LEFT: {sorted(each)}" for each in left if not any(tangle <= each for tangle in tangles)]
-    return found, gone
-
-
-def complaints(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> list[str]:
-    """Everything in `sources` that breaks a rule, as ``path:line: what``; circles as what imports what. Those within `left` are let through."""
-    return examine(sources, left)[0]
-
-
-def mended(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> list[str]:
-    """The circles that `left` names and that are none any more."""
-    return examine(sources, left)[1]
+    return found + [_circle_in(tangle, modules) for tangle in _tangles(_edges(modules))]
 
 
 def _parse(sources: Mapping[str, str]) -> dict[str, Module]:
     modules: dict[str, Module] = {}
-    for path, text in sources.items():
+    for path, text in sorted(sources.items()):
+        if path.endswith(".pyi"):
+            module = modules[path.removesuffix(".pyi").replace("/", ".")]
+            module.tree.body += ast.parse(text, path).body
+            continue
         parts = path.removesuffix(".py").split("/")
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package and len(parts) > 1 else parts)
@@ -259,7 +239,7 @@ def _import_faults(module: Module) -> Iterator[tuple[int, str]]:
     if level is None:
         yield 1, f"{module.unit} has no level; add it to LEVELS in tests/layering.py"
     for node in ast.walk(module.tree):
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names) and module.name not in GATHERING:
             yield node.lineno, f"star import from {node.module}"
     for item in module.imports:
         if item.in_function and item.root not in OPTIONAL and not module.name.startswith(LATE):

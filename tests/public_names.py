@@ -22,6 +22,7 @@ MODULES = (
     "aiograd.nn.functional",
     "aiograd.nn.init",
     "aiograd.optim",
+    "aiograd.data",
     "aiograd.graph",
     "aiograd.parallel",
     "aiograd.profiler",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-import aiograd.array_functions as F
+from aiograd.array_functions import public as F
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
 
 rng = np.random.default_rng(0)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.array_functions.methods import TensorMethods
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
 from aiograd.tensors.core import TensorCore
+from tests.method_stub import METHODS, PATH, stub
 
-TABLE = {name: method for name, method in vars(TensorMethods).items() if not name.startswith("_")}
 #: what a numpy or PyTorch script that is ported meets first
 EVERYDAY = (
     "copy ravel round dot sort argsort cumprod cumsum diagonal trace take repeat nonzero conj clip prod std var argmax argmin all any swapaxes "
@@ -224,13 +223,17 @@ def test_wrong_arguments(call: Any, error: type[Exception]) -> None:
 
 def test_the_table_is_what_tensors_have() -> None:
     assert [name for name in EVERYDAY if not hasattr(ag.Tensor, name)] == []
-    for name, method in TABLE.items():
+    for name, method in METHODS.items():
         assert getattr(ag.Tensor, name) is method and not hasattr(TensorCore, name), name
         assert inspect.getdoc(method), name
         first = next(iter(inspect.signature(method).parameters.values()))
         assert first.kind is first.POSITIONAL_ONLY, name
     text = pydoc.plain(pydoc.render_doc(ag.Tensor))
     assert "softmax(x" in text and "Slices at `index` along an axis." in text
+
+
+def test_the_stub_declares_the_methods_that_are_there() -> None:
+    assert PATH.read_text(encoding="utf-8") == stub(), "run: python -m tests.method_stub"
 
 
 def test_a_type_checker_knows_the_methods() -> None:

@@ -15,7 +15,7 @@ import aiograd as ag
 from aiograd import pipeline
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import notebook
-from aiograd.testing import ToyDevice
+from tests.toy_device import ToyDevice
 
 
 class Reader(HTMLParser):

@@ -14,7 +14,7 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, DeviceError, ShapeError
 from aiograd.running.devices import DeviceName
-from aiograd.testing import ToyDevice
+from tests.toy_device import ToyDevice
 
 
 def test_imports_as_a_script_writes_them() -> None:

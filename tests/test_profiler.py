@@ -24,7 +24,7 @@ from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.table import records_of, rows_of
 from aiograd.running.modes import current_mode
 from aiograd.testing import simulated_run
-from aiograd.testing.toy_device import ToyDevice
+from tests.toy_device import ToyDevice
 
 
 def named(events: Any, category: str) -> list[str]:

@@ -1,29 +1,22 @@
 """The reference says of every public function and class what it takes, returns and raises, and of what waits what a cancellation does.
 
 The docstrings are what the reference is made of. A section is asked for where there is something to say: Args where there are parameters, Returns
-where something is returned, Raises where the function's own code raises, cancellation where a call is awaited. Examples are run.
+where something is returned, Raises where the function's own code raises, cancellation where a call is awaited. Examples are run by
+``test_examples_in_docstrings.py``.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
-import doctest
-import importlib
 import inspect
-import pkgutil
 import re
 import textwrap
-import types
 from collections.abc import Iterator
-from dataclasses import is_dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import aiograd
 from docs.extensions.raises_entries import ENTRY, part_entries, split_entries
 from tests.public_names import public_callables
 
@@ -165,36 +158,6 @@ class Made:
 )
 def test_what_is_missing_is_found(value: Any, complaints: list[str]) -> None:
     assert missing(value) == complaints
-
-
-# -------------------------------------------------------------------- examples
-
-
-def modules() -> Iterator[types.ModuleType]:
-    """The modules of the package that have examples."""
-    for found in pkgutil.walk_packages(aiograd.__path__, "aiograd."):
-        origin = found.module_finder.find_spec(found.name).origin  # type: ignore[union-attr, call-arg]
-        if origin is not None and ">>> " in Path(origin).read_text():
-            yield importlib.import_module(found.name)
-
-
-EXAMPLES = [
-    pytest.param(example, id=example.name)
-    for module in modules()
-    for example in doctest.DocTestFinder(exclude_empty=True).find(module)
-    if example.examples
-]
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_prints_what_it_says(example: doctest.DocTest) -> None:
-    example.globs["asyncio"] = asyncio
-    results = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE).run(example)
-    assert results.failed == 0 and results.attempted > 0
-
-
-def test_there_are_examples() -> None:
-    assert len(EXAMPLES) >= 2 and not is_dataclass(EXAMPLES[0].values[0])
 
 
 # -------------------------------------------------------------------- how it is shown

@@ -16,7 +16,7 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError, NotReadyError
 from aiograd.saving.serialization import load, load_metadata, save
-from aiograd.testing.toy_device import ToyDevice
+from tests.toy_device import ToyDevice
 
 
 def raw(path: Path, header: dict[str, Any], data: bytes = b"") -> None:

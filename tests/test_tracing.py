@@ -15,7 +15,9 @@ from opentelemetry.trace import StatusCode
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.observing import NO_TRAIL, Trail, trail
+from aiograd.distributed.messages.fields import NO_TRACE, TraceContext
+from aiograd.distributed.messages.form import parse
+from aiograd.distributed.observing import trace_context
 from aiograd.errors import ProtocolError, RemoteError
 from aiograd.running import tracing
 from tests.distributed.workers import workers
@@ -112,7 +114,7 @@ async def test_local_passes_and_steps_have_spans(spans: InMemorySpanExporter) ->
 
 async def test_without_a_provider_nothing_happens_and_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
-    assert not tracing.is_traced() and tracing.traceparent() == "" and trail(None) == ()
+    assert not tracing.is_traced() and tracing.traceparent() == "" and trace_context(None) is None
     assert tracing.span("x") is tracing.span("y")
     monkeypatch.delitem(sys.modules, "opentelemetry.trace")
     assert not tracing.is_traced() and tracing.traceparent() == ""
@@ -126,10 +128,10 @@ def test_the_traceparent_is_that_of_w3c(spans: InMemorySpanExporter) -> None:
     assert span.parent is not None and span.parent.span_id == 0xB7AD6B7169203331 and span.parent.is_remote
 
 
-def test_the_trail_of_a_message_is_checked() -> None:
-    assert Trail.parse((PARENT, True)) == Trail(PARENT, True) and Trail.parse(("", False)) == NO_TRAIL
+def test_the_trace_context_of_a_message_is_checked() -> None:
+    assert parse(TraceContext, (PARENT, True)) == TraceContext(PARENT, True) and parse(TraceContext, ("", False)) == NO_TRACE
     wrong: list[Any] = [None, (), (PARENT,), (1, True), (PARENT, 1), (PARENT + "0", True), ("x" * 55, True), (PARENT.upper(), True), [PARENT, True]]
     wrong += [(PARENT.replace("00-", "ff-", 1), True), (f"00-{'0' * 32}-b7ad6b7169203331-01", True), (f"00-{'a' * 32}-{'0' * 16}-01", True)]
     for value in wrong:
-        with pytest.raises(ProtocolError, match="trail"):
-            Trail.parse(value)
+        with pytest.raises(ProtocolError, match="malformed TraceContext"):
+            parse(TraceContext, value)

@@ -15,10 +15,10 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, NoGraphError
 from aiograd.ops import ROWS
 from aiograd.ops import nn as rows
-from aiograd.testing.toy_device import ToyDevice
 from aiograd.viz import graph_dot, graph_svg
 from aiograd.viz.layout import GAP, MAX_POINTS, PASSING_GAP, Layout, lay_out
 from aiograd.viz.picture import NAME_LENGTH, shortened
+from tests.toy_device import ToyDevice
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -7,6 +7,8 @@ from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 from aiograd.tensors.unrolled import unary
 
+__all__ = ["relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "log_sigmoid", "softmax", "log_softmax"]
+
 _relu, _softsign = unary(row("relu")), unary(row("softsign"))
 _sigmoid, _log_sigmoid = unary(row("sigmoid")), unary(row("log_sigmoid"))
 

@@ -6,17 +6,24 @@ table in ``docs/guides/from-pytorch.md`` lists those.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from aiograd.array_functions import comparison, elementwise, linalg, manipulation, method_forms, products, reduction, searching, special
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
-from aiograd.array_functions.documentation import document
 from aiograd.running.modes import no_grad
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import tensor
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "cat", "permute", "unsqueeze", "unbind", "movedim", "swapdims", "repeat_interleave", "broadcast_tensors", "clamp", "sub", "mul", "div", "neg",
+    "sgn", "fix", "eq", "ne", "lt", "le", "gt", "ge", "mm", "bmm", "mv", "ger", "norm", "det", "slogdet", "logdet", "inverse", "pinverse",
+    "cholesky", "cross", "matrix_exp", "matrix_power", "lgamma", "digamma", "polygamma", "erfinv", "logit", "i0", "inference_mode", "array",
+    "concatenate", "absolute", "power", "mod", "true_divide", "arccos", "arcsin", "arctan", "arctan2", "arccosh", "arcsinh", "arctanh", "around",
+    "conjugate", "amax", "amin", "invert", "bitwise_not", "left_shift", "right_shift", "index_select", "masked_fill", "ravel", "t", "numel",
+    "is_tensor", "is_floating_point", "is_complex", "complex", "polar",
+]  # fmt: skip
 
 # PyTorch's
 cat, permute, unsqueeze, unbind = manipulation.concat, manipulation.permute_dims, manipulation.expand_dims, manipulation.unstack
@@ -94,6 +101,3 @@ def polar(size: ArrayLike, angle: ArrayLike, /) -> Tensor:
     """Complex numbers of their magnitudes and angles."""
     source, turned = as_tensors(size, angle)
     return complex(source * elementwise.cos(turned), source * elementwise.sin(turned))
-
-
-document(sys.modules[__name__])

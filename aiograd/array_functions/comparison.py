@@ -10,6 +10,12 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors,
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = [
+    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isclose", "allclose", "array_equal", "logical_and", "logical_or",
+    "logical_xor", "logical_not", "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift",
+    "isfinite", "isinf", "isnan", "isposinf", "isneginf", "isreal",
+]  # fmt: skip
+
 _equal, _not_equal, _less, _less_equal = two_plain("eq"), two_plain("ne"), two_plain("lt"), two_plain("le")
 _greater, _greater_equal = two_plain("gt"), two_plain("ge")
 _logical_and, _logical_or, _logical_xor = two_plain("logical_and"), two_plain("logical_or"), two_plain("logical_xor")

@@ -21,6 +21,11 @@ from aiograd.tensors.plain import plain_array
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = [
+    "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like", "arange", "linspace", "eye", "meshgrid", "tril",
+    "triu", "diag", "logspace",
+]  # fmt: skip
+
 
 def _finished(array: np.ndarray[Any, Any], device: str | None, requires_grad: bool) -> Tensor:
     result: Tensor = make(check_numbers(array))

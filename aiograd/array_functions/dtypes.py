@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import builtins
 import math
-import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128",
+    "e", "pi", "inf", "nan", "newaxis", "astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type", "half", "float", "double", "short",
+    "int", "long", "cfloat", "cdouble",
+]  # fmt: skip
 
 float16, float32, float64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
@@ -89,6 +93,3 @@ def isdtype(dtype: Any, kind: Any) -> builtins.bool:
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """The dtype that an operation on these gives."""
     return np.result_type(*(x.dtype if isinstance(x, TensorCore) else x for x in arrays_and_dtypes))
-
-
-document(sys.modules[__name__])

@@ -16,6 +16,14 @@ from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 from aiograd.tensors.unrolled import unary
 
+__all__ = [
+    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod", "pow", "negative", "positive", "abs", "sign", "copysign",
+    "reciprocal", "square", "sqrt", "rsqrt", "cbrt", "hypot", "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "logaddexp", "xlogy",
+    "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "deg2rad", "rad2deg", "erf", "erfc",
+    "sinc", "floor", "ceil", "trunc", "round", "maximum", "minimum", "clip", "nan_to_num", "nextafter", "signbit", "conj", "real", "imag",
+    "angle", "fmax", "fmin", "frac", "heaviside", "logaddexp2", "ldexp", "float_power", "gcd", "lcm",
+]  # fmt: skip
+
 _add, _subtract, _multiply, _divide = two("add"), two("sub"), two("mul"), two("div")
 _remainder, _fmod, _pow, _floor_divide = two("remainder"), two("fmod"), two("pow"), two_plain("floor_divide")
 _copysign, _hypot, _logaddexp, _xlogy, _atan2 = two("copysign"), two("hypot"), two("logaddexp"), two("xlogy"), two("atan2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor
 from aiograd.array_functions.creation import _finished
-from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.ops import fft as rows
 from aiograd.running.modes import get_default_dtype
@@ -133,6 +131,3 @@ def fftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> Tensor
 def ifftshift(x: ArrayLike, /, axes: int | Sequence[int] | None = None) -> Tensor:
     """The inverse of `fftshift`."""
     return rows.np_ifftshift(_signal("ifftshift", x), axes)  # type: ignore[no-any-return]
-
-
-document(sys.modules[__name__])

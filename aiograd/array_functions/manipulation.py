@@ -14,6 +14,11 @@ from aiograd.ops import joining, shape
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = [
+    "reshape", "flatten", "permute_dims", "transpose", "swapaxes", "matrix_transpose", "moveaxis", "squeeze", "expand_dims", "broadcast_to",
+    "broadcast_arrays", "broadcast_shapes", "flip", "roll", "concat", "stack", "unstack", "split", "tile", "repeat", "pad", "diagonal", "clone",
+]  # fmt: skip
+
 
 def reshape(x: ArrayLike, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
     """The elements in row-major order in another shape, of which one extent may be -1; a view where possible unless `copy`."""

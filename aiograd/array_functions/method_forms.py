@@ -130,11 +130,6 @@ def dim(x: Tensor, /) -> int:
     return x.ndim
 
 
-def ndimension(x: Tensor, /) -> int:
-    """The number of axes."""
-    return x.ndim
-
-
 def element_size(x: Tensor, /) -> int:
     """The number of bytes of an element."""
     return x.dtype.itemsize

@@ -14,6 +14,10 @@ from aiograd.tensors.constants import checked_dtype
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = [
+    "matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace", "vdot", "convolve", "correlate",
+]  # fmt: skip
+
 _matmul = two("matmul")
 
 

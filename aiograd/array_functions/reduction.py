@@ -16,6 +16,11 @@ from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = [
+    "sum", "prod", "mean", "var", "std", "var_mean", "std_mean", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero",
+    "cumulative_sum", "cumulative_prod", "cumsum", "cumprod", "diff",
+]  # fmt: skip
+
 _SUM = row("sum")
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
-from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.modes import no_grad
 from aiograd.running.random import Generator, default_generator, seed
@@ -140,6 +138,3 @@ def bernoulli(p: ArrayLike, /, *, generator: Generator | None = None) -> Tensor:
     with no_grad():
         drawn: Tensor = rand_like(chances, generator=generator) < chances
         return drawn.astype(chances.dtype)
-
-
-document(sys.modules[__name__])

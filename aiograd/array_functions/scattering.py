@@ -24,6 +24,8 @@ from aiograd.ops import indexing
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = ["cummax", "cummin", "logcumsumexp", "gather", "scatter", "scatter_add", "scatter_reduce"]
+
 _REDUCTIONS = ("sum", "prod", "mean", "amax", "amin")
 
 

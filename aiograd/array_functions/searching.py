@@ -16,6 +16,12 @@ from aiograd.tensors.core import make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
+__all__ = [
+    "where", "nonzero", "argmax", "argmin", "searchsorted", "isin", "take", "take_along_axis", "take_along_dim", "index_add", "sort", "argsort",
+    "topk", "unique_all", "unique_counts", "unique_inverse", "unique_values", "unique", "argwhere", "masked_select", "index_copy", "index_fill",
+    "bucketize", "kthvalue", "msort",
+]  # fmt: skip
+
 
 class UniqueAll(NamedTuple):
     """The result of `unique_all`."""

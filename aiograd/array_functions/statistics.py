@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from aiograd.array_functions.reduction import max as largest
 from aiograd.array_functions.reduction import min as smallest
 from aiograd.errors import ArgumentError
 from aiograd.ops import calculus, statistics
+from aiograd.ops.statistics import MinMax
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 
@@ -20,13 +21,6 @@ __all__ = [
     "aminmax", "bincount", "cdist", "corrcoef", "cov", "cumulative_trapezoid", "dist", "gradient", "histc", "interp", "nanmean", "nanmedian",
     "nanquantile", "nansum", "percentile", "quantile", "trapezoid",
 ]  # fmt: skip
-
-
-class MinMax(NamedTuple):
-    """The result of `aminmax`."""
-
-    min: Tensor
-    max: Tensor
 
 
 def aminmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> MinMax:

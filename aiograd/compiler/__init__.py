@@ -2,20 +2,20 @@
 
 ==================  ===============================================================================================
 `compiled`          the callable that users get: signatures, guards, statistics
-`signature`         of the arguments: their structure, and what a program depends on
-`watching`          what the functions that run read from the objects around them
+`signature`         of the arguments: their structure, and the facts that a program depends on
+`watching`          the reads of the running functions from the objects around them
 `guard_code`        guards as straight lines of comparisons
-`recording`         an eager run as statements; what cannot be repeated
+`recording`         an eager run as statements; calls that cannot be repeated
 `recorded_calls`    passes and optimizers' steps while a function is recorded
-`recorded_results`  the program, from what the function returns
+`recorded_results`  the program, made from the function's result
 `effects`           statements that are no rows: draws, effects, repeated calls
-`writes`            what a recording does about modifications in place
+`writes`            how a recording treats modifications in place
 `awaiting`          a coroutine while it is recorded
 `lines`             the user's lines
 `program`           statements and values: the data, pure
 `calls`             a function of arrays as calls of numpy: the data, pure
-`tracing`           recording arrays: what a row's forward or rule calls
-`results`           results: what is no Tensor, which share memory
+`tracing`           recording arrays: the calls of a row's forward or rule
+`results`           results: leaves that are no Tensors, shared memory
 `forward_code`      the forward as calls
 `backward_code`     the backward as calls, made by the first pass that runs it
 `passes`            calls to fewer and cheaper calls of the same bits

@@ -1,12 +1,12 @@
 """Arenas: memory that a program's forward computes in, used again by later calls.
 
-Note [Who has an arena]
+Note [Owners of an arena]
     A call takes an arena from the pool of its program, or a new one where none is free, so any number of calls may be in flight. It belongs to the
-    node of the call, and to whoever runs it at the moment: a graph that is retained keeps it, and a thread that goes on after its pass was cancelled
-    never reads what another call has written. When the last of them is done with it, it goes back to the pool, or is freed where that is full.
+    node of the call and to each run of that node: a graph that is retained keeps it, and a thread that goes on after its pass was cancelled never
+    reads what another call has written. When the last of them is done, the arena goes back to the pool; if the pool is full, it is freed.
 
 Note [What lies in an arena]
-    Values that only the program itself reads: intermediate ones, and those that are saved for the backward. Not the results, which others keep, nor
+    Values that only the program itself reads: intermediate values and values saved for the backward. Not the results, which the caller keeps, nor
     anything that may share memory with them, with arguments or with captured Tensors. Where a gradient that a pass returns may share memory with a
     saved value, the arena of that call is never used again.
 """
@@ -53,7 +53,7 @@ class ArenaPool:
         self._all: weakref.WeakSet[_Memory] = weakref.WeakSet()
 
     def take(self) -> Arena | None:
-        """An arena that nobody else has; None where the program needs none."""
+        """An arena that is not in use; None if the program needs none."""
         if not self._layout:
             return None
         try:
@@ -83,7 +83,7 @@ class Arena:
 
     Attributes:
         arrays: to write into.
-        is_shared: somebody else may have a part of the memory.
+        is_shared: True if another call or node may use a part of the memory.
     """
 
     __slots__ = ("arrays", "is_shared", "_memory", "_pool")

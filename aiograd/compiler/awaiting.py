@@ -68,7 +68,7 @@ class RecordedCoroutine:
 
 
 def _look_at(future: Any) -> None:
-    """Take note of the error of a future that nobody waits for any more."""
+    """Retrieve the error of a future that is no longer awaited, so that asyncio does not report it."""
     if not future.cancelled():
         future.exception()
 

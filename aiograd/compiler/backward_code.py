@@ -1,7 +1,7 @@
 """The backward of a program as `ArrayCode`, made while the first pass runs it.
 
 The first pass that has gradients for certain outputs and wants certain edges goes through the rules one by one, on recording arrays that have the
-real ones behind them, and takes down what they do: the numpy calls that a rule makes, or the rule itself as one call; which rule gave None, which
+real ones behind them, and writes down their work: the numpy calls that a rule makes, or the rule itself as one call; which rule gave None, which
 gradient had to be summed down to its target's shape or cast, which was a slice. Later passes run the code. Sums are associated as the engine does
 (Note [Deterministic sums] in `aiograd.engine.input_buffer`).
 """
@@ -53,7 +53,7 @@ class BackwardWriter:
         self._saved = {name: self._tracer.recorded(name, value) for name, value in zip(saved_names(program), saved, strict=True)}
         given = [self._tracer.recorded(f"g_{value.name}", grad) for value, grad in zip(program.outputs, grads, strict=True)]
         self._parameters = ("saved", tuple(_refs(self._saved.values()))), ("grads", tuple(_refs(given)))
-        #: by name of a value, its gradient; the names of those that are sums of our own
+        #: by name of a value, its gradient; the names of gradients that are sums made here
         self._sums: dict[str, Any] = {
             value.name: each for value, each, grad in zip(program.outputs, given, grads, strict=True) if grad is not None
         }
@@ -63,7 +63,7 @@ class BackwardWriter:
         #: by statement and argument, the edge of a use
         self._edges = {(number, i): numbers[place] for number, i, place in uses(program)}
         self._wanted = self._lead_to(needs)
-        #: per edge: True if it has several uses that are added up here; the gradients of those that are not; the name of its target
+        #: per edge: True if its several uses are added up here; the gradients of its uses, if not; the name of its target
         self._is_summed = [bool(is_sum) and count > 1 for is_sum, count in zip(sums, counts, strict=True)]
         self._parts: list[list[Any]] = [[] for _ in places]
         self._targets = [(*program.inputs, *program.captured)[place].name for place in places]
@@ -100,7 +100,7 @@ class BackwardWriter:
     # ---------------------------------------------------------------- which part
 
     def _lead_to(self, needs: Sequence[bool]) -> set[tuple[int, int]]:
-        """The arguments (by statement and position) that lead to an edge whose gradient is wanted."""
+        """The arguments (by statement and position) that lead to an edge with a wanted gradient."""
         made: set[str] = set()
         found: set[tuple[int, int]] = set()
         for number, statement in enumerate(self._program.statements):
@@ -158,7 +158,7 @@ class BackwardWriter:
                 self._give(number, i, statement, grad, conjugates)
 
     def _call(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...], *, wants_several: bool = False) -> Any:
-        """Take down the calls that a function makes, or itself."""
+        """Note the calls that a function makes; if they cannot be traced, the function itself as one call."""
         try:
             if not all([type(each) is not Recorded or isinstance(each.value, _ARRAYS) for each in arguments]):
                 raise Untraceable("a saved value that is no array")
@@ -171,7 +171,7 @@ class BackwardWriter:
         return self._opaque(label, function, arguments)
 
     def _opaque(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Run a function and take it down as one call."""
+        """Run a function and note it as one call."""
         result = function(*map_tree(_value_of, arguments, Recorded))
         return self._tracer.add(Form.CALL, function, label, arguments, {}, result, fresh=self._on_device or function is np.zeros, opaque=True)
 
@@ -266,7 +266,7 @@ def _refs(recorded: Any) -> list[Ref]:
 
 
 class _Named:
-    """Stands for the node in errors."""
+    """An object with the name of the program's node, for errors."""
 
     name = "a compiled function"
 

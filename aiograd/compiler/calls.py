@@ -1,8 +1,8 @@
 """ArrayCode: a function of arrays as straight-line calls of numpy, as data. The passes read and make it.
 
 Note [Memory]
-    A `Ref` is made once and never changed, with one exception: a call with an `out` writes into the memory of an earlier one, which nobody reads
-    afterwards. `Call.fresh` says that the results share no memory with the arguments; of others nothing is known, so they are taken to.
+    A `Ref` is made once and never changed, with one exception: a call with an `out` writes into the memory of an earlier one, which no later call
+    reads. `Call.fresh` says that the results share no memory with the arguments; of others nothing is known, so they are taken to.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _strides_in_order(shape: Shape, size: int) -> Shape:
     return tuple(reversed(strides))
 
 
-#: ufuncs whose results are rounded correctly, so that on real numbers they do not depend on the loop that computes them
+#: ufuncs with correctly rounded results: on real numbers they do not depend on the loop that computes them
 EXACT = frozenset({
     np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.square, np.reciprocal, np.sqrt, np.maximum, np.minimum,
     np.sign, np.floor, np.ceil, np.trunc, np.rint, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal, np.logical_and,
@@ -94,7 +94,7 @@ class Call:
         nested: so many of them, the first ones, are a tuple of their own in it.
         pure: it may be dropped, or done once for two of the same.
         fresh: see Note [Memory].
-        out: the Ref into whose memory it writes.
+        out: the Ref that owns the memory written to.
         errors: floating point errors that are handled otherwise than around it, as for `numpy.errstate`.
         comment: for the reader.
         reads: the Refs in arguments and options.
@@ -131,7 +131,7 @@ class Call:
 
     @property
     def is_exact(self) -> bool:
-        """True for an element-wise call whose result does not depend on the layout of its arguments."""
+        """True for an element-wise call with a result that does not depend on the layout of its arguments."""
         return self.is_elementwise and self.function in EXACT and all([ref.dtype is not None and ref.dtype.kind in "fbiu" for ref in self.reads])
 
     def refs(self) -> tuple[Ref, ...]:
@@ -139,14 +139,14 @@ class Call:
         return self.reads if self.out is None else (*self.reads, self.out)
 
     def replaced(self, names: dict[Ref, Any]) -> Call:
-        """The same of other arguments."""
+        """The same call with other arguments."""
         if names.keys().isdisjoint(self.reads):
             return self
         arguments, options = map_tree(lambda ref: names.get(ref, ref), (self.arguments, self.options), Ref)
         return self.but(arguments=arguments, options=options, reads=refs_in(arguments, options))
 
     def but(self, **changes: Any) -> Call:
-        """The same with other attributes."""
+        """The same call with other attributes."""
         call = object.__new__(Call)
         for name, value in zip(_FIELDS, _attributes(self), strict=True):
             setattr(call, name, value)
@@ -194,20 +194,20 @@ class ArrayCode:
 
     @property
     def arena(self) -> tuple[Ref, ...]:
-        """The arrays that it is given to write into."""
+        """The parameters that are arrays of an arena."""
         return next((parameter[1] for parameter in self.parameters if not isinstance(parameter, Ref) and parameter[0] == ARENA), ())
 
     def visible(self) -> set[Ref]:
-        """The results that others get to see."""
+        """The results that code outside of the function sees."""
         return set(leaves_of(self.results, Ref)) - self.private
 
     def written(self) -> set[Ref]:
-        """The Refs whose memory a later call writes into."""
+        """The Refs with memory that a later call overwrites."""
         return {call.out for call in self.calls if call.out is not None}
 
 
 class Memory:
-    """Which Refs of a `ArrayCode` may share memory: see Note [Memory]."""
+    """Groups of Refs of an `ArrayCode` that may share memory: see Note [Memory]."""
 
     def __init__(self, code: ArrayCode) -> None:
         self._parent: dict[Ref, Ref] = {}
@@ -218,7 +218,7 @@ class Memory:
                     self.join(call.results[0] if call.results else shared[0], ref)
 
     def of(self, ref: Ref) -> Ref:
-        """The one that stands for all that share memory with `ref`."""
+        """The representative of all Refs that share memory with `ref`."""
         parents = self._parent
         parent = parents.get(ref)
         if parent is None:
@@ -229,12 +229,12 @@ class Memory:
         return parent
 
     def shared(self, some: Iterable[Ref], others: Iterable[Ref]) -> set[Ref]:
-        """Those of `some` that may share memory with one of `others`."""
+        """The Refs among `some` that may share memory with one of `others`."""
         roots = {self.of(ref) for ref in others}
         return {ref for ref in some if self.of(ref) in roots}
 
     def join(self, one: Ref, other: Ref) -> None:
-        """The two may share memory."""
+        """Put two Refs into one group: they may share memory."""
         one, other = self.of(one), self.of(other)
         if one is not other:
             self._parent[other] = one

@@ -28,7 +28,7 @@ from aiograd.compiler.lines import async_block, defined_at, described_line, is_o
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recorded_results import ResultRecorder
-from aiograd.compiler.results import others_in
+from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
 from aiograd.compiler.watching.reads import Fit, Read, read_inputs
@@ -37,7 +37,7 @@ from aiograd.kernels.selection import selected
 from aiograd.nn.module import Module
 from aiograd.running.caller import warn_caller
 from aiograd.running.modes import Mode, ModeScope, current_mode
-from aiograd.running.trees import leaves_of, map_tree
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,8 +59,8 @@ class CompiledStatistics:
         eager: calls that ran the function itself and were not recorded.
         breaks: signatures that have no program and run eagerly.
         reasons: why, by their text.
-        recording_seconds: that the recordings took, with what they waited for and with making the programs' code.
-        arena_bytes: bytes of the memory that the programs compute in: that of runs whose graph is still there, and what is kept for later runs.
+        recording_seconds: the duration of all recordings, with the time they waited and the making of the programs' code.
+        arena_bytes: bytes of the memory that the programs compute in: arenas of runs with a live graph, and arenas kept for later runs.
     """
 
     signatures: int
@@ -185,7 +185,7 @@ class CompiledFunction:
         return key, None
 
     def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
-        """Look for calls like this one first, see `aiograd.compiler.guard_code`."""
+        """Put a check for calls like this one first, see `aiograd.compiler.guard_code`."""
         if check is None or code.checks_of_arguments >= MOST_CHECKS:
             return
         with self._lock:
@@ -225,7 +225,7 @@ class CompiledFunction:
         if recorder.broken is None and not are_same_arguments(key[0], inputs, *given):
             recorder.breaks("it changes a list or dict among its arguments")
         outputs: list[Any] = []
-        rebuild = self._shape_of(result, outputs, recorder)
+        rebuild = shape_of(result, outputs, self.function, self._name, needs_outputs=not recorder.has_called)
         text = describe(key[0])
         reads, moved = recorder.settle()
         program = recorder.program(text, outputs)
@@ -263,31 +263,6 @@ class CompiledFunction:
         elif recordings > self._most:
             recorder.breaks("what it reads changes before every call")
         return moved is None or recorder.broken is not None
-
-    def _shape_of(self, result: Any, outputs: list[Any], recorder: ResultRecorder) -> Callable[[list[Any]], Any]:
-        """Collects the Tensors of a result; returns a function that makes a result of others."""
-        if isinstance(result, TensorCore):
-            outputs.append(result)
-            return _only
-
-        for other in others_in(result):
-            if inspect.iscoroutine(other):
-                other.close()
-                raise TraceError(
-                    f"{defined_at(self.function)}: the compiled function {self._name} returned a coroutine; compile the `async def` itself, or make "
-                    "this function an `async def` that awaits it"
-                )
-            raise TraceError(
-                f"{defined_at(self.function)}: the compiled function {self._name} returned something of type {type(other).__name__}; expected a "
-                "Tensor, or nested tuples, lists and dicts of Tensors, since nothing else is computed anew by a program"
-            )
-        outputs += leaves_of(result, TensorCore)
-        if not outputs and not recorder.has_called:
-            raise TraceError(
-                f"{defined_at(self.function)}: the compiled function {self._name} returned no Tensor: a program would have nothing to do"
-            )
-
-        return functools.partial(_filled, map_tree(lambda tensor: _Place(), result, TensorCore))
 
     def _forget(self, key: Any, code: ProgramCode | StepCode) -> None:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
@@ -353,7 +328,7 @@ def _compiled(function: Any, on_break: Any, max_signatures: int) -> Any:
 
 
 class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
-    """A compiled method of an object; whatever else it is asked for is that of the method: `programs`, `statistics`, `clear`."""
+    """A compiled method of an object. Other attributes are the compiled function's: `programs`, `statistics`, `clear`."""
 
     __slots__ = ()
 
@@ -366,7 +341,7 @@ class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
 
 
 class CompiledModule(CompiledFunction):
-    """A compiled `nn.Module`, which passes for the module: whatever is not of a compiled function is the module's own, read and set."""
+    """A compiled `nn.Module` that passes for the module: every attribute that a compiled function lacks is read from and set on the module."""
 
     function: Any
     _is_made = False
@@ -406,7 +381,7 @@ class CompiledModule(CompiledFunction):
 
 @contextlib.contextmanager
 def _recording(recorder: ResultRecorder, name: str) -> Iterator[None]:
-    """Around a recorded call; a function that calls itself without end is an error that names its line."""
+    """Context of a recorded call; endless recursion raises an error that names the line."""
     try:
         with ModeScope(trace=recorder):
             yield
@@ -424,21 +399,6 @@ def _runs_programs(mode: Mode) -> bool:
     """True if a program can do in this mode all that the operations would."""
     watched = mode.grad and (mode.anomaly is not None or mode.saved_hooks is not None)
     return mode.trace is None and not watched
-
-
-class _Place:
-    """Stands for a Tensor in the structure of a result."""
-
-    __slots__ = ()
-
-
-def _only(outputs: list[Any]) -> Any:
-    return outputs[0]
-
-
-def _filled(structure: Any, outputs: list[Any]) -> Any:
-    left = iter(outputs)
-    return map_tree(lambda place: next(left), structure, _Place)
 
 
 @overload
@@ -462,12 +422,12 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
 
     Returns:
-        A `CompiledFunction`. That of a module passes for the module: it has its parameters, state and attributes, and may be a part of another
+        A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another
         module.
 
     Raises:
         ArgumentTypeError: not a function, or a generator function. ArgumentError: another `on_break`, or fewer than one signature. When called:
-        TraceError, ArgumentTypeError, and what the function raises.
+        TraceError, ArgumentTypeError, and the errors of the function itself.
     """
     if on_break not in ("raise", "eager"):
         raise ArgumentError(f"compile(on_break={on_break!r}): expected 'raise' or 'eager'")

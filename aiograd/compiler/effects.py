@@ -19,11 +19,11 @@ def statement_op(name: str, forward: Callable[..., Any]) -> Op:
 
 
 class CalledOp(Op):
-    """Something that is no row and that a program calls with Tensors, between its numeric parts: an optimizer's step, a backward pass.
+    """A call with Tensors that a program makes between its numeric parts and that is no row: an optimizer's step, a backward pass.
 
     Args:
         name: for people.
-        repeated: the call that is made; its `again` takes Tensors and returns None, or what has the Tensors that are the statement's outputs.
+        repeated: the call that is made; its `again` takes Tensors and returns None, or a result that contains the statement's outputs.
         is_awaited: True if it returns a coroutine.
     """
 

@@ -1,7 +1,7 @@
 """The forward of a program as `ArrayCode`.
 
 Each statement becomes the numpy calls that its row's forward, or the kernels that it ran with, make on recording arrays; where they cannot be
-traced it is one call of that function. The order is that of recording, and the results are those of the eager call to the bit.
+traced it is one call of that function. The calls keep the order of the recording, and the results equal the eager call's to the bit.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def _saved_names(program: Program) -> list[str]:
     for number, statement in enumerate(program.statements):
         for name in rule_inputs(statement):
             found.update(dict.fromkeys(names_of(statement, number, name)))
-        if not statement.is_row:  # a pass that records a graph runs the rows again, and takes what was drawn
+        if not statement.is_row:  # a pass that records a graph runs the rows again, with the numbers drawn before
             found.update(dict.fromkeys(value.name for value in statement.outputs))
     return list(found)
 
 
 def names_of(statement: Statement, number: int, name: str) -> list[str]:
-    """Names in the program's text of what a rule calls `name`: several for a variadic argument or output."""
+    """Names in the program's text for a rule's `name`: several for a variadic argument or output."""
     op = statement.op
     if name == "out":
         return [value.name for value in statement.outputs]
@@ -93,7 +93,7 @@ def compile_forward(program: Program) -> tuple[Callable[..., Any], ArenaPool, fr
 
 
 def forward_code(program: Program) -> ArrayCode:
-    """A function of the arrays of inputs and captured Tensors that returns outputs and what the backward needs, each a tuple."""
+    """A function of the arrays of inputs and captured Tensors; it returns two tuples: the outputs, and the arrays that the backward needs."""
     writer = _ForwardWriter(program)
     with writer.tracer.watching():
         for number, statement in enumerate(program.statements):
@@ -126,7 +126,7 @@ class _ForwardWriter:
             self._call(number, statement, function, is_ufunc)
 
     def _call(self, number: int, statement: Statement, function: Any, is_ufunc: bool) -> None:
-        """Take a statement down as one call."""
+        """Note a statement as one call."""
         op = statement.op
         arguments = tuple([None if value is None else self.refs[value.name] for value in statement.arrays])
         options = map_tree(lambda value: self.refs[value.name], statement.statics, Value) if statement.statics else {}
@@ -165,7 +165,7 @@ class _ForwardWriter:
         return found
 
     def _trace(self, number: int, statement: Statement, function: Any) -> bool:
-        """Take a statement down as the calls that it makes; False where that cannot be done."""
+        """Note a statement as the calls that it makes; False if they cannot be traced."""
         before = len(self.tracer.calls)
         try:
             arrays = tuple([None if value is None else self._like(value) for value in statement.arrays])

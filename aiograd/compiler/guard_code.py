@@ -1,8 +1,8 @@
 """Guards as generated functions: straight lines of comparisons that a call makes before it runs a program.
 
 Note [Two ways to compare]
-    What a program depends on is said by `signature_of` and `GuardedCode.compared`, which look through arguments and reads anew at every call. The
-    functions made here are shorter ways to the same answer: they compare what they meet with the objects that were there. If all are the same ones,
+    `signature_of` and `GuardedCode.compared` find the dependences of a program: they look through arguments and reads anew at every call. The
+    functions made here are shorter ways to the same answer: they compare each object with the recorded one. If all are the same ones,
     the long way would find the same; if any is not, the long way is taken, and its answer counts.
 """
 
@@ -31,7 +31,7 @@ _NAMES = (ATTRIBUTE, METHOD)
 
 
 class _CannotCheck(Exception):
-    """The long way is needed every time."""
+    """Raised if an object cannot be compared by a straight line; the long way is needed every time."""
 
 
 class _Checks:
@@ -63,17 +63,17 @@ class _Checks:
         self._lines.append(text)
 
     def refuse(self, *conditions: str) -> None:
-        """Return None if one of these holds."""
+        """Add a line that returns None if one of these conditions holds."""
         self._lines.append(f"if {' or '.join(conditions)}: return None")
 
     def unpack(self, expression: str, count: int) -> list[str]:
-        """Local names for the items of what an expression gives, which have to be so many."""
+        """Add the unpacking of an expression into so many items; returns their local names."""
         names = [self.new() for _ in range(count)]
         self._lines.append(f"{', '.join(names)}, = {expression}" if names else f"() = {expression}")
         return names
 
     def differs(self, name: str, value: Any) -> str:
-        """The condition that something is not what it was; numbers, flags and strings count by value."""
+        """The condition that a value has changed; numbers, flags and strings count by value."""
         known = self.of(value)
         # 0.0 is equal to -0.0: the long way compares them
         is_zero = isinstance(value, (float, complex, np.inexact)) and (value.real == 0 or (value.imag == 0 and isinstance(value, complex)))
@@ -82,7 +82,7 @@ class _Checks:
         return f"({name} is not {known} and ({name}.__class__ is not {self.of(value.__class__)} or {name} != {known}))"
 
     def tensor(self, name: str, expected: Any, records: bool) -> str:
-        """Compare a Tensor's array with what it is now; returns the name of the array."""
+        """Write the comparison of a Tensor's array with its present state; returns the name of the array."""
         data = self.new()
         self.line(f"if {name}._x is not None: {self.of(refresh)}({name})")
         self.line(f"{data} = {name}._data")
@@ -138,7 +138,7 @@ class _Arguments(_Checks):
         self._recording: list[str] = []
 
     def taken(self, code: Any) -> None:
-        """Compare what `GuardedCode.takes` does."""
+        """Write the comparisons that `GuardedCode.takes` makes."""
         for i, array in code.bound:
             self.refuse(f"{self._arrays[i]} is not {self.of(array)}")
         for i, is_leaf in code.leaves:
@@ -148,7 +148,7 @@ class _Arguments(_Checks):
                 self.refuse(f"id({name}) in {self.of(code.others)}")
 
     def part(self, name: str, value: Any) -> None:
-        """Compare an argument, or a part of one."""
+        """Write the comparison of an argument, or of a part of one."""
         cls = value.__class__
         if isinstance(value, (tuple, list, dict)):
             self.refuse(f"{name}.__class__ is not {self.of(cls)}")
@@ -173,13 +173,13 @@ class _Arguments(_Checks):
             self.refuse(self.differs(name, value))
 
     def mapping(self, name: str, value: dict[str, Any]) -> None:
-        """Compare a dict whose keys have this order."""
+        """Write the comparison of a dict, the order of its keys included."""
         self.refuse(f"tuple({name}) != {self.of(tuple(value))}")
         for inner, item in zip(self.unpack(f"{name}.values()", len(value)), value.values(), strict=True):
             self.part(inner, item)
 
     def result(self) -> str:
-        """The text of the inputs, whose arrays have to be distinct."""
+        """The text of the inputs; their arrays have to be distinct."""
         arrays = self._arrays
         if len(arrays) > 3:
             ids = ", ".join([f"id({name})" for name in arrays])
@@ -193,7 +193,7 @@ class _Arguments(_Checks):
 
 
 def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], reads: list[Read]) -> Callable[[], Any]:
-    """A function that returns True if captured Tensors are laid out, and reads give, as now; None: it cannot tell.
+    """A function that returns True if captured Tensors and reads are as now; None if no such function can be made.
 
     Args:
         captured: each with whether it has a place in the graph.
@@ -210,7 +210,7 @@ class _Surroundings(_Checks):
     """The text of `surroundings_check`."""
 
     def captured(self, tensors: list[tuple[TensorCore, bool]]) -> None:
-        """Compare the layout of captured Tensors."""
+        """Write the comparison of the layout of captured Tensors."""
         if len(tensors) <= _MANY or any([tensor._data.__class__ is not np.ndarray for tensor, _ in tensors]):
             for tensor, records in tensors:
                 self.tensor(self.of(tensor), tensor._data, records)
@@ -225,7 +225,7 @@ class _Surroundings(_Checks):
         self.line("    if (t._node is None) is records: return None")
 
     def read(self, read: Read) -> None:
-        """Compare what a read gives."""
+        """Write the comparison of a read's value."""
         value = read.now()
         is_name = read.kind in _NAMES and read.key.isidentifier() and not iskeyword(read.key)
         if read.kind in _NAMES and not is_name:

@@ -2,17 +2,17 @@
 
 Note [Sums with uses elsewhere]
     The eager pass adds the gradients of all uses of a tensor in the order of recording, uses outside of the compiled function included. Where the
-    program's uses come first in that order their sum is made inside of the program; where a later use outside of it comes first, the node
-    returns an `UnsummedGradient`, whose parts the engine adds to that. Either way the bits are those of the eager pass.
+    program's uses come first in that order their sum is made inside of the program; where a later use outside of it comes first, the node returns an
+    `UnsummedGradient`, and the engine adds its parts one by one. Either way the result equals the eager pass to the bit.
 
 Note [What a pass frees]
-    The saved arrays of the statements that a pass has run go with it, as those of any row; so outputs may be differentiated one after the other
+    A pass frees the saved arrays of the statements that it has run, as of any row; so outputs may be differentiated one after the other
     where they share no statement. For passes that record a graph themselves the node also keeps the Tensors that the
     program read, see Note [Nodes behind a node].
 
 Note [Nodes behind a node]
-    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants the gradient of an output of a call
-    beside those of others, one that is to name the operation of an error (anomaly mode). So the rows run once more, on Tensors, and from then on the
+    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants the gradient of a call's output
+    beside other gradients, one that has to name the operation of an error (anomaly mode). So the rows run once more, on Tensors, and from then on the
     program's node hands its gradients on to theirs. Their sequence numbers lie between its own and the one before, where the eager nodes would be, so
     that every sum has the order of the eager pass.
 """
@@ -51,8 +51,8 @@ class ProgramNode(Node):
 
     Args:
         code: the program with its code, shared by all calls; a `ProgramCode`.
-        tensors: those that the program read: inputs, then captured Tensors.
-        arrays: those that the forward saved.
+        tensors: the Tensors that the program read: inputs, then captured ones.
+        arrays: the arrays that the forward saved.
         arena: the memory that the forward computed in.
     """
 
@@ -73,14 +73,14 @@ class ProgramNode(Node):
         #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
         self._arrays: Any = arrays
         self.arena = arena
-        #: of several outputs those that the last run had gradients for, and the edges that it wanted
+        #: of the last run, for each output True if it had a gradient, for each edge True if it was wanted; None where no run has noted it
         self._ran: Any = None
-        #: statements whose arrays are gone, and the `ReleasedVariables` that says why
+        #: statements with freed arrays, and the `ReleasedVariables` with the reason
         self._gone: frozenset[int] = frozenset()
         self._released: Any = None
         self.tensors = tensors
         self.versions = tuple([0 if tensor._vc is None else tensor._vc[0] for tensor in tensors])
-        #: version counters of outputs whose values are saved
+        #: version counters of outputs with saved values
         self.counters: tuple[list[int], ...] = ()
 
     num_inputs = property(lambda self: len(self.code.metadata))
@@ -101,7 +101,7 @@ class ProgramNode(Node):
     def vjp(self, g: Any) -> list[Any]:
         """Gradients of all edges, from one gradient per output (None for one without)."""
         code, saved = self.code, self._arrays
-        arena = self.arena  # noqa: F841 - kept until the end, see Note [Who has an arena] in `aiograd.compiler.arena`
+        arena = self.arena  # noqa: F841 - kept until the end, see Note [Owners of an arena] in `aiograd.compiler.arena`
         grad = g[0]
         if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and current_mode().profiler is None:
             whole = code.whole.get(grad.strides)
@@ -172,7 +172,7 @@ class ProgramNode(Node):
     def expand(self) -> None:
         """Put the nodes that the eager call would have recorded behind this one. See Note [Nodes behind a node].
 
-        A node whose saved values are gone, or whose Tensors have been modified, stays as it is: it may have no part in the pass.
+        A node without its saved values, or with modified Tensors, stays as it is: it may have no part in the pass.
         """
         if isinstance(self._arrays, ReleasedVariables) or self._gone:
             return
@@ -202,7 +202,7 @@ class ProgramNode(Node):
                     move_to(tensor, *edges[tensor._nr])
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
-        """True: two runs for parts of the edges do part of the work twice."""
+        """True, since two runs for different edges repeat some of the work."""
         return True
 
     # ---------------------------------------------------------------- saved values
@@ -217,7 +217,7 @@ class ProgramNode(Node):
         self.release_variables(released)
 
     def cannot_run(self) -> Exception:
-        """The error for a node whose saved values are gone."""
+        """The error for a node without its saved values."""
         if isinstance(self._arrays, ReleasedVariables):
             return self._arrays.error(self.name)
         return GraphError(f"{self.name}: its saved values are not at hand")
@@ -226,7 +226,7 @@ class ProgramNode(Node):
         """Raise if a Tensor that the backward needs has been modified in place since the call.
 
         Args:
-            places: of those that matter, among inputs and captured Tensors.
+            places: of the Tensors to check, among inputs and captured Tensors.
 
         Raises:
             ModifiedError
@@ -268,7 +268,7 @@ class ProgramNode(Node):
         return self.code.metadata[input_nr]  # type: ignore[no-any-return]
 
     def cost_key(self) -> Any:
-        """The key of the estimate; None where a walk, which does not say whose gradient comes first, cannot run the node."""
+        """The key of the estimate; None if a walk, which does not keep the order of gradients, cannot run the node."""
         return None if self.has_repeats else (ProgramNode, self.code.estimate)
 
     def estimate(self) -> float:
@@ -298,7 +298,7 @@ class DeviceProgramNode(ProgramNode):
         return self.code.program.device  # type: ignore[no-any-return]
 
     def cost_key(self) -> None:
-        """None: it is not known to be small."""
+        """None, since the cost is not known to be small."""
 
 
 class _Expanded(ProgramNode):
@@ -332,13 +332,13 @@ class _Expanded(ProgramNode):
         return node.tensor_hooks(self.next_nrs[input_nr])  # type: ignore[no-any-return]
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
-        """Nothing: the nodes behind this one have the values."""
+        """Do nothing: the nodes behind this one have the values."""
 
     def expand(self) -> None:
-        """Nothing: it is expanded."""
+        """Do nothing: the node is expanded already."""
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
-        """False: there is no work."""
+        """False, since there is no work to repeat."""
         return False
 
     def cost_key(self) -> Any:
@@ -356,7 +356,7 @@ class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
     __slots__ = ()
 
     def cost_key(self) -> None:
-        """None: it is not known to be small."""
+        """None, since the cost is not known to be small."""
 
 
 ProgramNode.expanded_class = _Expanded
@@ -399,7 +399,7 @@ def explain(error: BaseException, name: str) -> None:
 
 
 def output_counters(outputs: Sequence[Any], places: Sequence[int]) -> tuple[list[int], ...]:
-    """Version counters of those outputs whose values the backward needs, made new."""
+    """New version counters of the outputs that the backward needs."""
     return tuple([counter_of(outputs[place]) for place in places])
 
 

@@ -9,13 +9,13 @@ Note [Values]
     COMPUTED   an output of a statement
     =========  =========================================================================================
 
-    Numbers and arrays that were made while recording are captured too: nobody else can change them.
+    Numbers and arrays that were made while recording are captured too: no other code can change them.
 
 Note [Programs on a device]
-    A program whose values live on a device makes the calls that the operations make, one for each statement and rule, and leaves what is behind them
-    to the device: it puts element-wise calls together, queues its work and manages its memory. So the passes over numpy calls and the arenas are for
-    programs of the host. Arrays of the host take part as numbers, without axes, or are moved to the device. The device and the stream of a call are
-    those of its node, whose rules the engine runs where it runs those of rows.
+    A program with values on a device makes the calls of the operations, one for each statement and rule, and leaves the rest to the device: it puts
+    element-wise calls together, queues its work and manages its memory. So the passes over numpy calls and the arenas are for programs of the host.
+    Arrays of the host take part as numbers, without axes, or are moved to the device. A call uses the device and the stream of its node; the engine
+    runs the node's rules in the same place as the rules of rows.
 """
 
 from __future__ import annotations
@@ -138,10 +138,11 @@ class Program:
         signature: of the arguments, for people.
         inputs, captured: values that come from elsewhere; `tensors` has the captured Tensors themselves.
         statements: in the order of recording.
-        outputs: values that the function returns, in the order of its result's leaves, and those between such a view and the argument that it shows.
-        views: outputs that are views of other Tensors: the place of each, that of the other among outputs, inputs and captured Tensors, and how it is
-            made.
-        returns: per leaf of the result its place among outputs, inputs and captured Tensors, and True if it is detached; None: the outputs.
+        outputs: values that the function returns, in the order of its result's leaves, and the views between such a view and the argument that it
+        shows.
+        views: outputs that are views of other Tensors: the place of each, the place of its base among outputs, inputs and captured Tensors, and how
+            the view is made.
+        returns: for each leaf of the result its place among outputs, inputs and captured Tensors, and True if it is detached; None: the outputs.
         shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
         file: the text that `source` gives.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.

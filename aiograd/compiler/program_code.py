@@ -33,7 +33,7 @@ class GuardedCode:
 
     Args:
         program: its data.
-        result: rebuilds what the function returns from its outputs.
+        result: rebuilds the function's result from its outputs.
         reads: values that have to be there again.
         bound: inputs that have to be certain arrays, see `aiograd.compiler.watching.reads.read_inputs`.
         leaves: inputs that have to be leaves, or must not be.
@@ -71,7 +71,7 @@ class GuardedCode:
         return 0
 
     def takes(self, inputs: list[Any]) -> bool:
-        """True if the program is right for these inputs, whose layouts are as they were, also as to the captured Tensors among them."""
+        """True if the program is right for these inputs, given the recorded layouts: bound arrays and captured Tensors are the same."""
         if not all([inputs[i]._data is array for i, array in self.bound]):
             return False
         if self.leaves and not all([inputs[i].is_leaf is is_leaf for i, is_leaf in self.leaves]):
@@ -79,7 +79,7 @@ class GuardedCode:
         return not self.others or self.others.isdisjoint([id(tensor) for tensor in inputs if tensor._node is not None])
 
     def fit(self) -> Fit:
-        """How what the program was made for compares with what is now."""
+        """How the present state compares with the state that the program was made for."""
         if self._check():
             return Fit.SAME
         found = self.compared()
@@ -139,7 +139,7 @@ class ProgramCode(GuardedCode):
     Args:
         name: of the function.
         program: its data.
-        result: rebuilds what the function returns from its outputs.
+        result: rebuilds the function's result from its outputs.
         reads, guards: see `GuardedCode`.
     """
 
@@ -156,9 +156,9 @@ class ProgramCode(GuardedCode):
         self.has_repeats = max(counts, default=0) > 1
         self.all_needed = (True,) * len(self.sources)
         self.backwards: dict[Any, Callable[..., list[Any]]] = {}
-        #: keys of those whose results may share memory with the arena
+        #: keys of the backwards with results that may share memory with the arena
         self.sharing: set[Any] = set()
-        #: of a program with one output, those for all edges, by the strides of the gradient
+        #: of a program with one output: the backwards for all edges, by the strides of the gradient
         self.whole: dict[Any, Callable[..., list[Any]]] = {}
         self.metadata = tuple([InputMetadata(value.shape, value.dtype, value.device) for value in program.outputs])
         self.records = bool(self.sources)
@@ -166,7 +166,7 @@ class ProgramCode(GuardedCode):
         saved = set(self.saved)
         self._statements: dict[Any, frozenset[int]] = {}
         self._needed: dict[frozenset[int], set[str]] = {}
-        #: inputs and captured Tensors, and outputs, whose values are saved
+        #: inputs and captured Tensors, and outputs, with saved values
         given = (*program.inputs, *program.captured)
         self.saved_places = [i for i, value in enumerate(given) if not saved.isdisjoint(program.shared.get(value.name, (value.name,)))]
         shared = [program.shared.get(value.name, frozenset((value.name,))) for value in program.outputs]
@@ -210,7 +210,7 @@ class ProgramCode(GuardedCode):
         return found
 
     def without(self, arrays: tuple[Any, ...], gone: frozenset[int]) -> tuple[Any, ...]:
-        """Saved arrays with None for those that only the statements `gone` need; empty if no other statement is left."""
+        """Saved arrays with None in the place of arrays that only the statements `gone` need; empty if no other statement is left."""
         every = self.statements_of((True,) * len(self.metadata), self.all_needed)
         if every <= gone:
             return ()

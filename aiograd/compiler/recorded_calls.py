@@ -1,4 +1,4 @@
-"""CallRecorder: what a recording does about gradients that are read or forgotten, and about calls between rows: passes, optimizers' steps."""
+"""CallRecorder: how a recording treats gradients that are read or forgotten, and calls between rows: passes, optimizers' steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CallRecorder(ProgramRecorder):
     """A recorder that follows calls between rows."""
 
     def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
-        """The gradient of a tensor is set to None, by `forget`; of a captured leaf that is a statement, which needs no part of its own."""
+        """Note that `forget` sets the gradient of a tensor to None; for a captured leaf this is a statement, which needs no part of its own."""
         known, node = self._find(tensor), tensor._node
         if node is not None and node.is_leaf:
             self._keep_gradient(node)
@@ -40,7 +40,7 @@ class CallRecorder(ProgramRecorder):
             self._add(statement_op("setting .grad", forget_here), (), ())
 
     def looks_at_grad(self, leaf: Any, grad: TensorCore | None) -> None:
-        """The gradient of a leaf is read, or looked for: what follows may depend on its presence, as far as the call has not made it itself."""
+        """Note that the gradient of a leaf is read or tested: the rest of the call may depend on its presence, unless the call has made it itself."""
         if id(leaf) in self._leaves:
             self.breaks("it reads the gradient of an argument")
         self._keep_gradient(leaf)
@@ -146,7 +146,7 @@ def _listed(arguments: Any) -> Any:
 
 
 def _refuse_async_blocks(frame: Any, recorder: CallRecorder) -> None:
-    """Break the recording where the functions that are running have an ``async with`` or ``async for``, whose effect would not be repeated."""
+    """Break the recording where a running function has an ``async with`` or ``async for``: its effect would not be repeated."""
     while frame is not None and frame.f_globals.get("__name__") != _AWAITING:
         if not is_of_package(frame):
             found = async_block(frame.f_code)

@@ -1,8 +1,9 @@
-"""ResultRecorder: the program of a recorded call, from what the function has returned.
+"""ResultRecorder: the program of a recorded call, made from the function's result.
 
 Note [Results]
-    A result is a Tensor that a row has made, an argument or captured Tensor itself, or a view of one of these. A program returns what its rows make;
-    the others are those of the run, and views become views of them again, so that a change in place of either is noticed as in the eager call.
+    A result is a Tensor that a row has made, an argument or captured Tensor itself, or a view of one of these. A program returns the values of its
+    rows; the other results are the run's own Tensors, and views become views of them again, so that a change in place of either is noticed as in the
+    eager call.
 """
 
 from __future__ import annotations

@@ -45,12 +45,12 @@ class ProgramRecorder:
 
     Args:
         inputs: the Tensors among the arguments.
-        arrays: those of them that stand for arrays.
+        arrays: the inputs that stand for arrays.
         raises: True if reading a value is an error; else it breaks the recording.
 
     Attributes:
         broken: why no program can be made of this call; None: one can.
-        watcher: of what the functions read that run.
+        watcher: the trace function that notes the reads of the running functions.
     """
 
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
@@ -107,7 +107,7 @@ class ProgramRecorder:
     def ran(
         self, op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[TensorCore], residuals: tuple[Any, ...], fused: Fused | None
     ) -> None:
-        """A row has run."""
+        """Note a row that has run."""
         if self.broken is not None:
             return
         node: Any = None
@@ -138,7 +138,7 @@ class ProgramRecorder:
         self._statements.append(Statement(op, tuple(arrays), values, fused, made, None if node is None else type(node), place, line))
 
     def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...], statics: dict[str, Any] | None = None) -> None:
-        """A statement that is no row."""
+        """Add a statement that is no row."""
         values = tuple(map(self._value_of, tensors))
         self._statements.append(Statement(op, values, statics or {}, None, self._made(outputs), None, *self.watcher.line()))
 
@@ -152,11 +152,11 @@ class ProgramRecorder:
         return False
 
     def depends_on(self, array: np.ndarray[Any, Any]) -> None:
-        """The values of an array count, which no statement reads: of a mask, or of one that is copied."""
+        """Guard the values of an array that no statement reads: of a mask, or of an array that is copied."""
         self._own_reads.append(Read(ARRAY, array, None, ARRAY.now(array, None), self.watcher.where))
 
     def _settle_tensors(self) -> None:
-        """Attributes of Tensors that the function has read: a leaf among the arguments has to be one again, and so has one that is captured."""
+        """Guard the attributes of Tensors that the function has read: a leaf among the arguments or captured Tensors has to be a leaf again."""
         for tensor, name, found, where in self.reads.of_tensors:
             value = self._find(tensor)
             if name != "is_leaf":
@@ -175,12 +175,12 @@ class ProgramRecorder:
         return tuple(made)
 
     def drew(self, name: str, draw: Callable[[], Any], tensor: TensorCore) -> None:
-        """Random numbers were drawn; `draw` draws the next ones, as a Tensor."""
+        """Note a draw of random numbers; `draw` draws the next ones, as a Tensor."""
         if self.broken is None:
             self._add(statement_op(name, lambda: draw()._data), (), (tensor,))
 
     def performs(self, name: str, function: Callable[..., None], tensors: tuple[TensorCore, ...]) -> None:
-        """A function of arrays has run for its effect, such as an update of running statistics."""
+        """Note a function of arrays that has run for its effect, such as an update of running statistics."""
         if self.broken is None:
             self._add(statement_op(name, lambda *arrays: function(*arrays)), tensors, ())
             self.forget_captured()
@@ -191,7 +191,7 @@ class ProgramRecorder:
         self._arrays = {key: value for key, value in self._arrays.items() if value.kind is not ValueKind.CAPTURED}
 
     def waits(self, place: str, line: str) -> None:
-        """The function waits for something that a program cannot repeat.
+        """Break the recording: the function waits for something that a program cannot repeat.
 
         Raises:
             TraceError: always, where breaks are errors.
@@ -206,7 +206,7 @@ class ProgramRecorder:
         return None
 
     def reads_values(self, tensor: TensorCore) -> None:
-        """The user's code reads the values of a tensor.
+        """Break the recording: the user's code reads the values of a tensor.
 
         Raises:
             TraceError: always, where breaks are errors.
@@ -226,13 +226,13 @@ class ProgramRecorder:
         raise TraceError(reason)
 
     def breaks(self, reason: str) -> None:
-        """Something happens that a program could not repeat."""
+        """Break the recording for an event that a program cannot repeat."""
         if self.broken is None:
             within = current_mode().trace is self and "it " in reason[:3]
             self.broken = f"{reason}: {quoted(*user_line())}" if within else reason
 
     def made(self, tensor: TensorCore, source: Any = None) -> None:
-        """A Tensor was made in memory of its own, of numbers or by copying those of `source`; every call of the function makes one anew."""
+        """Note a Tensor made in memory of its own, from numbers or by copying `source`; every call of the function makes a new one."""
         self._created[id(tensor)] = tensor
         if isinstance(source, np.ndarray):
             operand(self.reads, source, self.watcher.where)
@@ -241,7 +241,7 @@ class ProgramRecorder:
         """A statement that makes a tensor anew which the function has made of numbers and now modifies or returns."""
         numbers = np.copy(base._data)
         known = self._find(base)
-        if known is not None:  # statements that have used it go on with what it was
+        if known is not None:  # earlier statements keep the value that they have used
             self._tensors[known.index] = make(numbers)
         self._made_by_rows.add(id(base))
         self._add(statement_op("copy", numbers.copy), (), (base,))
@@ -251,7 +251,7 @@ class ProgramRecorder:
         return any(tensor is each for each in self._of_arrays)
 
     def settle(self) -> tuple[list[Read], Read | None]:
-        """After the call: what its program depends on, and what of it the call has changed itself, if there is something."""
+        """After the call: the reads that its program depends on, and the first of them that the call itself has changed, if any."""
         known = self.reads.tensors
         reads, reason, moved = self.reads.settle(lambda tensor: id(tensor) not in known)
         if reason is not None:

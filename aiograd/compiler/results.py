@@ -1,16 +1,66 @@
-"""Results of a function: what is no Tensor among them, which are views of others, and how those of a run become so too."""
+"""Results of a function: their structure, leaves that are no Tensors, and views, which a run makes again."""
 
 from __future__ import annotations
 
 import copy
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.lines import defined_at
+from aiograd.errors import TraceError
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, extra_of, view_of
 
 #: per view: its place among the Tensors of a run, the place of its base, and the function that makes it
 Views = tuple[tuple[int, int, View], ...]
+
+
+class _Place:
+    """Stands for a Tensor in the structure of a result."""
+
+    __slots__ = ()
+
+
+def shape_of(
+    result: Any, outputs: list[Any], function: Callable[..., Any], name: str, *, needs_outputs: bool
+) -> Callable[[list[Any]], Any]:
+    """Collect the Tensors of a result in `outputs`.
+
+    Args:
+        result: that `function` has returned.
+        outputs: filled with the Tensors of the result.
+        function: the function that is compiled.
+        name: of the function, for errors.
+        needs_outputs: True if a result without a Tensor is an error.
+
+    Returns:
+        A function from other Tensors, one for each of `outputs`, to a result of the same structure.
+
+    Raises:
+        TraceError: the result has a leaf that a program cannot compute, or no Tensor.
+    """
+    if isinstance(result, TensorCore):
+        outputs.append(result)
+        return _only
+    for other in others_in(result):
+        if inspect.iscoroutine(other):
+            other.close()
+            raise TraceError(
+                f"{defined_at(function)}: the compiled function {name} returned a coroutine; compile the `async def` itself, or make this function "
+                "an `async def` that awaits it"
+            )
+        raise TraceError(
+            f"{defined_at(function)}: the compiled function {name} returned something of type {type(other).__name__}; expected a Tensor, or nested "
+            "tuples, lists and dicts of Tensors, since nothing else is computed anew by a program"
+        )
+    outputs += leaves_of(result, TensorCore)
+    if needs_outputs and not outputs:
+        raise TraceError(f"{defined_at(function)}: the compiled function {name} returned no Tensor: a program would have nothing to do")
+    return functools.partial(_filled, map_tree(lambda tensor: _Place(), result, TensorCore))
 
 
 def others_in(result: Any) -> list[Any]:
@@ -18,6 +68,15 @@ def others_in(result: Any) -> list[Any]:
     if isinstance(result, (tuple, list, dict)):
         return [other for item in (result.values() if isinstance(result, dict) else result) for other in others_in(item)]
     return [] if result is None or isinstance(result, TensorCore) else [result]
+
+
+def _only(outputs: list[Any]) -> Any:
+    return outputs[0]
+
+
+def _filled(structure: Any, outputs: list[Any]) -> Any:
+    left = iter(outputs)
+    return map_tree(lambda place: next(left), structure, _Place)
 
 
 def chain_of(tensor: TensorCore, known: list[TensorCore]) -> list[TensorCore]:

@@ -20,7 +20,7 @@ from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
 
 _PLAIN = (int, float, str, type(None))
-#: packages whose classes say of values that they are equal
+#: packages with classes that define equality by value
 _OF_VALUES = frozenset((*sys.stdlib_module_names, "numpy", "aiograd"))
 
 
@@ -74,7 +74,7 @@ def _no_argument(found: str) -> ArgumentTypeError:
 
 
 def _apart(value: Any) -> Any:
-    """The part of a key for a value, other than that of values that are equal to it but not the same: 1.0 and True, -0.0 and 0.0."""
+    """The part of a key for a value: values that are equal but not the same have different ones, such as 1.0 and True, -0.0 and 0.0."""
     if isinstance(value, (float, complex, np.inexact)):
         return str(value)
     if isinstance(value, frozenset):
@@ -91,7 +91,7 @@ def _apart(value: Any) -> Any:
 
 
 class _Identity:
-    """Identity of an object whose class defines ``__eq__``: equal objects may differ in their attributes."""
+    """Identity of an object with an ``__eq__`` of its own: equal objects may differ in their attributes."""
 
     __slots__ = ("value",)
 
@@ -117,7 +117,7 @@ def shared_arrays(inputs: list[TensorCore]) -> tuple[int, ...]:
 
 
 def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the Tensors of `inputs` in the place of arrays; containers without arrays are those of the caller."""
+    """The arguments with the Tensors of `inputs` in the place of arrays; containers without arrays are the caller's own."""
     left = iter(inputs)
     return tuple([_with_tensors(arg, left) for arg in args]), {name: _with_tensors(arg, left) for name, arg in kwargs.items()}
 

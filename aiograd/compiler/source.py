@@ -51,7 +51,7 @@ class SourceFile:
 
 
 def load(code: ArrayCode, file: SourceFile) -> Callable[..., Any]:
-    """The function, whose text is added to a file."""
+    """The function that runs this code; its text is added to a file."""
     names = Names()
     return load_text(code.name, text_of(code, names), names, file)
 

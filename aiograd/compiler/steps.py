@@ -49,12 +49,12 @@ HEAVY_NS = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a step.
+    """A part of a step: some rows as one program, or one call.
 
     Attributes:
         statement: the call; None for rows.
         code: of the rows; None for a call.
-        takes, gives: places of the Tensors that it takes and makes, among those of the run.
+        takes, gives: places of the Tensors that it takes and makes, among the Tensors of the run.
         short: makes the call in a shorter way and returns True, see Note [Short ways]; None where there is none.
     """
 
@@ -71,7 +71,7 @@ class StepCode(GuardedCode):
     Args:
         name: of the function.
         program: its data.
-        result: rebuilds what the function returns from its outputs.
+        result: rebuilds the function's result from its outputs.
         reads, guards: see `GuardedCode`.
     """
 
@@ -118,7 +118,7 @@ class StepCode(GuardedCode):
         return Part(None, ProgramCode(self.name, part, list, []), takes, gives)
 
     def _short_way(self, statement: Statement) -> Callable[..., bool] | None:
-        """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to that of the program."""
+        """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""
         optimizer = step_of(statement.op.repeated.function, statement.op.repeated.args)  # type: ignore[attr-defined]
         if optimizer is not None:
             step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file)
@@ -134,14 +134,14 @@ class StepCode(GuardedCode):
     # ---------------------------------------------------------------- running
 
     def run(self, inputs: list[Any]) -> Any:
-        """One call, of a step that waits for nothing."""
+        """Run one call of a step that awaits nothing."""
         tensors = self._begin(inputs)
         for part in self._parts:
             self._carry_out(part, tensors)
         return self._result(tensors)
 
     def run_async(self, inputs: list[Any]) -> Coroutine[Any, Any, Any]:
-        """One call. Cancelling it stops it as it would the function itself."""
+        """Run one call. Cancelling stops it as it would stop the function itself."""
         profiler = current_mode().profiler
         return self._run_parts(inputs) if profiler is None else self._run_profiled(inputs, profiler)
 
@@ -254,7 +254,7 @@ def segments(program: Program) -> list[list[Statement]]:
 
 
 def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tuple[Statement, ...], tuple[Value, ...]]]:
-    """The groups, each with the values of it that are used outside of it."""
+    """The groups of statements, each with its values that are used outside of it."""
     users: dict[str, set[int]] = {value.name: {len(groups)} for value in program.outputs}
     for number, group in enumerate(groups):
         for value in values_in([(statement.arrays, statement.statics) for statement in group]):
@@ -267,6 +267,6 @@ def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tupl
 
 
 def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
-    """A statement with the values of a part in place of those of the whole."""
+    """A statement with the values of a part in place of the whole's."""
     arrays, statics = map_tree(lambda value: own.get(value, value), (statement.arrays, statement.statics), Value)
     return Statement(statement.op, arrays, statics, statement.fused, statement.outputs, statement.node, statement.place, statement.line)

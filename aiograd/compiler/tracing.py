@@ -47,10 +47,10 @@ class Recorded(NDArrayOperatorsMixin):
     """An array of a program that is being made.
 
     Args:
-        tracer: that takes what is done with it.
+        tracer: the Tracer that notes every call on the array.
         ref: its name.
         value: an array like it.
-        made: True if nobody else has its memory.
+        made: True if it owns its memory.
     """
 
     __slots__ = ("tracer", "ref", "value", "made")
@@ -148,14 +148,14 @@ def _value_of(recorded: Recorded) -> Any:
 
 
 class Tracer:
-    """Takes down the calls of one `ArrayCode`.
+    """Notes the calls of one `ArrayCode`.
 
     Args:
-        prefix: of the names of what has none.
+        prefix: of the names that are made here for arrays without one.
 
     Attributes:
-        calls: so far.
-        comment: of those that follow.
+        calls: the calls noted so far.
+        comment: of the calls that follow.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -166,7 +166,7 @@ class Tracer:
         self._errors: Any = np.geterr()
 
     def trace(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
-        """Run a function on recording arrays and take down the calls that it makes.
+        """Run a function on recording arrays and note the calls that it makes.
 
         Raises:
             Untraceable: nothing was taken down.
@@ -204,7 +204,7 @@ class Tracer:
         pure: bool = True,
         opaque: bool = False,
     ) -> Any:
-        """Take down a call that has this result; returns it for those who go on with it.
+        """Note a call with this result; returns the result as recording arrays.
 
         Args:
             opaque: the result may be anything: None, or no array.
@@ -235,7 +235,7 @@ class Tracer:
         return self.recorded("", value, made=fresh)
 
     def write(self, function: Callable[..., Any], label: str, arguments: tuple[Any, ...], out: Recorded) -> Recorded:
-        """Take down a call whose result goes into the memory of an array made here."""
+        """Note a call that writes its result into the memory of an array made here."""
         function(*_values(arguments), out=out.value)
         ref = self.ref("", out.value)
         self.calls.append(
@@ -247,7 +247,7 @@ class Tracer:
         return out
 
     def row(self, op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A row that a rule calls: its calls, or itself as one."""
+        """Note a row that a rule calls: as the calls that it makes, or as one call."""
         try:
             return self.trace(op.forward, args, options)
         except Untraceable:
@@ -260,7 +260,7 @@ class Tracer:
 
     @contextlib.contextmanager
     def watching(self, errors: Any = None) -> Iterator[None]:
-        """Floating point errors are handled so that a function's own `numpy.errstate` can be told from what is around it.
+        """Floating point errors are handled so that a function's own `numpy.errstate` can be told from the errstate around it.
 
         Args:
             errors: how they are to be handled; all ignored where none is given.

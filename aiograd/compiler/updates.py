@@ -1,7 +1,7 @@
 """Steps of optimizers inside of compiled steps: statements of numpy calls in the place of a call of `Optimizer.step`.
 
 Note [An inlined step]
-    The text repeats what the optimizer does for the parameters that it has: the same calls, of the same arrays, in the same order. So the bits
+    The text repeats the optimizer's work for its parameters: the same calls, of the same arrays, in the same order. So the bits
     are the same, and where one of them raises the same has happened. Options are read at every run. Before anything is written it looks if all is
     as it was when the text was made: the same groups of the same parameters, each with a gradient, the state where it was. Where that is not so,
     where the step is traced, and for optimizers and sizes of parameters that are not known here, `Optimizer.step` is called.
@@ -31,7 +31,7 @@ Inlined = Callable[[], bool]
 
 
 class _NotKnown(Exception):
-    """The step is to be called."""
+    """Raised for a step that cannot be inlined and has to be called."""
 
 
 def inlined_step(optimizer: Any, comment: str, file: SourceFile) -> Inlined | None:
@@ -51,7 +51,7 @@ def inlined_step(optimizer: Any, comment: str, file: SourceFile) -> Inlined | No
 
 
 class _Text:
-    """The text of one step. First what may refuse, then what writes."""
+    """The text of one step: first the lines that may refuse, then the lines that write."""
 
     def __init__(self, optimizer: Any, comment: str) -> None:
         self._optimizer = optimizer
@@ -61,7 +61,7 @@ class _Text:
         self._count = 0
 
     def load(self, file: SourceFile) -> Inlined:
-        """The function, whose text is added to a file."""
+        """The function that makes the step; its text is added to a file."""
         groups = self._optimizer.param_groups
         names = "".join([f"group{i}, " for i in range(len(groups))])
         self._checks += [f"    with {self._of('optimizer', self._optimizer)}._lock:", "      try:"]
@@ -149,7 +149,7 @@ class _Text:
             self._write(f"{copy}(d{i}, {self._of('place', place)})")
 
     def _counted(self, i: int) -> None:
-        """The parameter has been modified."""
+        """Count a modification of the parameter."""
         self._write(f"if p{i}._vc is None: p{i}._vc = [1]")
         self._write(f"else: p{i}._vc[0] += 1")
 
@@ -160,5 +160,5 @@ def _has_more(number: int) -> str:
 
 
 def step_of(function: Any, args: tuple[Any, ...]) -> Any:
-    """The optimizer whose step, with the gradients of its parameters, is called; None: something else is called."""
+    """The optimizer of a call of `step` with the gradients of its parameters; None for any other call."""
     return args[0] if function is Optimizer.step and len(args) == 2 and args[1] is None else None

@@ -1,4 +1,4 @@
-"""WriteRecorder: what a recording does about tensors that are modified in place.
+"""WriteRecorder: how a recording treats Tensors that are modified in place.
 
 Note [In place, in a program without places]
     A value of a program is made once. So a tensor that the function has computed and then modifies is from there on another value: the row out
@@ -44,14 +44,14 @@ class WriteRecorder(CallRecorder):
         operands: tuple[TensorCore, ...] = (),
         index: Any = None,
     ) -> Any:
-        """A tensor is to be modified.
+        """Record the modification of a tensor.
 
         Args:
             tensor: that is modified; checked.
             name: of the modification.
             again: carries it out.
             compute: the same out of place, recorded.
-            write: carries it out on arrays: that of `tensor` and those of `operands`, with `index` if there is one.
+            write: carries it out on the arrays of `tensor` and `operands`, with `index` if there is one.
 
         Returns:
             What `again` returns.
@@ -65,7 +65,7 @@ class WriteRecorder(CallRecorder):
         return result
 
     def renames(self, tensor: TensorCore, other: TensorCore) -> None:
-        """From here on a tensor has the value of another one."""
+        """Note that a tensor has the value of another one from here on."""
         value = self._find(other)
         if value is None:
             self.breaks("it modifies a tensor in place whose views cannot be followed")
@@ -112,7 +112,7 @@ class WriteRecorder(CallRecorder):
     def _write(
         self, tensor: TensorCore, owner: Callable[[], Any], name: str, write: Callable[..., None], operands: tuple[TensorCore, ...], index: Any
     ) -> None:
-        """A statement that writes to memory from elsewhere."""
+        """Add a statement that writes to memory that the program has not made."""
         if index is None:
 
             def run(*arrays: Any) -> None:
@@ -129,7 +129,7 @@ class WriteRecorder(CallRecorder):
         self.forget_captured()
 
     def _compute(self, tensor: TensorCore, compute: Callable[[TensorCore], Any]) -> None:
-        """Statements that compute the new value, and those of the tensors that `tensor` is a view of."""
+        """Record the new value of `tensor`, and of the Tensors that it is a view of."""
         old = self._copied(tensor)
         new = compute(old)
         if not isinstance(new, TensorCore) or new.shape != tensor.shape:
@@ -157,7 +157,7 @@ class WriteRecorder(CallRecorder):
             self.renames(current, new)
 
     def _copied(self, tensor: TensorCore) -> Any:
-        """Another Tensor of the same value, place in the graph and numbers, in memory of its own."""
+        """A copy of a Tensor: the same value of the program, place in the graph and numbers, in memory of its own."""
         value = self._value_of(tensor)
         other = make(np.copy(tensor._data))
         other._node, other._nr = tensor._node, tensor._nr

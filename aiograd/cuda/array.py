@@ -2,11 +2,11 @@
 
 Its shape, dtype and strides are known at once, its values when the device got to them; every operation returns without waiting.
 
-Note [Who answers]
+Note [Where operations run]
     ==============================  ==================================================================================================
-    element-wise ufuncs             a pending expression (`aiograd.cuda.elementwise`), launched when somebody needs the memory
-    views and basic indexing        arithmetic on strides: numpy is asked what the view of a stand-in without memory would be
-    what `tables` lists             its kernel
+    element-wise ufuncs             a pending expression (`aiograd.cuda.elementwise`), launched when the memory is needed
+    views and basic indexing        arithmetic on strides: numpy makes the view of a stand-in without memory
+    functions in `tables`           their kernels
     everything else                 the host, by way of the device's thread (`aiograd.cuda.fallback`)
     ==============================  ==================================================================================================
 
@@ -41,13 +41,13 @@ _METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, 
 
 
 class UnaskedCopyError(DeviceError):
-    """numpy was about to read an array of a device as if it were the host's."""
+    """Raised when numpy is about to read an array of a device as memory of the host."""
 
 
 class CudaArray(BufferView, NDArrayOperatorsMixin):
     """An array on a `aiograd.cuda.device.CudaDevice`; made by the device and by operations on other such arrays.
 
-    Its arguments are those of `BufferView`.
+    It takes the arguments of `BufferView`.
     """
 
     __slots__ = ()
@@ -56,13 +56,13 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     @classmethod
     def make(cls, device: DeviceCore, shape: Shape, dtype: np.dtype[Any]) -> CudaArray:
-        """One with memory of its own, C-contiguous, whose values nobody has written."""
+        """An array with memory of its own, C-contiguous and not written yet."""
         strides = contiguous_strides(shape, dtype.itemsize)
         return cls(Buffer(device, math.prod(shape) * dtype.itemsize), 0, shape, strides, dtype, None)
 
     @classmethod
     def from_host(cls, device: DeviceCore, array: np.ndarray[Any, Any]) -> CudaArray:
-        """One with the values of a host array, which are copied at once."""
+        """An array with the values of a host array, which are copied at once."""
         host = np.array(array, order="C", copy=True)
         result = cls.make(device, host.shape, host.dtype)
         buffer = result.buffer
@@ -80,7 +80,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
 
-    # ---------------------------------------------------------------- what the engine asks for
+    # ---------------------------------------------------------------- for the engine
 
     @property
     def __aiograd_device__(self) -> str:
@@ -88,7 +88,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     @property
     def __aiograd_stream__(self) -> Any:
-        """Where the caller's work goes, for a node that is being recorded; see `DeviceCore.current_stream_state`."""
+        """The stream for the caller's work, for a node that is being recorded; see `DeviceCore.current_stream_state`."""
         return self.buffer.device.current_stream_state()
 
     def __aiograd_is_ready__(self) -> bool:
@@ -268,7 +268,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
         return host
 
     def _start_reading(self, *, finished: bool) -> tuple[np.ndarray[Any, Any], StreamState, CudaArray]:
-        """A host array that has the values when the stream has come this far, and what must live until then."""
+        """A host array that has the values when the stream has come this far, and the objects that must live until then."""
         device = self.device
         self.flush()
         whole = self.contiguous()
@@ -328,7 +328,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
 
 def empty(device: DeviceCore, shape: Shape, dtype: Any) -> CudaArray:
-    """A C-contiguous array whose values nobody has written."""
+    """A C-contiguous array that is not written yet."""
     return CudaArray.make(device, tuple(shape), np.dtype(dtype))
 
 
@@ -383,5 +383,5 @@ def check_same(device: DeviceCore, what: str, values: Any) -> None:
 
 
 def _outline(value: Any) -> Any:
-    """A stand-in with the shape and dtype, and no memory worth speaking of."""
+    """A stand-in with the shape and dtype, and the memory of one element."""
     return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, CudaArray) else value

@@ -1,14 +1,14 @@
 """Buffer: a piece of device memory that is promised when an operation is called and there when the device came to it.
 
 Note [Life of a buffer]
-    Made on any thread, by the operation that will fill it; no driver is called. It is *pending* while what fills it is an expression that
-    nobody has launched (`aiograd.cuda.expression`), *queued* while its commands wait for the device's thread, and *written* from then on,
-    which says that the device was asked, not that it is done. When the last array lets go of it, the memory goes back to the device's thread,
-    which frees it behind everything that uses it.
+    Made on any thread, by the operation that will fill it; no driver is called. It is *pending* while the expression that fills it is not launched
+    (`aiograd.cuda.expression`), *queued* while its commands wait for the device's thread, and *written* from then on, which says that the device was
+    asked, not that it is done. When the last array lets go of it, the memory goes back to the device's thread, which frees it behind everything that
+    uses it.
 
 Note [One thread writes]
-    ``memory``, ``error``, ``writer``, ``used`` are written by the device's thread alone; others only read them. ``expression`` and
-    ``readers`` belong to whoever holds the device's lock.
+    ``memory``, ``error``, ``writer``, ``used`` are written by the device's thread alone; others only read them. ``expression`` and ``readers`` are
+    used under the device's lock.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Buffer:
         self.home: StreamState | None = None
         #: stream -> its count when it last used the buffer
         self.used: dict[StreamState, int] = {}
-        #: whose memory this is, where it is not the device's pool (another library's array)
+        #: the owner of the memory, if it is not the device's pool (another library's array)
         self.keeps: Any = None
 
     def __del__(self) -> None:
@@ -78,7 +78,7 @@ class Buffer:
         return self.last is None or self.last.is_done()
 
     def flush(self) -> None:
-        """Launch what is pending, so that commands that come later find the values."""
+        """Launch the pending expression, so that commands that come later find the values."""
         if self.expression is not None:
             self.expression.flush()
 

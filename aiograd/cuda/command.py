@@ -1,9 +1,9 @@
-"""Commands: what the thread of a device gives to the device, each on a stream.
+"""Commands: units of work that the thread of a device gives to the device, each on a stream.
 
 Note [Ordering between streams]
-    PyTorch leaves it to its users to say that a tensor made on one stream is used on another, and to forget it. Here each buffer remembers on
+    In PyTorch the user has to say that a tensor made on one stream is used on another. Here each buffer remembers on
     which stream it was last written and used. A command on another stream first makes its stream wait for an event behind those, unless it
-    has waited for a later one already; so a program with several streams computes what it would on one.
+    has waited for a later one already; so a program with several streams computes the same as with one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def enqueue(
         name: for messages.
         run: called on the device's thread, when every buffer has memory, with the driver and its handle of the stream.
         reads, writes: buffers that it uses.
-        stream_state, node: where and for which node of the graph; by default those of the caller.
+        stream_state, node: where and for which node of the graph; by default the caller's.
     """
     command = DeviceCommand(name, run, reads, writes, stream_state or device.current_stream_state(), node or current_node())
     with device.lock:
@@ -84,7 +84,7 @@ class DeviceCommand:
         try:
             return self.stream_state.is_done(self.count)
         except DeviceError:
-            return True  # whoever reads will hear of it
+            return True  # the read of the buffer raises it
 
     def perform(self) -> None:
         """Give it to the device; on the device's thread.

@@ -57,7 +57,7 @@ class DeviceCore:
         self._fallbacks: dict[str, int] = {}
 
     def current_stream_state(self) -> StreamState:
-        """Where the caller's work goes: its stream, or that of the forward work of the node that is being run."""
+        """The stream for the caller's work: its own, or the one that the running node's forward work went to."""
         chosen = self.stream_state_of_caller.get()
         if chosen is not None:
             return chosen
@@ -96,7 +96,7 @@ class DeviceCore:
         self.driver.synchronize()
 
     def close(self) -> None:
-        """Do what is queued, end the thread, give everything back. Idempotent."""
+        """Finish the queued work, end the thread and release everything. Idempotent."""
         self.thread.close()
         self.driver.close()
 

@@ -1,4 +1,4 @@
-"""CudaDevice: what the engine sees of a CUDA device. See `aiograd.running.devices` for what a device must offer."""
+"""CudaDevice: a CUDA device as the engine sees it. See `aiograd.running.devices` for the protocol of devices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class CudaDevice(DeviceCore):
         return dropout.dropout_mask(self, seed, shape, p, dtype)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> CudaArray:
-        """A device array with the same values; those of `array` are copied at once."""
+        """A device array with the values of `array`, which are copied at once."""
         return CudaArray.from_host(self, array)
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:

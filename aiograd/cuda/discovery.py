@@ -3,11 +3,11 @@
 Note [Looking]
     Questions are asked in the order in which their answers depend on each other, and no further than the first no: whether packages are
     installed, whether the driver's library is there and how old it is, and only then, which takes a tenth of a second and cannot be
-    undone, whether it starts. numba is not imported here. `reason` turns answers into what to tell the user, and is pure.
+    undone, whether it starts. numba is not imported here. `reason` turns answers into a text for the user, and is pure.
 
 Note [Versions]
-    What a driver can load is decided by major versions: a driver of CUDA 13 loads machine code made for CUDA 13, whatever the minor
-    versions. That holds for machine code only, which is why nvJitLink must be there (see `aiograd.cuda.driver.compiling`).
+    Major versions decide whether a driver can load a file: a driver of CUDA 13 loads machine code made for CUDA 13, of any minor version. That holds
+    for machine code only, which is why nvJitLink must be there (see `aiograd.cuda.driver.compiling`).
 
 A process that has looked for devices must not be forked afterwards: the driver does not survive that.
 """
@@ -76,7 +76,7 @@ def is_simulated() -> bool:
 
 @functools.cache
 def probe() -> Probe:
-    """Look, once in a process."""
+    """Probe the system, once in a process."""
     packages = tuple((name, _version(name)) for name in (("numba-cuda",) if is_simulated() else PACKAGES))
     found = Probe(is_simulated=is_simulated(), packages=packages, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     if found.is_simulated or reason(found) is not None:
@@ -106,7 +106,7 @@ def probe() -> Probe:
 
 
 def reason(found: Probe, ordinal: int | None = None) -> str | None:
-    """The reason why a device cannot be used: a sentence that says what was searched for and what to do; None if no obstacle was found.
+    """The reason why a device cannot be used: a sentence with the missing component and the remedy; None if no obstacle was found.
 
     Args:
         ordinal: number of the device; None: any device.
@@ -181,10 +181,10 @@ def why_not() -> str | None:
 
 
 def require(ordinal: int) -> None:
-    """Do nothing where a device is there.
+    """Raise unless there is a device.
 
     Raises:
-        DeviceUnavailableError: it is not; says what was looked for and what to do.
+        DeviceUnavailableError: the device is not available; the message names the missing component and the remedy.
     """
     missing = reason(probe(), ordinal)
     if missing is not None:

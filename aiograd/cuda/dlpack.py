@@ -2,10 +2,10 @@
 
 Nothing here knows a device: addresses, shapes and owners in, capsules out, and back.
 
-Note [Who frees]
-    A capsule holds a structure in C that names the memory and a function to call when it is not needed any more. Whoever takes the structure out
-    renames the capsule, and calls that function in the end, on any thread; a capsule that nobody opened calls it when it is
-    collected. `_exported` keeps the structure and the owner of the memory until then, since only C refers to them.
+Note [Freeing]
+    A capsule holds a structure in C that names the memory and a function to call when it is not needed any more. The library that takes the structure
+    out renames the capsule, and calls that function in the end, on any thread; a capsule that was never opened calls it when it is collected.
+    `_exported` keeps the structure and the owner of the memory until then, since only C refers to them.
 
 Source: dlpack.h of DLPack 1.1, and its Python specification.
 """
@@ -71,7 +71,7 @@ _WITH_VERSION, _WITH_VERSION_USED = b"dltensor_versioned", b"used_dltensor_versi
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """An array somewhere: what its capsule says of it."""
+    """An array as its capsule describes it."""
 
     address: int
     shape: Shape
@@ -110,7 +110,7 @@ def _release(address: int) -> None:
 @ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
 def _capsule_collected(capsule: int) -> None:
     for name in (_PLAIN, _WITH_VERSION):
-        if _is_valid(capsule, name):  # nobody opened it
+        if _is_valid(capsule, name):  # it was never opened
             _release(_pointer_of(capsule, name))
 
 
@@ -123,7 +123,7 @@ def make_capsule(array: Strided, *, max_version: tuple[int, int] | None, is_copy
     Args:
         array: its owner is kept until the capsule's structure is done with.
         max_version: newest version of DLPack the other side can read; None: from before there were versions.
-        is_copy: nobody else has the memory.
+        is_copy: True if the array is a copy of its own, which the other side may write to.
         released: called, on any thread, when the other side does not need the memory any more.
 
     Raises:

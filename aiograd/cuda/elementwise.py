@@ -1,4 +1,4 @@
-"""Element-wise ufuncs on CudaArrays: in which dtypes numpy would compute, and the pending expression that does."""
+"""Element-wise ufuncs on CudaArrays: the dtypes in which numpy would compute, and the pending expression."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def elementwise(name: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], .
     Args:
         name: of its template.
         inputs: CudaArrays, host arrays and scalars, at least one of them on a device.
-        loop: dtypes in which the arguments are taken, then that of the result.
+        loop: dtypes in which the arguments are taken, then the result's.
     """
     shape: Shape = ()
     for value in inputs:  # broadcast_shapes costs more than all of the rest
@@ -62,7 +62,7 @@ def _ufunc(ufunc: np.ufunc, name: str) -> Callable[..., Any]:
 
 
 def _resolve(ufunc: np.ufunc, inputs: tuple[Any, ...], dtype: Any, kinds: str) -> tuple[np.dtype[Any], ...] | None:
-    """In which dtypes numpy would compute; None for what has no template."""
+    """The dtypes of arguments and result in numpy's loop; None if there is no template for them."""
     given = [_given(value) for value in inputs]
     forced: dict[str, Any] = {} if dtype is None else {"signature": (None,) * ufunc.nin + (np.dtype(dtype),) * ufunc.nout}
     try:

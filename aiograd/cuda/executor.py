@@ -1,12 +1,12 @@
 """The thread of a device: does every allocation, launch and free, in the order in which they were asked for.
 
 Note [Jobs]
-    A job is the performing of a command, whose failure stays with the buffers it writes, or a function whose result goes to a future. Functions
+    A job is the performing of a command, with errors kept in the buffers that it writes, or a function, with its result for a future. Functions
     may read arrays; commands asked for by the thread itself, from within a function, are performed on the spot, which is their place in the
     order. Functions that only read finished data (`urgent`) go before all others.
 
 Note [Waiting]
-    Whoever waits for an array gives the thread a last job: record an event behind what is queued and tell the driver to call back. The driver
+    To wait for an array, a caller gives the thread a last job: record an event behind the queued work and tell the driver to call back. The driver
     does so from wherever it can without holding up the device, and the waiting loop is woken with ``call_soon_threadsafe``.
 
 Source: one thread per device, as in PyTorch's engine (Note [Streaming backwards]), but for forward work as well: finalizers run on any
@@ -58,7 +58,7 @@ class DeviceThread:
         return threading.current_thread() is self._thread
 
     def perform(self, job: _DeviceJob) -> None:
-        """Run a function of which nobody asks for a result, in its order; returns at once, except on the thread itself."""
+        """Run a function for its effect, in its order; returns at once, except on the thread itself."""
         if self.is_current():
             job()
         else:
@@ -73,7 +73,7 @@ class DeviceThread:
         """Run a function on the thread.
 
         Args:
-            urgent: before what is queued: for what only reads finished data.
+            urgent: before the queue: for a function that only reads finished data.
 
         Raises:
             DeviceError: the device has been closed.
@@ -87,7 +87,7 @@ class DeviceThread:
                 return
             try:
                 result = function()
-            except BaseException as error:  # everything goes to whoever waits
+            except BaseException as error:  # the waiting caller gets every error
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -103,7 +103,7 @@ class DeviceThread:
         return future
 
     def when_done(self, stream_and_count: Callable[[], tuple[StreamState, int] | None], callback: Callable[[], None]) -> None:
-        """Call back, from some thread, once the device has come to a place that is known when everything queued before has been given to it."""
+        """Call back, from some thread, once the device has done the work that was queued before."""
 
         def job() -> None:
             place = stream_and_count()
@@ -116,13 +116,13 @@ class DeviceThread:
                     callback()
                 else:
                     self._driver.notify(stream_state.handle, stream_state.mark(), callback)
-            except BaseException:  # the device is lost: whoever waits will find that out by reading
+            except BaseException:  # the device is lost: reading the array will raise that
                 callback()
 
         self.perform(job)
 
     async def wait(self, stream_and_count: Callable[[], tuple[StreamState, int] | None]) -> None:
-        """As `when_done`, for a coroutine. Cancelling stops the waiting only: the device goes on, and keeps what it uses."""
+        """As `when_done`, for a coroutine. Cancelling stops the waiting only: the device goes on, and keeps the memory that it uses."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
         answered = _expected()
@@ -153,7 +153,7 @@ class DeviceThread:
         done.wait()
 
     def close(self) -> None:
-        """Do what is queued, then end the thread. Idempotent."""
+        """Finish the queued jobs, then end the thread. Idempotent."""
         self._closed = True
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -190,9 +190,9 @@ class DeviceThread:
 
 
 def _attempt(function: Callable[[], None]) -> None:
-    """Run what nobody waits for: events when there is nothing else to do, and giving back.
+    """Run a job without a waiting caller: recording events while idle, and releasing.
 
-    A device that is lost fails at that, and its thread goes on, for those who wait have to be told.
+    A lost device fails at that; its thread goes on, since waiting callers have to be told.
     """
     try:
         function()
@@ -207,7 +207,7 @@ def _nothing() -> None:
 
 
 def _expected() -> Callable[[], None]:
-    """Tell a simulated loop, whose clock is virtual, that a thread will call it; returns what to call once it has."""
+    """Tell a simulated loop (with a virtual clock) that a thread will call it; returns a function to call once it has."""
     loop: Any = asyncio._get_running_loop()
     external_work = getattr(loop, "external_work", None)
     if external_work is None:
@@ -218,7 +218,7 @@ def _expected() -> Callable[[], None]:
     def answered() -> None:
         try:
             loop.call_soon_threadsafe(work.__exit__, None, None, None)
-        except RuntimeError:  # the loop is closed and waits for nobody
+        except RuntimeError:  # the loop is closed and waits for no thread
             return
 
     return answered

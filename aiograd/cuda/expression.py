@@ -2,12 +2,11 @@
 
 Note [Pending]
     An element-wise operation is not launched when it is called: its result's buffer remembers an expression. An operation on that result of the
-    same shape takes the expression in; whatever else needs the memory flushes it, which launches one kernel for the whole chain. Intermediate
-    results that somebody still holds are written by the same kernel; those that nobody holds are never in memory at all. A result that nobody
-    ever needs is never computed.
+    same shape takes the expression in; any other use of the memory flushes it, which launches one kernel for the whole chain. The same kernel writes
+    the intermediate results that are still referenced; others are never in memory at all. A result that is never used is never computed.
 
 Note [The same bits]
-    Whether operations end up in one kernel or in several depends on who looked at what in between, so it must not change a bit: each
+    Whether operations end up in one kernel or in several depends on the reads in between, so it must not change a bit: each
     operation rounds to its dtype, and multiplications are not contracted with additions (`aiograd.cuda.kernels.scalar`).
 
 Note [Writes]
@@ -77,7 +76,7 @@ class Expression:
         self.owner: weakref.ref[Buffer] | None = None
         #: set when it has been launched: the buffer with its values
         self.filled: Buffer | None = None
-        #: arrays that it reads, its own and those of the expressions it takes in
+        #: arrays that it and the expressions in it read
         self.arrays: dict[int, CudaArray] = {}
         #: expressions that it takes in, innermost first
         self.inner: dict[int, Expression] = {}
@@ -99,7 +98,7 @@ class Expression:
         return CudaArray(self.filled, 0, self.shape, contiguous_strides(self.shape, dtype.itemsize), dtype, None)
 
     def flush(self) -> None:
-        """Launch it, and with it every operation it takes in whose result somebody holds. Does nothing when that was done already."""
+        """Launch it; the kernel also writes the results of the operations in it that are still referenced. A second call does nothing."""
         buffer = None if self.owner is None else self.owner()
         if buffer is None or buffer.expression is not self:
             return
@@ -109,7 +108,7 @@ class Expression:
 
 
 def pending(device: DeviceCore, operation: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], ...], shape: Shape) -> CudaArray:
-    """A new array whose values an operation will give.
+    """A new array with a pending operation for its values.
 
     Raises:
         DeviceMismatchError: the arrays live on several devices.
@@ -154,7 +153,7 @@ def _remember(buffer: Buffer, reader: weakref.ref[PendingWork]) -> None:
 
 
 def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape) -> Any:
-    """An expression to take in, an array to read, or a scalar."""
+    """An argument of an expression: an expression to take in, an array to read, or a scalar."""
     if value.__class__ is not CudaArray:
         if isinstance(value, np.ndarray) and value.ndim:
             return CudaArray.from_host(device, value)
@@ -169,7 +168,7 @@ def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape
 
 
 def _launch(device: DeviceCore, root: Expression, buffer: Buffer) -> None:
-    """One kernel for `root` and what it takes in; the lock is held."""
+    """Launch one kernel for `root` and the expressions in it; the lock is held."""
     steps: list[Expression] = []
     arrays: dict[int, CudaArray] = {}
     seen: set[int] = set()
@@ -228,7 +227,7 @@ def chain(
         device: for which.
         steps: operations, arguments first.
         arrays: the arrays that they read, see `order`.
-        outputs: which of the steps are written; their pointers come first, then those of `arrays`.
+        outputs: the steps with a result that is written; their pointers come first, then the pointers of `arrays`.
         shape: of every result.
     """
     described, scalars = describe(steps, arrays)

@@ -1,8 +1,8 @@
 """The host as a device's last resort: operations without a kernel are computed by numpy, on the device's thread.
 
-The call returns at once, like any other: what shapes and dtypes come out is found by running the function on stand-ins (ones, identity
+The call returns at once, like any other: the shapes and dtypes of the result are found by running the function on stand-ins (ones, identity
 matrices, index 0), then a job on the device's thread copies the arguments to the host, runs the function and copies the results back. Correct for
-everything that numpy can do whose result's shape follows from shapes, and slow; `CudaDevice.statistics` counts them by name.
+every numpy function with a result shape that follows from shapes, and slow; `CudaDevice.statistics` counts them by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiograd.cuda.driver.protocol import DeviceDriver
 from aiograd.errors import DeviceError
 from aiograd.running.trees import leaves_of, map_tree
 
-#: types that numpy returns where a device returns an array: arrays, and scalars for those of no axes
+#: types that numpy returns where a device returns an array: arrays, and scalars for arrays without axes
 _RESULTS = (np.ndarray, np.generic)
 
 
@@ -76,7 +76,7 @@ def _enqueue(
 
 
 def _fetch(driver: DeviceDriver, stream: Any, array: CudaArray) -> np.ndarray[Any, Any]:
-    """A host array with the layout of a device array, whose values come with the stream."""
+    """A host array with the layout of a device array; its values come with the stream."""
     buffer = array.buffer
     whole = np.empty(buffer.nbytes, np.uint8)
     if buffer.nbytes:
@@ -85,7 +85,7 @@ def _fetch(driver: DeviceDriver, stream: Any, array: CudaArray) -> np.ndarray[An
 
 
 def stand_in(array: CudaArray) -> np.ndarray[Any, Any]:
-    """A host array of the same shape and dtype, whose values are harmless: ones, identity matrices, index 0."""
+    """A host array of the same shape and dtype with harmless values: ones, identity matrices, index 0."""
     if array.size == 0:
         return np.empty(array.shape, array.dtype)
     if array.dtype.kind not in "fc":

@@ -48,9 +48,9 @@ def assignment(target: BufferView, source: BufferView) -> tuple[Callable[..., No
 
 
 def layout(shape: Shape, arrays: Sequence[BufferView]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """How each array lies under `shape`: a letter each, the extents of the merged axes, and strides; see Note [Layouts].
+    """The layouts of arrays under `shape`: a letter for each, the extents of the merged axes, and strides; see Note [Layouts].
 
-    The strides are those of each ``s`` array, in elements, along all merged axes.
+    Strides are given for each ``s`` array, in elements, along all merged axes.
     """
     letters: list[str] = []
     strided: list[tuple[int, ...]] = []
@@ -141,7 +141,7 @@ def _rounded(text: str, operation: str, precision: str, made: str) -> str:
 def kernel_of(
     described: tuple[Step, ...], dtypes: tuple[str, ...], layouts: str, axes: int, outputs: tuple[int, ...], scalars: int, wide: bool, scattered: bool
 ) -> Callable[..., None]:
-    """`scattered`: the last of the layouts is that of the only output."""
+    """Build the kernel of some steps; `scattered` says that the last layout belongs to the only output."""
     lines, names = element(described, dtypes)
     strided = [place for place, letter in enumerate(layouts) if letter == "s"]
     parameters = [f"o{i}" for i in range(len(outputs))] + [f"x{i}" for i in range(len(dtypes))] + ["n"] + [f"k{i}" for i in range(scalars)]

@@ -1,13 +1,13 @@
 """Arrays of a device for other libraries, and theirs for it, without copying: DLPack and ``__cuda_array_interface__``.
 
 Note [Handing streams over]
-    What fills an array may still be running when it is handed out. With DLPack the reader names the stream it will use, and that stream is made
-    to wait; with the other protocol the array names its own stream and the reader waits for that. Either way nobody blocks, but the
-    commands must have been given to the device: the caller waits until the device's thread has come that far, not until the work is done.
-    In the other direction the roles change.
+    The work that fills an array may still be running when it is handed out. With DLPack the reader names the stream it will use, and that stream is
+    made to wait; with the other protocol the array names its own stream and the reader waits for that. Either way no thread blocks, but the commands
+    must have been given to the device: the caller waits until the device's thread has come that far, not until the work is done. In the other
+    direction the roles change.
 
 Note [Afterwards]
-    What the reader does with the memory later is not seen here: writing to an array that a node saved goes unnoticed. Memory is kept until the
+    Later uses of the memory by the reader are not seen here: writing to an array that a node saved goes unnoticed. Memory is kept until the
     reader lets go of it; where it read on one of the device's two default streams, the memory is not used again before those
     are done.
 
@@ -156,7 +156,7 @@ def _device(device: DeviceCore) -> tuple[int, int]:
 
 
 def _given(array: BufferView, reader: int) -> tuple[int, StreamState]:
-    """Address of the first element and the stream that fills the array, once the device has been given what does; `reader` waits for it."""
+    """Address of the first element and the stream that fills the array, once the device has all its commands; `reader` waits for that stream."""
     device = array.device
     array.flush()
 
@@ -188,7 +188,7 @@ def _address(memory: Any) -> int:
 
 
 def _follow_reader(buffer: Buffer, stream_state: StreamState, reader: int) -> None:
-    """Let the stream wait for what a reader's stream has been asked for; the memory is freed behind that. Any thread."""
+    """Make the stream wait for the work queued on a reader's stream; the memory is freed behind that. Any thread."""
 
     def job() -> None:
         driver: Any = buffer.device.driver

@@ -1,7 +1,7 @@
 """Launching: how operations ask for a kernel.
 
-``launch(kernel, grid, block, *args, writes=(out,))``: arrays among the arguments become flat pointers at their first element, whatever is
-pending in them is launched first, and the call returns at once.
+``launch(kernel, grid, block, *args, writes=(out,))``: arrays among the arguments become flat pointers at their first element, their pending
+expressions are launched first, and the call returns at once.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def launch(kernel: Callable[..., None], grid: _Size, block: _Size, *args: Any, w
 
 
 class _BufferArgument:
-    """Where an array lies, of which the buffer may not have memory yet."""
+    """The place of an array in a buffer, which may not have memory yet."""
 
     __slots__ = ("buffer", "offset", "dtype", "extent")
 

@@ -29,7 +29,7 @@ def is_contiguous(shape: Shape, strides: Shape, itemsize: int) -> bool:
 
 
 def lowest(shape: Shape, strides: Shape) -> int:
-    """Bytes from the first element to where the memory of an array begins: less than none where it runs backwards along an axis.
+    """Bytes from the first element to the lowest one of an array: negative if it runs backwards along an axis.
 
     A pointer to a strided array points there, so that no index is negative.
     """
@@ -37,7 +37,7 @@ def lowest(shape: Shape, strides: Shape) -> int:
 
 
 def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Axes that every array passes through in one go made one; at least one axis is left.
+    """Merge axes that every array passes through in one go; at least one axis is left.
 
     Args:
         extents: of the axes, outermost first.

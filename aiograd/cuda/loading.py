@@ -39,7 +39,7 @@ def make_device(ordinal: int) -> Any:
     """The device ``cuda:ordinal``, on hardware or, with NUMBA_ENABLE_CUDASIM=1, in numba's simulator.
 
     Raises:
-        DeviceUnavailableError: there is none; says what was looked for and what to do.
+        DeviceUnavailableError: there is no device; the message names the missing component and the remedy.
     """
     discovery.require(ordinal)
     driver = load("driver.simulator").SimulatorDriver(ordinal) if discovery.is_simulated() else _hardware(ordinal)

@@ -1,20 +1,20 @@
-"""Source text of kernels that reduce: what is pending in their argument is computed in the same launch, and so is what is done to the result.
+"""Source text of kernels that reduce. One launch also computes the pending expression of the argument and the steps on the result.
 
 Note [Stages]
     ``whole``    elements in, results out
     ``partial``  elements in, accumulators of each part out (`aiograd.cuda.tiles`)
     ``final``    accumulators in, results out
 
-    All three are one text: a lane folds what it reads into four accumulators in turn, these fold into one, and the lanes of a result fold in a tree.
+    All three have one text: a lane folds its elements into four accumulators in turn, these fold into one, and the lanes of a result fold in a tree.
 
-Note [What a source varies along]
-    ``a`` all axes   ``k`` those that are kept: read once for a result   ``c`` nothing: read once
+Note [Axes along which a source varies]
+    ``a`` all axes   ``k`` the kept axes: read once for a result   ``c`` nothing: read once
 
 Note [The same bits]
-    The order of a sum follows from shape, axes and the layout of the argument. A pending argument counts as what it would be in
-    memory, so a sum has the same bits whether its argument was launched before or not, and its pending operations round as they would alone.
+    The order of a sum follows from shape, axes and the layout of the argument. A pending argument counts as if it lay in memory, so a sum has the
+    same bits whether its argument was launched before or not, and its pending operations round as they would alone.
 
-Rejected: numba's ``cuda.reduce`` (one dtype and one axis, and it allocates on each call); atomics (their order is that of time).
+Rejected: numba's ``cuda.reduce`` (one dtype and one axis, and it allocates on each call); atomics (they add in the order of arrival).
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def _expression(text: str, integral: str | None = None) -> Callable[[str, str, s
 
 def _position(comparison: str) -> Callable[[str, str, str], list[str]]:
     def lines(T: str, a: str, b: str) -> list[str]:
-        beats = f"{b} {comparison} {a}"
+        wins = f"{b} {comparison} {a}"
         ties = f"{b} == {a}"
         if T[0] == "f":
-            beats += f" or ({b} != {b} and {a} == {a})"
+            wins += f" or ({b} != {b} and {a} == {a})"
             ties += f" or ({b} != {b} and {a} != {a})"
-        return [f"if {beats} or (({ties}) and {b}i < {a}i):", f"    {a} = {b}", f"    {a}i = {b}i"]
+        return [f"if {wins} or (({ties}) and {b}i < {a}i):", f"    {a} = {b}", f"    {a}i = {b}i"]
 
     return lines
 
@@ -116,14 +116,14 @@ class Recipe:
     steps: tuple[Step, ...]
     #: of the sources
     dtypes: tuple[str, ...]
-    #: see Note [What a source varies along]
+    #: see Note [Axes along which a source varies]
     varies: str
     #: how many axes are kept, and reduced, after merging
     kept: int
     reduced: int
     #: scalars that the steps use
     scalars: int
-    #: the dtype in which elements are taken, that of accumulators, that of results
+    #: the dtypes of elements as they are taken, of accumulators and of results
     taken: str
     accumulator: str
     result: str
@@ -136,7 +136,7 @@ class Recipe:
 
 
 def recipe_for(tile: Tile, **fields: Any) -> Recipe:
-    """A recipe whose block is that of a tile."""
+    """A recipe with the block of a tile."""
     return Recipe(columns=tile.columns, lanes=tile.lanes, along=tile.along, **fields)
 
 

@@ -1,9 +1,9 @@
 """Stream and Event: queues of work on a device, and places in them.
 
-Note [What a stream is for]
+Note [The purpose of a stream]
     Work on one stream is done in order; work on several may overlap. Inside ``with stream:`` operations go to the stream, and so does the
-    backward work of everything recorded there, whoever starts the pass. Arrays may be used on any stream: what one made the other waits
-    for by itself (`aiograd.cuda.command`, Note [Ordering between streams]), so streams change when things are done, never what comes out.
+    backward work of everything recorded there, even if the pass starts elsewhere. Arrays may be used on any stream: what one made the other waits
+    for by itself (`aiograd.cuda.command`, Note [Ordering between streams]), so streams change the time of work, never its results.
 
 Source: PyTorch's Note [Streaming backwards] for where backward work goes.
 """
@@ -41,7 +41,7 @@ class Event:
         return f"<Event {'never recorded' if self._stream_state is None else f'on {self._stream_state.name}'}>"
 
     def record(self, stream: Stream | None = None) -> Self:
-        """Put it behind everything that has been asked of a stream (by default the caller's) so far; returns at once.
+        """Put the event behind all present work of a stream (by default the caller's); returns at once.
 
         Args:
             stream: the stream; None: the caller's.
@@ -212,7 +212,7 @@ class Stream:
         return Event(timing=timing).record(self)
 
     def wait_event(self, event: Event) -> None:
-        """Let what is asked of it from now on wait for an event; returns at once. Only needed for work that no array connects.
+        """Make later work on this stream wait for an event; returns at once. Only needed for work that no array connects.
 
         Args:
             event: the event; one that was never recorded is not waited for.
@@ -227,7 +227,7 @@ class Stream:
         device.thread.submit(job)
 
     def wait_stream(self, other: Stream) -> None:
-        """Let what is asked of it from now on wait for everything asked of another so far; returns at once.
+        """Make later work on this stream wait for all present work of another; returns at once.
 
         Args:
             other: a stream of the same device.

@@ -1,8 +1,8 @@
-"""StreamState: a stream of a device, with what is known of how far the device is.
+"""StreamState: a stream of a device, and the number of its commands that are known to be done.
 
 Note [Done]
-    A stream's commands are counted. Events are recorded when somebody waits and when the device's thread has nothing to do; as they come to
-    pass, everything up to their count is done.
+    A stream's commands are counted. Events are recorded for waiting callers and while the device's thread is idle; when an event completes, all
+    commands up to its count are done.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MARKS = 64
 
 
 class StreamState:
-    """How far a stream of a device is.
+    """A stream of a device, and how far the device is with it.
 
     Args:
         driver: of the device.
@@ -93,7 +93,7 @@ class StreamState:
         return self.completed >= count
 
     def follow(self, other: StreamState, count: int) -> None:
-        """Let what comes on this stream wait for the first `count` commands of another; the device's thread only."""
+        """Make later commands of this stream wait for the first `count` commands of another; the device's thread only."""
         if other is self or self.waited.get(other, 0) >= count or other.completed >= count:
             return
         self.driver.wait_for(self.handle, other.mark())

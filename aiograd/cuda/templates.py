@@ -167,7 +167,7 @@ _REAL = (
 ).split()
 _NUMBERS = "power fmod subtract negative positive square sign remainder floor_divide floor ceil trunc rint".split()
 
-#: name -> kinds of numbers for which its template says something; what is not listed takes floats, integers and booleans
+#: name -> kinds of numbers that its template takes; names that are not listed take floats, integers and booleans
 KINDS = {
     **dict.fromkeys((*_FLOAT, *_REAL), "f"),
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "invert"), "iub"),

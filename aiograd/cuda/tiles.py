@@ -5,8 +5,8 @@ Note [Columns and lanes]
     threads, which go through its elements side by side and then add up in a tree. Neighbouring threads should read neighbouring memory: where
     the elements of one result are neighbours, so are its lanes (`along`), else the columns are.
 
-    Few long rows would leave most of a device idle: then the elements are cut into `parts`, each with a block of its own, whose results a second
-    launch brings together. Nothing depends on values or on timing, so the same shape is always added in the same order.
+    Few long rows would leave most of a device idle: then the elements are cut into `parts`, each with a block of its own, and a second launch
+    combines their results. Nothing depends on values or on timing, so the same shape is always added in the same order.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Tile:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Blocks: along the results, and along the pieces."""
+        """Numbers of blocks: along the results, and along the parts."""
         return self.blocks, self.parts
 
     @property
     def block(self) -> int:
-        """Threads."""
+        """Numbers of threads of a block."""
         return self.columns * self.lanes
 
 

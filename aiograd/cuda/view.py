@@ -21,7 +21,7 @@ class BufferView:
         offset: bytes from the start of the buffer to the first element.
         shape, strides: elements per axis, and bytes between neighbours along it.
         dtype: of the elements.
-        base: the array whose memory this is, None where it has its own.
+        base: the array that owns the memory; None if this one does.
     """
 
     __slots__ = ("buffer", "offset", "shape", "strides", "dtype", "base", "__weakref__")
@@ -36,7 +36,7 @@ class BufferView:
 
     @property
     def device(self) -> DeviceCore:
-        """Where it lives."""
+        """The name of the device of the memory."""
         return self.buffer.device
 
     @property
@@ -70,5 +70,5 @@ class BufferView:
         return self.offset == 0 and self.is_contiguous and self.nbytes == self.buffer.nbytes
 
     def flush(self) -> None:
-        """Launch what is pending, so that commands that come later find the values."""
+        """Launch the pending expression, so that commands that come later find the values."""
         self.buffer.flush()

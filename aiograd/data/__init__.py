@@ -1,4 +1,4 @@
-"""Batches for training loops: an asynchronous, prefetching loader over whatever holds the examples.
+"""Batches for training loops: an asynchronous, prefetching loader over any source of examples.
 
 `loader` has the `DataLoader`, `datasets` a base class and tensors side by side, `reading` how batches are read ahead, `process_source`
 sources in processes of their own.

@@ -19,8 +19,14 @@ def collate(examples: Sequence[Any]) -> Any:
     Args:
         examples: at least one, all alike. Texts and other objects stay in a list.
 
+    Returns:
+        A Tensor with an axis more in front, or a tuple, list or dict of them.
+
     Raises:
         ArgumentTypeError: no examples. ShapeError: examples of different lengths or shapes.
+
+    >>> ag.data.collate([(1.0, "a"), (2.0, "b")])
+    (tensor([1., 2.]), ['a', 'b'])
     """
     if not examples:
         raise ArgumentTypeError("collate: there are no examples")

@@ -9,7 +9,17 @@ from aiograd.tensors.tensor import Tensor
 
 
 class Dataset:
-    """Base class of sources, for scripts that name one: subclasses define ``__getitem__``, and ``__len__`` where they have a length."""
+    """Base class of sources, for scripts that name one: subclasses define ``__getitem__``, and ``__len__`` where they have a length.
+
+    >>> class Squares(ag.data.Dataset):
+    ...     def __len__(self):
+    ...         return 4
+    ...
+    ...     def __getitem__(self, index):
+    ...         return float(index**2)
+    >>> list(ag.data.DataLoader(Squares(), batch_size=2))
+    [tensor([0., 1.]), tensor([4., 9.])]
+    """
 
     def __getitem__(self, index: Any) -> Any:
         """The example at `index`.
@@ -31,6 +41,10 @@ class TensorDataset(Dataset):
 
     Raises:
         ArgumentError: no tensors, or lengths that differ.
+
+    >>> rows = ag.data.TensorDataset(ag.tensor([[1.0], [2.0]]), ag.tensor([0, 1]))
+    >>> len(rows), rows[1]
+    (2, (tensor([2.]), tensor(1)))
     """
 
     def __init__(self, *tensors: Tensor) -> None:

@@ -56,6 +56,15 @@ class DataLoader:
     Raises:
         ArgumentError: arguments that do not go together. ArgumentTypeError: a source that is none, or a plain ``for`` where something has to be
             awaited.
+
+    >>> loader = ag.data.DataLoader(np.arange(5.0), batch_size=2)
+    >>> async for batch in loader:
+    ...     print(batch)
+    tensor([0., 1.], dtype=float64)
+    tensor([2., 3.], dtype=float64)
+    tensor([4.], dtype=float64)
+    >>> len(loader), loader.epoch
+    (3, 1)
     """
 
     @with_other_names
@@ -106,7 +115,7 @@ class DataLoader:
         self._source_state: Any = None
         #: the next loop continues where these stand
         self._resumes = False
-        #: the loop whose batches count
+        #: number of the loop that takes the batches
         self._loop_number = 0
 
     @property
@@ -238,7 +247,11 @@ class DataLoader:
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, in mid-epoch too: after the last batch that was taken. Numbers, texts and dicts of them; `ag.save` keeps it."""
+        """The place of the loader, in mid-epoch too: behind the last batch that was taken.
+
+        Returns:
+            Numbers, texts and dicts of them, which `ag.save` keeps.
+        """
         return {
             "epoch": self.epoch,
             "batches": self._taken,
@@ -250,8 +263,11 @@ class DataLoader:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`: the next loop takes up the epoch behind the batches that had been taken.
 
+        Args:
+            state: the result of `state_dict`.
+
         Raises:
-            ArgumentError: it is none, or one of another kind of loader; nothing has changed.
+            ArgumentError: `state` is none, or one of another kind of loader; nothing has changed.
         """
         if not isinstance(state, Mapping) or state.keys() != {"epoch", "batches", "order", "generator", "source"}:
             raise ArgumentError("DataLoader.load_state_dict: expected epoch, batches, order, generator and source, as state_dict() returns them")

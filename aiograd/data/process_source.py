@@ -18,7 +18,7 @@ from aiograd.errors import ArgumentError, DataError
 
 
 class ProcessSource:
-    """A sequence whose examples are made in other processes; its ``source[i]`` is a coroutine, which `DataLoader` awaits.
+    """A sequence of examples that other processes make; its ``source[i]`` is a coroutine, which `DataLoader` awaits.
 
     ::
 
@@ -32,6 +32,10 @@ class ProcessSource:
 
     Raises:
         ArgumentError: a name or number that makes no sense.
+
+    >>> async with ag.data.ProcessSource("string:ascii_letters", processes=1) as source:
+    ...     print(len(source), await source[2])
+    52 c
     """
 
     def __init__(self, name: str, processes: int = 2) -> None:
@@ -67,7 +71,11 @@ class ProcessSource:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the processes and wait for them."""
+        """End the processes and wait for them. Cancelled, it has killed them and no longer waits.
+
+        >>> source = ag.data.ProcessSource("string:ascii_letters", processes=1)
+        >>> await source.aclose()
+        """
         started, self._started, self._idle = self._started, [], None
         for process in started:
             if process.returncode is None:

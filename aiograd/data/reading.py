@@ -2,10 +2,10 @@
 
 Note [Backpressure]
     At most ``1 + prefetch`` batches are read or wait to be taken; the next is begun when one is taken. Batches of a sequence are read at the same
-    time, those of a stream one after the other. The order of delivery is that of the batches, whichever is ready first.
+    time, batches of a stream one after the other. Delivery follows the order of the batches, not of their readiness.
 
 Note [Threads end with their epoch]
-    Threads cannot be interrupted. When an epoch ends early, reads that have not begun are dropped, those that run are waited for without holding the
+    Threads cannot be interrupted. When an epoch ends early, reads that have not begun are dropped, running ones are waited for without holding the
     loop up, and then the threads end: nothing of an epoch outlives it.
 """
 

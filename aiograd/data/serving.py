@@ -14,7 +14,7 @@ def main() -> None:
     """Serve until the other side is gone."""
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what the source prints must not get among the answers
+    os.dup2(2, 1)  # texts that the source prints must not get among the answers
     module, _, name = sys.argv[1].partition(":")
     try:
         source: Any = getattr(importlib.import_module(module), name)

@@ -30,15 +30,16 @@ from typing import Any
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context
-from aiograd.distributed.autograd.context_table import NESTED, CallHeader, ContextTable
+from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.discovery import foresight
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
+from aiograd.distributed.messages.fields import NESTED, NO_TRACE
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.distributed.observing import NO_TRAIL, Trail, observe, trail
+from aiograd.distributed.observing import observe, trace_context
 from aiograd.distributed.payload import NotOnHostError, Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
@@ -98,8 +99,8 @@ class Calls:
         self._room: asyncio.Semaphore | None = None
         #: functions whose calls were given up; see Note [Functions that never return]
         self._given_up: weakref.WeakSet[_ExecutorCall] = weakref.WeakSet()
-        core.handlers[Kind.CALL] = self.on_call
-        core.multicast.register(Kind.CALL, self._on_relayed_call)
+        core.serve({FunctionCall: self.on_call})
+        core.multicast.register(FunctionCall, self._on_relayed_call)
 
     def register(self, functions: Mapping[str, Builtin]) -> None:
         """Serve functions of the library itself, under names that begin with "aiograd."."""
@@ -138,11 +139,11 @@ class Calls:
             principal = None if scope is None else scope.principal
             try:
                 with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
-                    message = (function, wire_args, wire_kwargs, grad, None, *trail(None if function.startswith(UNOBSERVED) else profiler))
-                    answer = await core.request(peer, Kind.CALL, message, seconds, principal)
+                    trace = trace_context(None if function.startswith(UNOBSERVED) else profiler)
+                    answer: CallResult = await core.ask(peer, FunctionCall(function, wire_args, wire_kwargs, grad, None, trace), seconds, principal)
             except DeadlineError as error:
                 raise _late(error, f"calling {_label(function, args)} on {peer}") from None
-            return Unpacking(self.reference).unpack(self._parse_answer(answer, peer)[0])
+            return Unpacking(self.reference).unpack(answer.value)
         context.check_open()
         place = (*(scope.place if scope is not None else ()), -number)
         if len(place) > NESTED:
@@ -157,14 +158,14 @@ class Calls:
             collect = current_mode().collect
             if collect is not None:
                 collect(send)
-        heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
+        header = CallHeader(context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
         context.known_workers.add(peer)
         try:
             about = {"server.address": peer, "aiograd.context": context.id}
             with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **about) as seen:
                 seen.nbytes = sum(tensor.size * tensor.dtype.itemsize for tensor in sent)
-                message = (function, wire_args, wire_kwargs, grad, heading, *trail(profiler))
-                answer = await core.request(peer, Kind.CALL, message, seconds, context.principal)
+                call = FunctionCall(function, wire_args, wire_kwargs, grad, header, trace_context(profiler))
+                answer = await core.ask(peer, call, seconds, context.principal)
         except BaseException as error:
             if send is not None:
                 context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
@@ -175,14 +176,14 @@ class Calls:
                 raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
             raise
         context.opened_at.add(peer)
-        value, edge, behind = self._parse_answer(answer, peer)
+        edge = answer.edge
         unpacking = Unpacking(self.reference)
-        result = unpacking.unpack(value)
+        result = unpacking.unpack(answer.value)
         if unpacking.differentiable:
             context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
                 raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
-            recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number, behind)
+            recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number, answer.behind)
             collect = current_mode().collect
             if collect is not None:
                 collect(recv)
@@ -208,15 +209,6 @@ class Calls:
                 hosted[id(tensor)] = await on_host(tensor._data)
             packing = Packing(records, encoding, hosted)
             return packing, packing.pack(value)
-
-    @staticmethod
-    def _parse_answer(answer: Any, peer: str) -> tuple[Any, int, list[int] | None]:
-        if isinstance(answer, tuple) and answer[1:2] and answer[1].__class__ is int:
-            if len(answer) == 2:
-                return (*answer, None)
-            if len(answer) == 3 and isinstance(answer[2], list):
-                return answer
-        raise ProtocolError(f"worker {peer} gave a malformed answer to a call", code="answer")
 
     # ---------------------------------------------------------------- references in values
 
@@ -249,33 +241,32 @@ class Calls:
         profiler = current_mode().profiler
         with self.observe("call", "aiograd.post", what, ref.owner, profiler, "CLIENT", **{"server.address": ref.owner}):
             try:
-                message = (ref.to_wire(), values, waits, *trail(profiler))
-                await core.request(ref.owner, Kind.POST, message, core.time_for(timeout), core.acting_principal())
+                post = Post(ref.to_wire(), values, waits, trace_context(profiler))
+                await core.ask(ref.owner, post, core.time_for(timeout), core.acting_principal())
             except DeadlineError as error:
                 raise _late(error, f"sending to {what} on {ref.owner}") from None
 
     async def _call_all(self, refs: Sequence[RemoteRef], method: str, args: list[Any], timeout: float | None) -> list[Any]:
         """See `RemoteRef.call_all`."""
         core = self.core
-        messages: dict[str, Any] = {}
+        messages: dict[str, FunctionCall] = {}
         for ref in refs:
             if ref.owner != core.name and ref.owner not in messages:
-                messages[ref.owner] = (CALL_METHOD, (await self._pack([ref, method, args, {}], False, False))[1], {}, False, None)
-        found = await core.multicast.spread(Kind.CALL, messages, core.time_for(timeout), core.acting_principal())
+                messages[ref.owner] = FunctionCall(CALL_METHOD, (await self._pack([ref, method, args, {}], False, False))[1], {}, False, None)
+        found = await core.multicast.spread(messages, core.time_for(timeout), core.acting_principal())
         results: list[Any] = []
         for ref in refs:
             answer = found.pop(ref.owner, None)
-            if answer is not None and not isinstance(answer, BaseException):
-                answer = Unpacking(self.reference).unpack(self._parse_answer(answer, ref.owner)[0])
+            if isinstance(answer, CallResult):
+                answer = Unpacking(self.reference).unpack(answer.value)
             results.append(answer)
         return results
 
-    async def _on_relayed_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, ...]:
-        """A call that has come by way of another worker: of methods only, outside of any context."""
-        match value:
-            case (str(function), _, _, False, None) if function == CALL_METHOD:
-                return await self.on_call(caller, value, timeout)
-        raise ProtocolError("a malformed call by way of another worker", code="call")
+    async def _on_relayed_call(self, caller: PeerIdentity, call: FunctionCall, timeout: float) -> CallResult:
+        """Serve a call that has come by way of another worker: of methods only, outside of any context."""
+        if call.function != CALL_METHOD or call.grad or call.header is not None:
+            raise ProtocolError("by way of another worker only methods are called, and outside of any context", code="call")
+        return await self.on_call(caller, call, timeout)
 
     def _local(self, ref: RemoteRef) -> Any:
         if ref.owner != self.core.name:
@@ -286,31 +277,26 @@ class Calls:
 
     # ---------------------------------------------------------------- serving calls
 
-    async def on_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, ...]:
-        """See `Kind.CALL`."""
+    async def on_call(self, caller: PeerIdentity, call: FunctionCall, timeout: float) -> CallResult:
+        """Serve a `FunctionCall`."""
         failpoints.reach("fwd.before_receive")
         core = self.core
-        if not (isinstance(value, tuple) and len(value) in (5, 6)):
-            raise ProtocolError("a malformed call", code="call")
-        function, args, kwargs, grad, heading, *rest = value
-        seen = Trail.parse(rest[0]) if rest else NO_TRAIL
-        if not (function.__class__ is str and args.__class__ is list and kwargs.__class__ is dict and grad.__class__ is bool):
-            raise ProtocolError("a malformed call", code="call")
+        function, args, kwargs, grad, header, trace = call.function, call.args, call.kwargs, call.grad, call.header, call.trace or NO_TRACE
         target = self.builtins.get(function) or core.service.find_function(function)
         context: Context | None = None
         place: tuple[float, ...] = ()
-        if heading is not None:
-            heading = CallHeader.parse(heading)
-            place = heading.place
-            context = self.contexts.enter(caller, heading, core.now())
+        edge = 0
+        if header is not None:
+            place, edge = header.place, header.edge
+            context = self.contexts.enter(caller, header, core.now())
             self.leases.watch()
         # the function's own requests expire a little before the function is cancelled, so that their error can be returned to the caller
         deadline = asyncio.get_running_loop().time() + timeout - min(0.02, timeout * 0.1)
         SCOPE.set(Scope(core.worker, context, caller.principal, deadline, place))
-        profiler = None if function.startswith(UNOBSERVED) else core.recorder(caller, seen)
+        profiler = None if function.startswith(UNOBSERVED) else core.recorder(caller, trace)
         modes: dict[str, Any] = {"grad": grad, "profiler": profiler}
         about: dict[str, Any] = {"client.address": caller.name} if context is None else {"client.address": caller.name, "aiograd.context": context.id}
-        serving = self.observe("serve", function, _label(function, args), caller.name, profiler, "SERVER", seen.traceparent, **about)
+        serving = self.observe("serve", function, _label(function, args), caller.name, profiler, "SERVER", trace.parent, **about)
         if context is None:
             with ModeScope(**modes), serving:
                 return await self._serve(caller, target, args, kwargs, None, 0, grad)
@@ -320,7 +306,7 @@ class Calls:
             if grad:
                 modes["collect"] = context.recorder(place)
             with ModeScope(**modes), serving:
-                return await self._serve(caller, target, args, kwargs, context, heading.edge, grad)
+                return await self._serve(caller, target, args, kwargs, context, edge, grad)
         except asyncio.CancelledError:
             if core.is_closing:
                 raise core.closed_error("CALL") from None
@@ -331,7 +317,7 @@ class Calls:
 
     async def _serve(
         self, caller: PeerIdentity, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool
-    ) -> tuple[Any, ...]:
+    ) -> CallResult:
         unpacking = Unpacking(self.reference)
         args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
         received = unpacking.differentiable
@@ -358,7 +344,7 @@ class Calls:
             raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable
         if not sent or context is None:
-            return wire, 0
+            return CallResult(wire, 0)
         context.check_open()
         context.known_workers.add(caller.name)
         send = context.add_send(sent, caller.name)
@@ -366,7 +352,7 @@ class Calls:
         if scope is not None:
             context.recorder(scope.place)(send)
         send.behind, send.edits = foresight(send, context), EDGE_EDITS.count
-        return (wire, send.edge) if send.behind is None else (wire, send.edge, send.behind)
+        return CallResult(wire, send.edge, send.behind)
 
     @property
     def stuck(self) -> int:

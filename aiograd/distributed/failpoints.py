@@ -62,14 +62,23 @@ class FailpointPlan(NamedTuple):
     hit: int
 
 
+class RequestPoints(NamedTuple):
+    """The points that a connection passes with requests of one kind; "" where there is none."""
+
+    request_sent: str = ""
+    #: between two frames of an answer
+    answer_begun: str = ""
+    answer_sent: str = ""
+
+
 def reach(point: str) -> None:
-    """Report that the running code has reached a point. Costs next to nothing unless points are armed or observed.
+    """Report that the running code has reached a point; "" is none. Costs next to nothing unless points are armed or observed.
 
     Raises:
         Exception: an exception of the action that was armed there.
         ArgumentError: points are armed or observed, and there is no such point.
     """
-    if _listeners:
+    if _listeners and point:
         _check(point)
         for listener in _listeners:
             listener(point)

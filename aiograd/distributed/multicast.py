@@ -1,8 +1,7 @@
 """Multicast: one message to many workers, by a tree of them. See Note [A tree of receivers] in `aiograd.transaction.tree`.
 
-A worker that is reached handles the message, sends it on to the others of its branch at the same time, and answers for all. Messages of few kinds can
-be sent this way, which are registered with `Multicast.register`: those that may arrive twice and mean the same whoever of the sender's principal
-has brought them.
+A worker that is reached handles the message, sends it on to the others of its branch at the same time, and answers for all. Requests of few classes
+can be sent this way, which are registered with `Multicast.register`: they may arrive twice, and mean the same from any worker of the principal.
 """
 
 from __future__ import annotations
@@ -12,17 +11,19 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.distributed.error_wire import from_wire, to_wire
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.calls import Relay, RelayedAnswer, RelayedMessage
+from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse_answer
+from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.errors import DistributedError, ProtocolError
 from aiograd.transaction.tree import branches
 
-#: part of the time that the tree may take; what is left is for those that it has not reached
-PART = 0.5
-#: part of its time in which a worker that passes a message on waits for those behind it, so that it can still answer
+#: share of the time that the tree may take; the rest is for workers that it has not reached
+SHARE = 0.5
+#: share of its time in which a worker that passes a message on waits for the workers behind it, so that it can still answer
 PASSED_ON = 0.9
 
-#: serves a message: who has brought it, the message, and the seconds that are left
+#: serves a message: called with the identity of the worker that sends it, the message, and the seconds that are left
 Server = Callable[[PeerIdentity, Any, float], Awaitable[Any]]
 
 
@@ -30,14 +31,16 @@ class MulticastWorker(Protocol):
     """The part of a worker that multicasts use."""
 
     name: str
-    handlers: dict[int, Server]
 
     @property
     def entropy(self) -> Callable[[int], bytes]:
         """Makes random bytes."""
 
-    def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
-        """Send a request to another worker."""
+    def ask(self, peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Send a request to another worker; returns its answer."""
+
+    def serve(self, servers: Mapping[type[WireMessage], Server]) -> None:
+        """Serve requests, by their classes."""
 
 
 class Multicast:
@@ -49,76 +52,67 @@ class Multicast:
 
     def __init__(self, core: MulticastWorker) -> None:
         self._core = core
-        self._servers: dict[int, Server] = {}
-        core.handlers[Kind.RELAY] = self._on_relay
+        self._servers: dict[type[WireMessage], Server] = {}
+        core.serve({Relay: self._on_relay})
 
-    def register(self, kind: int, server: Server) -> None:
-        """Let messages of a kind come by way of others.
+    def register(self, request: type[WireMessage], server: Server) -> None:
+        """Let requests of a class come by way of others.
 
         Args:
-            kind: the kind.
-            server: handles one, whoever has brought it.
+            request: the class.
+            server: serves one, from any worker of the principal.
         """
-        self._servers[kind] = server
+        self._servers[request] = server
 
-    async def spread(self, kind: int, messages: Mapping[str, Any], timeout: float, principal: str) -> dict[str, Any]:
+    async def spread(self, messages: Mapping[str, WireMessage], timeout: float, principal: str) -> dict[str, Any]:
         """Send workers a message each.
 
         Cancelling stops the waiting; some may have been reached.
 
         Args:
-            kind: one that was registered.
-            messages: by the name of the worker.
+            messages: by the name of the worker; all of one class, which is registered.
             timeout: seconds.
             principal: on whose behalf.
 
         Returns:
             The answer of each worker that was reached, or the exception that it has answered with. Others are missing, and may have been reached.
         """
-        parts = branches(list(messages.items()))
-        asked = [self._core.request(part[0][0], Kind.RELAY, (int(kind), [list(each) for each in part]), PART * timeout, principal) for part in parts]
         found: dict[str, Any] = {}
-        for part, answers in zip(parts, await asyncio.gather(*asked, return_exceptions=True), strict=True):
-            if isinstance(answers, BaseException):
-                if not isinstance(answers, (DistributedError, MemoryError)):
-                    raise answers
-                continue
-            expected = {name for name, _ in part}
-            for answer in answers if isinstance(answers, list) else []:
-                match answer:
-                    case [str(name), bool(failed), value] if name in expected:
-                        found[name] = from_wire(value, name) if failed else value
+        if not messages:
+            return found
+        request = type(next(iter(messages.values())))
+        relayed = [RelayedMessage(name, encode(message)) for name, message in messages.items()]
+        for answer in await self._pass_on(request.form.kind, relayed, SHARE * timeout, principal):
+            name = answer.name
+            if name in messages:
+                found[name] = from_wire(answer.value, name) if answer.failed else parse_answer(request, answer.value, name)
         return found
 
-    async def _on_relay(self, caller: PeerIdentity, value: Any, timeout: float) -> list[list[Any]]:
-        match value:
-            case (int(kind), [[str(name), message], *others]) if name == self._core.name and kind in self._servers:
-                pass
-            case _:
-                raise ProtocolError("a malformed message to many workers", code="relay")
-        messages: dict[str, Any] = {}
-        for other in others:
-            match other:
-                case [str(name), each]:
-                    messages[name] = each
-                case _:
-                    raise ProtocolError("a malformed message to many workers", code="relay")
-        own, answers = await asyncio.gather(
-            self._serve(kind, caller, message, timeout), self._pass_on(kind, messages, PASSED_ON * timeout, caller.principal)
+    async def _on_relay(self, caller: PeerIdentity, relay: Relay, timeout: float) -> list[RelayedAnswer]:
+        own, *others = relay.messages
+        if own.name != self._core.name:
+            raise ProtocolError(f"a malformed RELAY: its first message is for {own.name!r:.40}; expected {self._core.name!r}", code="relay")
+        answers = await asyncio.gather(
+            self._serve(relay.request_kind, caller, own.value, timeout),
+            self._pass_on(relay.request_kind, others, PASSED_ON * timeout, caller.principal),
         )
-        return [own, *answers]
+        return [answers[0], *answers[1]]
 
-    async def _serve(self, kind: int, caller: PeerIdentity, message: Any, timeout: float) -> list[Any]:
+    async def _serve(self, kind: int, caller: PeerIdentity, value: Any, timeout: float) -> RelayedAnswer:
         core = self._core
         try:
-            return [core.name, False, await self._servers[kind](caller, message, timeout)]
+            message = REQUESTS.parse(kind, value)
+            request = type(message)
+            if request not in self._servers:
+                raise ProtocolError(f"a malformed RELAY: a {request.form.name} does not come by way of another worker", code="relay")
+            return RelayedAnswer(core.name, False, encode_answer(request, await self._servers[request](caller, message, timeout)))
         except Exception as error:
-            return [core.name, True, to_wire(error, core.name, Kind(kind).name.lower(), core.entropy(8).hex())]
+            return RelayedAnswer(core.name, True, to_wire(error, core.name, REQUESTS.name_of(kind), core.entropy(8).hex()))
 
-    async def _pass_on(self, kind: int, messages: Mapping[str, Any], timeout: float, principal: str) -> list[list[Any]]:
-        parts = branches(list(messages.items()))
-        asked = [self._core.request(part[0][0], Kind.RELAY, (kind, [list(each) for each in part]), timeout, principal) for part in parts]
-        found: list[list[Any]] = []
+    async def _pass_on(self, kind: int, messages: list[RelayedMessage], timeout: float, principal: str) -> list[RelayedAnswer]:
+        """Send messages on by the first workers of their branches; returns the answers of the workers that were reached."""
+        asked = [self._core.ask(branch[0].name, Relay(int(kind), list(branch)), timeout, principal) for branch in branches(messages)]
+        found: list[RelayedAnswer] = []
         for answers in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answers, list):
                 found += answers

@@ -1,58 +1,25 @@
-"""Observing: each exchange with another worker as an event of the profile and as a span, and what of both travels in messages.
-
-Note [Trail]
-    A message that begins work on another worker (a call, the gradients of a pass) ends with a trail where its sender profiles or traces: the W3C
-    traceparent of the sender's span ("" where there is none), and if the sender records a profile at the moment. A worker that is being watched
-    records the work of such messages, so the same steps are seen on all workers. A message without a trail has the form it always had.
-"""
+"""Observing: each exchange with another worker as an event of the profile and as a span, and the trace context of messages."""
 
 from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self
 
+from aiograd.distributed.messages.fields import TraceContext
 from aiograd.distributed.meter import Meter
-from aiograd.errors import ProtocolError
 from aiograd.running import tracing
 
-WireTrail: TypeAlias = tuple[str, bool]
 
-
-class Trail(NamedTuple):
-    """The end of a message, see Note [Trail]."""
-
-    #: of the sender's span; None where there is none
-    traceparent: str | None = None
-    #: True if the sender records a profile
-    is_recorded: bool = False
-
-    @classmethod
-    def parse(cls, value: Any) -> Trail:
-        """The trail of a message that has one.
-
-        Raises:
-            ProtocolError: it is malformed.
-        """
-        if not (isinstance(value, tuple) and len(value) == 2 and value[0].__class__ is str and value[1].__class__ is bool):
-            raise ProtocolError("a malformed trail of a message", code="trail")
-        if value[0] and not tracing.is_traceparent(value[0]):
-            raise ProtocolError("the trail of a message holds no W3C traceparent", code="trail")
-        return cls(value[0] or None, value[1])
-
-
-NO_TRAIL = Trail()
-
-
-def trail(profiler: Any) -> tuple[WireTrail] | tuple[()]:
-    """The values at the end of a message: one trail, or none.
+def trace_context(profiler: Any) -> TraceContext | None:
+    """The trace context of a message, or None where its sender neither traces nor profiles.
 
     Args:
         profiler: the recorder of the running code, or None.
     """
     parent = tracing.traceparent()
-    return ((parent, profiler is not None),) if parent or profiler is not None else ()
+    return TraceContext(parent, profiler is not None) if parent or profiler is not None else None
 
 
 class observe:

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Coroutine
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
-from aiograd.distributed.kinds import Kind
 from aiograd.distributed.loop_lag import LoopLag
+from aiograd.distributed.messages.calls import FunctionCall
+from aiograd.distributed.messages.fields import TraceContext
+from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse, parse_answer
+from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.multicast import Multicast
-from aiograd.distributed.observing import Trail
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.endpoint import Endpoint
@@ -31,7 +34,7 @@ from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
 
-#: serves requests of one kind: called with the caller's identity, the message, and the seconds that are left
+#: serves requests: called with the caller's identity, the wire value or the message, and the seconds that are left
 Handler = Callable[[PeerIdentity, Any, float], Awaitable[Any]]
 
 
@@ -51,7 +54,7 @@ class WorkerCore:
         encoding, gradient_encoding: the wire encodings of floating-point values and of gradients.
 
     Attributes:
-        handlers: by kind of request; each part of the worker adds its own.
+        handlers: by kind of request, on wire values; `serve` adds them.
         prompt_handlers: the same for kinds that are served without a task; see `Endpoint`.
         on_lost: called with each peer that is lost and the error, in order.
         principal: the principal on whose behalf the worker's own code acts.
@@ -90,6 +93,7 @@ class WorkerCore:
         self.loop_lag = LoopLag()
         self.handlers: dict[int, Handler] = {}
         self.prompt_handlers: dict[int, PromptHandler] = {}
+        self._servers: dict[type[WireMessage], Handler] = {}
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
         self.endpoint = Endpoint(
             name,
@@ -100,6 +104,7 @@ class WorkerCore:
             prompt_handlers=self.prompt_handlers,
             on_lost=self._on_lost,
             describe=_describe,
+            failpoints=REQUESTS.failpoints,
         )
         self.multicast = Multicast(self)
         self.is_closing = False
@@ -180,11 +185,30 @@ class WorkerCore:
         """Send a request to another worker, or to this one; see `Endpoint.request`."""
         return self.endpoint.request(peer, kind, value, timeout, principal)
 
-    def recorder(self, caller: PeerIdentity, seen: Trail) -> Any:
+    async def ask(self, peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Any:
+        """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
+        request = type(message)
+        return parse_answer(request, await self.request(peer, request.form.kind, encode(message), timeout, principal), peer)
+
+    def serve(self, servers: Mapping[type[WireMessage], Handler]) -> None:
+        """Serve requests, by their classes; a handler returns the answer, of the type of answers of the request."""
+        self._servers.update(servers)
+        self.handlers.update({request.form.kind: functools.partial(self._serve, request.form.kind) for request in servers})
+
+    async def _serve(self, kind: int, caller: PeerIdentity, value: Any, timeout: float) -> Any:
+        message = REQUESTS.parse(kind, value)
+        request = type(message)
+        return encode_answer(request, await self._servers[request](caller, message, timeout))
+
+    def serve_promptly(self, request: type[WireMessage], handler: PromptHandler) -> None:
+        """Serve a request without a task: the handler gets the caller's identity and the message, see `PromptHandler`."""
+        self.prompt_handlers[request.form.kind] = lambda caller, value: handler(caller, parse(request, value))
+
+    def recorder(self, caller: PeerIdentity, trace: TraceContext) -> Any:
         """The recorder of work for a peer, or None: the worker's `profiler`, else that of a dashboard, for peers of the worker's own principal."""
         if self.profiler is not None or self.watch is None or caller.principal != self.principal:
             return self.profiler
-        return self.watch.recorder(seen.is_recorded)
+        return self.watch.recorder(trace.is_recorded)
 
     def acting_principal(self) -> str:
         """The principal on whose behalf the running code acts: that of the request it serves, else the worker's own."""
@@ -208,11 +232,12 @@ class WorkerCore:
 
 def _describe(kind: int, value: Any) -> str:
     """The subject of a request, for errors."""
-    if kind == Kind.CALL and isinstance(value, tuple) and value and isinstance(value[0], str):
-        function, args = value[0], value[1] if len(value) > 1 and isinstance(value[1], list) else []
+    if kind == FunctionCall.form.kind:
+        call = parse(FunctionCall, value)
+        function, args = call.function, call.args
         if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference):
             return f"{args[0].type_name:.80}.{args[1]!s:.80}"
         if function == "aiograd.reference.create" and args:
             return f"{args[0]!s:.80}"
         return function[:80]
-    return Kind(kind).name.lower() if kind in Kind._value2member_map_ else f"kind {kind}"
+    return REQUESTS.name_of(kind)

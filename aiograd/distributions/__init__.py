@@ -1,7 +1,7 @@
 """Probability distributions with awaited gradients: samples, logarithms of densities, entropies, divergences.
 
-Names and signatures are those of ``torch.distributions``; draws come from an explicit `Generator` or the default one. `distribution` says what all
-have in common, `standard_gamma` how samples of a gamma distribution are differentiated.
+Names and signatures are the same as in ``torch.distributions``; draws come from an explicit `Generator` or the default one.
+`distribution` has the base class, `standard_gamma` the derivatives of samples of a gamma distribution.
 """
 
 from __future__ import annotations

@@ -27,6 +27,12 @@ class Normal(Distribution):
         loc: mean.
         scale: standard deviation, above 0.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Normal(0.0, 2.0)
+    >>> distribution.log_prob(1.0)
+    tensor(-1.7370857)
+    >>> distribution.rsample((4,)).shape
+    (4,)
     """
 
     has_rsample = True
@@ -56,7 +62,7 @@ class Normal(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         z = (as_tensor(value, self.loc.dtype) - self.loc) / self.scale
         return -0.5 * (z * z) - log(self.scale) - HALF_LOG_2PI
@@ -108,6 +114,10 @@ class Uniform(Distribution):
     Args:
         low, high: ends, the first below the second.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Uniform(1.0, 3.0)
+    >>> distribution.mean, distribution.entropy()
+    (tensor(2.), tensor(0.6931472))
     """
 
     has_rsample = True
@@ -136,7 +146,7 @@ class Uniform(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value, self.low.dtype)
         inside = logical_and(greater_equal(x, self.low), less(x, self.high))

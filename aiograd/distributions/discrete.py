@@ -36,6 +36,10 @@ class Bernoulli(Distribution):
         probs: of 1, in [0, 1]; or
         logits: ``log(p / (1 - p))``.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Bernoulli(probs=0.25)
+    >>> distribution.log_prob(1.0), distribution.entropy()
+    (tensor(-1.3862944), tensor(0.56233513))
     """
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool = True, *, generator: Generator | None = None) -> None:
@@ -75,7 +79,7 @@ class Bernoulli(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value, self._given.dtype)
         self._require("value", x, lambda x: (x == 0) | (x == 1), "0 or 1")
@@ -108,7 +112,7 @@ class Bernoulli(Distribution):
 
 
 def xlogy_free(weight: Tensor, logarithm: Tensor) -> Tensor:
-    """`weight` times `logarithm`; what has no weight adds nothing, even where the logarithm is infinite."""
+    """`weight` times `logarithm`; a value without weight adds nothing, even where the logarithm is infinite."""
     result: Tensor = weight * where(equal(weight, 0), 0.0, logarithm)
     return result
 
@@ -152,6 +156,12 @@ class Categorical(_OverClasses):
         probs: (..., classes), at least 0; divided by their sum; or
         logits: (..., classes), logarithms of such.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Categorical(logits=[[0.0, 0.0], [0.0, 1.0]])
+    >>> distribution.log_prob([0, 1])
+    tensor([-0.6931472 , -0.31326166])
+    >>> distribution.sample((3,)).shape
+    (3, 2)
     """
 
     def __init__(self, probs: Any = None, logits: Any = None, validate_args: bool = True, *, generator: Generator | None = None) -> None:
@@ -178,7 +188,7 @@ class Categorical(_OverClasses):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value)
         count = self.probs.shape[-1]
@@ -207,6 +217,10 @@ class Multinomial(_OverClasses):
 
     Raises:
         ArgumentError: no such `total_count`.
+
+    >>> distribution = ag.distributions.Multinomial(4, probs=[0.5, 0.5])
+    >>> distribution.mean, distribution.log_prob([2.0, 2.0])
+    (tensor([2., 2.]), tensor(-0.98082924))
     """
 
     def __init__(
@@ -239,7 +253,7 @@ class Multinomial(_OverClasses):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         x = as_tensor(value, self.probs.dtype)
         total = self.total_count

@@ -1,6 +1,6 @@
 """Distribution: the part that all distributions have in common.
 
-A distribution has a batch shape, that of its broadcast parameters, and an event shape, that of one draw. A sample has the shape
+A distribution has a batch shape, the shape of its broadcast parameters, and an event shape, the shape of one draw. A sample has the shape
 ``sample_shape + batch_shape + event_shape``.
 """
 
@@ -27,6 +27,12 @@ class Distribution:
         batch_shape, event_shape: see the module.
         validate_args: True to check values on the host: parameters when it is made, what `log_prob` is asked of.
         generator: draws the samples; None: the default generator of the running task.
+
+    >>> distribution = ag.distributions.Normal(ag.zeros(3), 1.0)
+    >>> isinstance(distribution, ag.distributions.Distribution), distribution.batch_shape
+    (True, (3,))
+    >>> distribution.sample((2,)).shape
+    (2, 3)
     """
 
     #: True if samples can be differentiated by the parameters
@@ -67,13 +73,13 @@ class Distribution:
         raise NoRuleError(f"{type(self).__name__}.rsample: samples have no derivative; use sample(), and log_prob() for gradients")
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of density or probability at a value, of the batch shape (broadcast with that of `value`).
+        """The logarithm of density or probability at a value, of the batch shape (broadcast with the shape of `value`).
 
         Args:
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
 
         Raises:
             ArgumentError: a value on the host outside of the support, if `validate_args`.
@@ -119,7 +125,7 @@ class Distribution:
         """Check numbers on the host.
 
         Raises:
-            ArgumentError: they do not hold what is expected.
+            ArgumentError: values that the distribution does not take.
         """
         if not self.validate_args or value.device != "cpu":
             return

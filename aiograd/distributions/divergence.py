@@ -42,7 +42,7 @@ def register_kl(p: type[Distribution], q: type[Distribution]) -> Callable[[D], D
 
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
-    """The mean under `p` of the logarithm of its density over that of `q`, of the batch shape.
+    """The mean under `p` of the logarithm of its density over the density of `q`, of the batch shape.
 
     Args:
         p: the first distribution.

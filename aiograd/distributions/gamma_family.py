@@ -34,6 +34,10 @@ class Gamma(Distribution):
         concentration: the shape `a`, above 0.
         rate: above 0.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Gamma(2.0, 4.0)
+    >>> distribution.mean, distribution.log_prob(0.5)
+    (tensor(0.5), tensor(0.07944155))
     """
 
     has_rsample = True
@@ -62,7 +66,7 @@ class Gamma(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         a = self.concentration
         x = as_tensor(value, a.dtype)
@@ -90,7 +94,7 @@ class Gamma(Distribution):
 
 
 class Dirichlet(Distribution):
-    """The Dirichlet distribution, of vectors of positive numbers whose sum is 1.
+    """The Dirichlet distribution, of vectors of positive numbers with a sum of 1.
 
     Args:
         concentration: (..., K), above 0.
@@ -98,6 +102,12 @@ class Dirichlet(Distribution):
 
     Raises:
         ShapeError: a concentration without axes.
+
+    >>> distribution = ag.distributions.Dirichlet([1.0, 3.0])
+    >>> distribution.mean
+    tensor([0.25, 0.75])
+    >>> distribution.sample().shape
+    (2,)
     """
 
     has_rsample = True
@@ -128,7 +138,7 @@ class Dirichlet(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         a = self.concentration
         x = as_tensor(value, a.dtype)
@@ -164,6 +174,10 @@ class Beta(Distribution):
         concentration1: `a`, above 0.
         concentration0: `b`, above 0.
         validate_args, generator: as of `Distribution`.
+
+    >>> distribution = ag.distributions.Beta(2.0, 2.0)
+    >>> distribution.mean, distribution.variance
+    (tensor(0.5), tensor(0.05))
     """
 
     has_rsample = True
@@ -194,7 +208,7 @@ class Beta(Distribution):
             value: a draw, or an array of them.
 
         Returns:
-            A Tensor of the batch shape, broadcast with that of `value`.
+            A Tensor of the batch shape, broadcast with the shape of `value`.
         """
         a, b = self.concentration1, self.concentration0
         x = as_tensor(value, a.dtype)

@@ -55,6 +55,12 @@ class GraphTask:
         anomaly: None for no anomaly mode; True to check gradients for NaN as well.
         profiler: the profiler that records scopes, or None.
         hooks: the hooks of the larger pass that this one is part of, or None.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> y = (x * x).sum()
+    >>> task = ag.GraphTask([(y.grad_fn, 0)], [np.float32(1.0)])
+    >>> task.completed, len(task.roots)
+    (False, 1)
     """
 
     # The first values, which most passes keep; on the class, because setting them for each pass would cost a small one several percent

@@ -54,6 +54,10 @@ async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
 
     Raises:
         ArgumentError, ShapeError: the arguments or the outputs of `fn` do not fit. UnusedInputError: with `strict`.
+
+    >>> x = ag.tensor([1.0, 2.0])
+    >>> await ag.vjp(lambda x: x * x, x, ag.ones(2))
+    (tensor([1., 4.]), tensor([2., 4.]))
     """
     stand_ins, one_input = _stand_ins("vjp", inputs, create_graph)
     with enable_grad():
@@ -79,6 +83,10 @@ async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
 
     Raises:
         ArgumentError, ShapeError: the arguments or the outputs of `fn` do not fit. UnusedInputError: with `strict`.
+
+    >>> x = ag.tensor([1.0, 2.0])
+    >>> await ag.jvp(lambda x: x * x, x, ag.ones(2))
+    (tensor([1., 4.]), tensor([2., 4.]))
     """
     stand_ins, _ = _stand_ins("jvp", inputs, create_graph)
     vectors = _vectors("jvp", v, stand_ins, "input")
@@ -114,6 +122,9 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
     Raises:
         ShapeError: not a single element. UnusedInputError: with `strict`.
         ArgumentTypeError: with `has_aux`, the result of `fn` is no pair.
+
+    >>> await ag.value_and_grad(lambda x: (x * x).sum(), ag.tensor([1.0, 2.0]))
+    (tensor(5.), tensor([2., 4.]))
     """
     stand_ins, one_input = _stand_ins("value_and_grad", inputs, create_graph)
     aux: Any = None
@@ -146,6 +157,10 @@ async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: b
 
     Raises:
         ArgumentError: an input or output is complex, or they do not fit. UnusedInputError: with `strict`.
+
+    >>> await ag.jacobian(lambda x: x * x, ag.tensor([1.0, 2.0]))
+    tensor([[2., 0.],
+            [0., 4.]])
     """
     stand_ins, one_input = _stand_ins("jacobian", inputs, create_graph)
     with enable_grad():
@@ -172,6 +187,10 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
 
     Raises:
         ShapeError: not a single element. ArgumentError: an input is complex. UnusedInputError: with `strict`.
+
+    >>> await ag.hessian(lambda x: (x**3).sum(), ag.tensor([1.0, 2.0]))
+    tensor([[ 6.,  0.],
+            [ 0., 12.]])
     """
     stand_ins, one_input = _stand_ins("hessian", inputs, create_graph)
     with enable_grad():

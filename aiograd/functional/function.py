@@ -268,6 +268,21 @@ class Function:
     Either may be ``async def``; with an ``async def forward``, `apply` returns a coroutine. Forward runs without recording; it returns Tensors or
     arrays, which may be nested in tuples, lists and dicts. Backward gets one gradient per output, nested as the output is, and returns one per
     argument of forward (None for none). Arguments that are no Tensors pass through.
+
+    >>> class Square(ag.Function):
+    ...     @staticmethod
+    ...     def forward(ctx, x):
+    ...         ctx.save_for_backward(x)
+    ...         return x * x
+    ...
+    ...     @staticmethod
+    ...     async def backward(ctx, grad):
+    ...         (x,) = ctx.saved_tensors
+    ...         return 2 * x * grad
+    >>> x = ag.tensor(3.0, requires_grad=True)
+    >>> await Square.apply(x).backward()
+    >>> x.grad
+    tensor(6.)
     """
 
     #: run a ``def backward`` on the event loop instead of the executor

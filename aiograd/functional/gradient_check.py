@@ -68,6 +68,10 @@ async def gradcheck(
 
     Raises:
         GradcheckError: it failed; names output and input and shows the worst elements. ArgumentError: nothing to check.
+
+    >>> x = ag.tensor([1.0, 2.0], dtype=np.float64, requires_grad=True)
+    >>> await ag.gradcheck(ag.sin, (x,))
+    True
     """
     try:
         with enable_grad():
@@ -108,6 +112,10 @@ async def gradgradcheck(
     Raises:
         GradcheckError: it failed. Inputs are numbered as those of `fn`, with the output gradients after them.
         ArgumentError: as of `gradcheck`.
+
+    >>> x = ag.tensor([1.0, 2.0], dtype=np.float64, requires_grad=True)
+    >>> await ag.gradgradcheck(ag.sin, (x,))
+    True
     """
     checked = _Checked("gradgradcheck", fn, inputs)
     with enable_grad():

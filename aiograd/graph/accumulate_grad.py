@@ -47,6 +47,11 @@ class AccumulateGrad(Node):
     Args:
         shape, dtype, device: of the leaf.
         leaf: the leaf (held weakly), or None.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> node = (x * 2).grad_fn.next_edge(0).node
+    >>> isinstance(node, ag.graph.AccumulateGrad), node.name
+    (True, 'AccumulateGrad')
     """
 
     __slots__ = ("shape", "dtype", "device", "grad", "leaf", "post_accumulate_hooks", "eager_hooks")

@@ -39,6 +39,13 @@ class RemovableHandle:
     Args:
         hooks: the hooks among which it is; the handle does not keep them alive.
         key: the key of the hook.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> handle = x.register_hook(lambda grad: grad * 10)
+    >>> handle.remove()
+    >>> await x.sum().backward()
+    >>> x.grad
+    tensor([1., 1.])
     """
 
     __slots__ = ("_hooks", "_key")
@@ -65,6 +72,11 @@ class HandleGroup:
 
     Args:
         handles: the handles that it removes.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> handles = [x.register_hook(print), x.register_hook(print)]
+    >>> ag.graph.HandleGroup(handles).remove()
+    >>> await x.sum().backward()
     """
 
     __slots__ = ("_handles",)

@@ -83,6 +83,15 @@ class allow_mutation_on_saved_tensors(ModeScope):
 
     Raises:
         GraphError: on entering, within another such block or where saved-tensor hooks have been disabled.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.graph.allow_mutation_on_saved_tensors():
+    ...     y = x * 1
+    ...     z = y * y
+    ...     _ = y.zero_()
+    ...     await z.sum().backward()
+    >>> x.grad
+    tensor([2., 4.])
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,13 @@ PROGRAM_NODES: list[type[Node]] = []
 
 
 class Edge(NamedTuple):
-    """Input `input_nr` of `node`; ``Edge(None, 0)`` leads nowhere."""
+    """Input `input_nr` of `node`; ``Edge(None, 0)`` leads nowhere.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> edge = (x * 2).grad_fn.next_edge(0)
+    >>> type(edge).__name__, edge.node.name, edge.input_nr
+    ('Edge', 'AccumulateGrad', 0)
+    """
 
     node: Node | None
     input_nr: int
@@ -68,7 +74,12 @@ class Edge(NamedTuple):
 
 
 class InputMetadata(NamedTuple):
-    """Shape, dtype and device of the gradient of one input of a node."""
+    """Shape, dtype and device of the gradient of one input of a node.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> (x * 2).grad_fn.input_metadata
+    (InputMetadata(shape=(2,), dtype=dtype('float32'), device='cpu'),)
+    """
 
     shape: Shape
     dtype: np.dtype[Any]
@@ -125,6 +136,11 @@ class Node:
     Args:
         next_edges: one edge per output; ``Edge(None, 0)`` or None where it leads nowhere.
         num_inputs: the number of inputs, i.e. of gradients that arrive.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> node = (x * 2).grad_fn
+    >>> node.name, node.num_inputs, len(node.next_edges)
+    ('MulBackward', 1, 2)
     """
 
     __slots__ = ("next_nodes", "next_nrs", "_seq", "_extra", "_topological_nr", "_own_metadata", "__weakref__")

@@ -66,6 +66,13 @@ class saved_tensors_hooks(ModeScope):
     Raises:
         GraphError: on entering, where hooks have been disabled.
         ArgumentTypeError: one of the hooks is not callable.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.graph.saved_tensors_hooks(lambda t: t.numpy().copy(), lambda a: ag.tensor(a)):
+    ...     y = x * x
+    >>> await y.sum().backward()
+    >>> x.grad
+    tensor([2., 4.])
     """
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:

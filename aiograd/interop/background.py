@@ -12,7 +12,7 @@ Note [No circle of waiting]
     A call from the thread that runs the loop itself is refused, or goes to another loop.
 
 Note [End of a loop]
-    A call whose loop ends before it has been answered raises `LoopError`: its task is cancelled when the loop is closed, and where the loop was just
+    A call to a loop that ends before the answer raises `LoopError`: its task is cancelled when the loop is closed, and where the loop was just
     left, never to run again, the caller notices by looking at it from time to time.
 """
 
@@ -54,7 +54,7 @@ def run_on(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, Any], cont
     Args:
         loop: a running loop.
         main: the coroutine.
-        context: in whose place of the caller's the coroutine runs; see Note [Context of a call].
+        context: the context in which the coroutine runs, in place of the caller's; see Note [Context of a call].
 
     Returns:
         Its result.
@@ -116,7 +116,7 @@ class BackgroundLoop:
     """An event loop in a daemon thread, for programs that run none: torch and JAX scripts.
 
     The thread is started with the first call, and ends with `close`, with the ``with`` block, or when the object is referred to no more and no task
-    runs on the loop that a call has left there, such as those of an open Worker. In a forked child it is started again::
+    runs on the loop that a call has left there, such as the tasks of an open Worker. In a forked child it is started again::
 
         with interop.BackgroundLoop() as loop, loop.entered(dist.Worker("trainer", peers=peers)) as worker:
             layer = interop.torch.function(remote_layer, loop=loop)
@@ -215,7 +215,7 @@ class BackgroundLoop:
             _result(loop, held)
 
     def close(self) -> None:
-        """Cancel whatever runs on the loop, close its default engine, and wait for the thread. Idempotent."""
+        """Cancel all tasks of the loop, close its default engine, and wait for the thread. Idempotent."""
         with self._lock:
             self._is_closed = True
             end, self._end = self._end, None
@@ -234,7 +234,7 @@ class BackgroundLoop:
         if self._end is not None:
             self._end.detach()  # of the parent process
         started: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = concurrent.futures.Future()
-        # a thread starts in an empty context, whatever the one that starts it is in the middle of
+        # a thread starts in an empty context, whichever the starting thread is in
         self._thread = threading.Thread(target=_serve, args=(started,), name="aiograd-background-loop", daemon=True)
         self._thread.start()
         self._loop, stop = started.result()

@@ -1,4 +1,4 @@
-"""Containers in which libraries hand tensors over: those of `aiograd.running.trees`, and dict subclasses, deques, sets and dataclasses."""
+"""Containers in which libraries hand tensors over: the containers of `aiograd.running.trees`, and dict subclasses, deques, sets and dataclasses."""
 
 from __future__ import annotations
 

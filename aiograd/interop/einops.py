@@ -41,7 +41,7 @@ def register() -> None:
     """
 
     class EinopsBackend(_backends.NumpyBackend):
-        """einops' numpy backend, whose functions Tensors take over by numpy's protocols."""
+        """einops' numpy backend; Tensors take its functions over by numpy's protocols."""
 
         framework_name = "aiograd"
 

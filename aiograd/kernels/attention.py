@@ -25,7 +25,7 @@ def _heads(x: NDArray, leading: tuple[int, ...]) -> NDArray:
 
 
 def _like(x: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """An array of `shape` (batch, heads, rows, features) whose axes lie in memory as those of `x` do.
+    """An array of `shape` (batch, heads, rows, features) with its axes in the memory order of `x`.
 
     A query that is a transposed view of (batch, rows, heads, features) gets a result of the same kind, so that transposing back and
     joining the heads needs no copy.
@@ -124,7 +124,7 @@ def attention_grad(
     shift: NDArray,
     needs_mask: bool,
 ) -> tuple[NDArray, NDArray, NDArray, NDArray | None]:
-    """Gradients of `attention` with respect to q, k, v and what was added to the scores (None unless asked for), broadcast."""
+    """Gradients of `attention` with respect to q, k, v and the array added to the scores (None unless asked for), broadcast."""
     leading = _leading(q, k, v, allowed, added)
     rows, length = q.shape[-2], k.shape[-2]
     kernels = compiled(math.prod(leading) * rows * length, q, k, v, added, g, shift)

@@ -1,7 +1,7 @@
 """Where compiled kernels are kept between processes: a directory that only its user can have written.
 
-A cache entry is a pickle, so whoever can write one runs code as the user who reads it. The directory is therefore used only if it is
-the user's own, nobody else may enter it, and nobody else can replace it through a parent; otherwise kernels are compiled afresh in each
+A cache entry is a pickle, so a user with write access runs code as the user that reads it. The directory is therefore used only if it is
+the user's own, no other user may enter it, and none can replace it through a parent; otherwise kernels are compiled afresh in each
 process. It is given to numba for aiograd's kernels alone: numba's own settings, which other code in the process may use, stay as
 they are.
 
@@ -30,7 +30,7 @@ def cache_base() -> Path | None:
 
 
 def _trusted(path: Path) -> bool:
-    """True if only this user or root can replace what is at `path`."""
+    """True if only this user or root can replace the file or directory at `path`."""
     state = path.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid not in (0, os.geteuid()):
         return False
@@ -44,7 +44,7 @@ def private_directory(name: str = "kernels") -> Path | None:
         name: of the directory within the user's cache directory.
 
     Returns:
-        Its path, or None when there is none that nobody else could have tampered with.
+        Its path, or None when other users could have changed every candidate.
     """
     base = cache_base()
     if base is None or not hasattr(os, "geteuid"):

@@ -2,9 +2,9 @@
 
 With ``t = 1 / (1 + z / 2)``, ``exp(z**2) * erfc(z) / t`` is smooth on the whole half line, so one polynomial serves without branches,
 which lets loops over it use vector lanes. The coefficients interpolate it at Chebyshev nodes of ``[1 / (1 + limit / 2), 1]``, mapped to
-[-1, 1], computed with 60 digits; beyond the limit erfc is below what the type can hold.
+[-1, 1], computed with 60 digits; beyond the limit erfc is below the smallest number of the type.
 
-Source: the change of variable is that of W. J. Cody's and Numerical Recipes' ``erfc``; the fit is our own.
+Source: the change of variable is as in the ``erfc`` of W. J. Cody and of Numerical Recipes; the fit is our own.
 """
 
 from __future__ import annotations

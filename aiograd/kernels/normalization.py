@@ -92,7 +92,7 @@ def layer_norm_grad(
         needs: for x, weight and bias, True if the gradient is wanted.
 
     Returns:
-        These gradients, None for what was not asked for.
+        The wanted gradients; None for the others.
     """
     rows, n = x.shape
     dtype = np.result_type(g, x)
@@ -155,7 +155,7 @@ def rms_norm(x: NDArray, weight: NDArray | None, eps: float) -> tuple[NDArray, N
 def rms_norm_grad(
     g: NDArray, x: NDArray, weight: NDArray | None, scale: NDArray, needs: tuple[bool, bool] = (True, True)
 ) -> tuple[NDArray | None, NDArray | None]:
-    """Gradients of `rms_norm` with respect to x and weight, None for what was not asked for."""
+    """Gradients of `rms_norm` with respect to x and weight, None for an unwanted one."""
     rows, n = x.shape
     dtype = np.result_type(g, x)
     dx = np.empty((rows, n), dtype) if needs[0] else None

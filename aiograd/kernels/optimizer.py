@@ -59,7 +59,7 @@ def sgd(
         nesterov: look ahead by one step.
         maximize: go up.
         first: the velocity is not set yet; it becomes the gradient.
-        batch: takes what the compiled kernel has to do; None: it is done at once.
+        batch: takes the call of the compiled kernel; None: it is done at once.
 
     Raises:
         ArgumentError: an array that cannot be updated in place, or sizes that differ.
@@ -121,7 +121,7 @@ def adam(
         weight_decay: times the parameter is added to the gradient, or taken off the parameter when decoupled.
         decoupled: AdamW.
         maximize: go up.
-        batch: takes what the compiled kernel has to do; None: it is done at once.
+        batch: takes the call of the compiled kernel; None: it is done at once.
 
     Raises:
         ArgumentError: an array that cannot be updated in place, or sizes that differ.

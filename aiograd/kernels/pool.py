@@ -2,22 +2,22 @@
 
 A kernel is a serial function of a range of rows that releases the GIL. The rows are cut into blocks by count and work alone; the caller
 and the pool's threads each take the next block until none is left. A kernel that sums over rows leaves one partial sum per block, and
-the caller adds them in order, so the bits are those of one thread.
+the caller adds them in order, so the bits are the same as with one thread.
 
 Note [Threads of our own]
     numba can split loops itself, but its ``omp`` layer spins beside BLAS's threads (3 to 5 times slower), its ``workqueue`` layer must not
     be entered from two threads at once, which an executor does, and ``tbb`` is one more library to install. Threads that wait for
     blocks need none of that, and kernels compile several times faster without numba's parallel transformation.
 
-Note [Who owns the threads]
+Note [Owner of the threads]
     The kernel set of the process owns one pool. Its threads are daemon threads named ``aiograd-kernels-0``, ``-1`` and so on, which
     `threading.enumerate` lists; they start with the first call that is cut into blocks and hold nothing between calls. `stop_threads`
     ends them, `aiograd.kernels.use` calls it when the process leaves the compiled set, and the interpreter calls it at exit, after
     which calls run in the caller alone. A forked child has no threads until its own first call. Leak checks leave the threads that
     `owned_threads` names alone, and no others.
 
-The caller never waits for a block that no thread has begun: it would take that block itself. So a pool whose threads are all busy, or
-gone after a fork, slows nobody down.
+The caller never waits for a block that no thread has begun: it would take that block itself. So a pool with threads that are all
+busy, or gone after a fork, slows no caller down.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class _KernelCall(NamedTuple):
 
 
 class _BlockJob:
-    """Blocks of calls, taken one after the other by whoever is free."""
+    """Blocks of calls, taken one after the other by each free thread."""
 
     __slots__ = ("blocks", "calls", "done", "error", "finished", "firsts", "taken")
 
@@ -107,7 +107,7 @@ class _BlockJob:
 
 
 class KernelThreadPool:
-    """Threads that run blocks of compiled kernels; they start with the first job. See Note [Who owns the threads].
+    """Threads that run blocks of compiled kernels; they start with the first job. See Note [Owner of the threads].
 
     Args:
         threads: how many threads share a call, the caller's included.
@@ -215,7 +215,7 @@ def stop_threads() -> None:
 
 
 def owned_threads() -> tuple[threading.Thread, ...]:
-    """The threads that share kernels in this process now; the kernel set owns them, so they are nobody's leak.
+    """The threads that share kernels in this process now; the kernel set owns them, so they are no leak of the caller.
 
     Returns:
         The threads.

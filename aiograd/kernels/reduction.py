@@ -1,4 +1,4 @@
-"""Sums of columns, rows and channels: what the gradients of biases are made of."""
+"""Sums of columns, rows and channels: the sums in gradients of biases."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Note [One set per process]
     computed. The set is therefore chosen once, when a kernel is first asked for on an array large enough to matter:
 
     ======================  ================================================================================================
-    ``AIOGRAD_KERNELS``     what is chosen
+    ``AIOGRAD_KERNELS``     choice
     ======================  ================================================================================================
     unset, ``auto``         numba if `warm_up` has completed by then, else numpy
     ``numpy``               numpy

@@ -116,7 +116,7 @@ def cross_entropy(
         x: logits, (rows, n), n > 0.
         target: (rows,), checked.
         weight: (n,) of each class, or None.
-        ignore_index: a target whose row counts for nothing.
+        ignore_index: a target with a row that counts for nothing.
         smoothing: label smoothing.
 
     Returns:
@@ -154,7 +154,7 @@ def cross_entropy_grad(
         x: logits, (rows, n).
         target: (rows,).
         weight: (n,) or None.
-        ignore_index: a target whose row counts for nothing.
+        ignore_index: a target with a row that counts for nothing.
         smoothing: label smoothing.
         shift: (rows,), log-sum-exp, as the forward gave it.
 

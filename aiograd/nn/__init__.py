@@ -19,23 +19,31 @@ from aiograd.nn.activation import (
     GELU,
     GLU,
     SELU,
+    Hardshrink,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
     LeakyReLU,
     LogSigmoid,
     LogSoftmax,
     Mish,
+    PReLU,
     ReLU,
+    ReLU6,
     Sigmoid,
     SiLU,
     Softmax,
     Softmin,
     Softplus,
+    Softshrink,
     Softsign,
     Tanh,
     Tanhshrink,
-)
+    Threshold,
+)  # fmt: skip
 from aiograd.nn.attention import MultiHeadAttention
 from aiograd.nn.containers import ModuleDict, ModuleList, Sequential
-from aiograd.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspose2d
+from aiograd.nn.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from aiograd.nn.dropout import Dropout, Dropout1d, Dropout2d, Dropout3d
 from aiograd.nn.embedding import Embedding
 from aiograd.nn.linear import Flatten, Identity, Linear, Unflatten
@@ -66,14 +74,23 @@ from aiograd.nn.normalization import (
 )
 from aiograd.nn.parameter import Parameter
 from aiograd.nn.parameter_containers import ParameterDict, ParameterList
-from aiograd.nn.piecewise import Hardshrink, Hardsigmoid, Hardswish, Hardtanh, PReLU, ReLU6, Softshrink, Threshold
-from aiograd.nn.pooling import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d, MaxUnpool2d, Upsample
+from aiograd.nn.pooling import (
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    MaxUnpool2d,
+    Upsample,
+)
 from aiograd.nn.recurrent import GRU, LSTM, RNN
 from aiograd.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
 from aiograd.nn.stateless import functional_call
 from aiograd.nn.summary import summary
 from aiograd.nn.transformer import Transformer, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer
-from aiograd.nn.volumes import AvgPool3d, Conv3d, ConvTranspose3d, MaxPool3d
 from aiograd.running.lazy import on_first_use
 
 if not TYPE_CHECKING:  # an unknown name is told with the nearest one

@@ -2,248 +2,300 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
-from aiograd.nn import functional
-from aiograd.nn.module import Module, refuse_inplace
+from aiograd.nn import functional, init
+from aiograd.nn.function_module import FunctionModule
+from aiograd.nn.linear import new_parameter
+from aiograd.nn.module import Module
+from aiograd.nn.parameter import Parameter
 from aiograd.tensors.tensor import Tensor
 
 
-class Activation(Module):
-    """A function of `aiograd.nn.functional` as a module; its settings are attributes.
+class ReLU(FunctionModule, function=functional.relu):
+    """`relu` as a module.
 
-    Attributes:
-        function: the function, of the input and the settings.
-        settings: names of the attributes that it takes, in its order.
+    >>> ag.nn.ReLU()(ag.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
     """
 
-    function: ClassVar[Callable[..., Tensor]]
-    settings: ClassVar[tuple[str, ...]] = ()
+    inplace: bool = False
+
+
+class ReLU6(FunctionModule, function=functional.relu6):
+    """`relu6` as a module.
+
+    >>> ag.nn.ReLU6()(ag.tensor([-1.0, 2.0, 8.0]))
+    tensor([0., 2., 6.])
+    """
+
+    inplace: bool = False
+
+
+class GELU(FunctionModule, function=functional.gelu):
+    """`gelu` as a module.
+
+    >>> ag.nn.GELU("tanh")(ag.tensor([-1.0, 2.0]))
+    tensor([-0.158808 ,  1.9545978])
+    """
+
+    approximate: str = "none"
+
+
+class SiLU(FunctionModule, function=functional.silu):
+    """`silu` as a module.
+
+    >>> ag.nn.SiLU()(ag.tensor([-1.0, 2.0]))
+    tensor([-0.2689414,  1.761594 ])
+    """
+
+    inplace: bool = False
+
+
+class ELU(FunctionModule, function=functional.elu):
+    """`elu` as a module.
+
+    >>> ag.nn.ELU(alpha=0.5)(ag.tensor([-1.0, 2.0]))
+    tensor([-0.31606027,  2.        ])
+    """
+
+    alpha: float = 1.0
+    inplace: bool = False
+
+
+class SELU(FunctionModule, function=functional.selu):
+    """`selu` as a module.
+
+    >>> ag.nn.SELU()(ag.tensor([-1.0, 2.0]))
+    tensor([-1.1113307,  2.101402 ])
+    """
+
+    inplace: bool = False
+
+
+class CELU(FunctionModule, function=functional.celu):
+    """`celu` as a module.
+
+    >>> ag.nn.CELU(alpha=2.0)(ag.tensor([-1.0, 2.0]))
+    tensor([-0.78693867,  2.        ])
+    """
+
+    alpha: float = 1.0
+    inplace: bool = False
+
+
+class LeakyReLU(FunctionModule, function=functional.leaky_relu):
+    """`leaky_relu` as a module.
+
+    >>> ag.nn.LeakyReLU(0.1)(ag.tensor([-1.0, 2.0]))
+    tensor([-0.1,  2. ])
+    """
+
+    negative_slope: float = 0.01
+    inplace: bool = False
+
+
+class Softplus(FunctionModule, function=functional.softplus):
+    """`softplus` as a module.
+
+    >>> ag.nn.Softplus()(ag.tensor([-1.0, 2.0]))
+    tensor([0.31326163, 2.126928  ])
+    """
+
+    beta: float = 1.0
+    threshold: float | None = None
+
+
+class Softsign(FunctionModule, function=functional.softsign):
+    """`softsign` as a module.
+
+    >>> ag.nn.Softsign()(ag.tensor([-1.0, 3.0]))
+    tensor([-0.5 ,  0.75])
+    """
+
+
+class Tanh(FunctionModule, function=functional.tanh):
+    """`tanh` as a module.
+
+    >>> ag.nn.Tanh()(ag.tensor([-1.0, 2.0]))
+    tensor([-0.7615942,  0.9640276])
+    """
+
+
+class Tanhshrink(FunctionModule, function=functional.tanhshrink):
+    """`tanhshrink` as a module.
+
+    >>> ag.nn.Tanhshrink()(ag.tensor([-1.0, 2.0]))
+    tensor([-0.23840582,  1.0359724 ])
+    """
+
+
+class Sigmoid(FunctionModule, function=functional.sigmoid):
+    """`sigmoid` as a module.
+
+    >>> ag.nn.Sigmoid()(ag.tensor([-1.0, 2.0]))
+    tensor([0.2689414, 0.880797 ])
+    """
+
+
+class LogSigmoid(FunctionModule, function=functional.logsigmoid):
+    """`logsigmoid` as a module.
+
+    >>> ag.nn.LogSigmoid()(ag.tensor([-1.0, 2.0]))
+    tensor([-1.3132616, -0.126928 ])
+    """
+
+
+class Hardsigmoid(FunctionModule, function=functional.hardsigmoid):
+    """`hardsigmoid` as a module.
+
+    >>> ag.nn.Hardsigmoid()(ag.tensor([-1.0, 2.0, 4.0]))
+    tensor([0.3333333, 0.8333334, 1.       ])
+    """
+
+    inplace: bool = False
+
+
+class Hardswish(FunctionModule, function=functional.hardswish):
+    """`hardswish` as a module.
+
+    >>> ag.nn.Hardswish()(ag.tensor([-1.0, 2.0, 4.0]))
+    tensor([-0.3333333,  1.6666667,  4.       ])
+    """
+
+    inplace: bool = False
+
+
+class Hardtanh(FunctionModule, function=functional.hardtanh):
+    """`hardtanh` as a module.
+
+    >>> ag.nn.Hardtanh(0.0, 0.5)(ag.tensor([-1.0, 0.2, 4.0]))
+    tensor([0. , 0.2, 0.5])
+    """
+
+    min_val: float = -1.0
+    max_val: float = 1.0
+    inplace: bool = False
+
+
+class Hardshrink(FunctionModule, function=functional.hardshrink):
+    """`hardshrink` as a module.
+
+    >>> ag.nn.Hardshrink()(ag.tensor([-1.0, 0.2, 4.0]))
+    tensor([-1.,  0.,  4.])
+    """
+
+    lambd: float = 0.5
+
+
+class Softshrink(FunctionModule, function=functional.softshrink):
+    """`softshrink` as a module.
+
+    >>> ag.nn.Softshrink()(ag.tensor([-1.0, 0.2, 4.0]))
+    tensor([-0.5,  0. ,  3.5])
+    """
+
+    lambd: float = 0.5
+
+
+class Threshold(FunctionModule, function=functional.threshold):
+    """`threshold` as a module.
+
+    >>> ag.nn.Threshold(1.0, 20.0)(ag.tensor([-1.0, 0.2, 4.0]))
+    tensor([20., 20.,  4.])
+    """
+
+    threshold: float
+    value: float
+    inplace: bool = False
+
+
+class Mish(FunctionModule, function=functional.mish):
+    """`mish` as a module.
+
+    >>> ag.nn.Mish()(ag.tensor([-1.0, 2.0]))
+    tensor([-0.3034014,  1.9439589])
+    """
+
+    inplace: bool = False
+
+
+class Softmax(FunctionModule, function=functional.softmax):
+    """`softmax` as a module.
+
+    >>> ag.nn.Softmax()(ag.tensor([0.0, 0.0, 1.0]))
+    tensor([0.21194156, 0.21194156, 0.5761169 ])
+    """
+
+    dim: int = -1
+
+
+class LogSoftmax(FunctionModule, function=functional.log_softmax):
+    """`log_softmax` as a module.
+
+    >>> ag.nn.LogSoftmax()(ag.tensor([0.0, 0.0, 1.0]))
+    tensor([-1.5514446 , -1.5514446 , -0.55144465])
+    """
+
+    dim: int = -1
+
+
+class Softmin(FunctionModule, function=functional.softmin):
+    """`softmin` as a module.
+
+    >>> ag.nn.Softmin()(ag.tensor([0.0, 0.0, 1.0]))
+    tensor([0.42231882, 0.42231882, 0.1553624 ])
+    """
+
+    dim: int = -1
+
+
+class GLU(FunctionModule, function=functional.glu):
+    """`glu` as a module.
+
+    >>> ag.nn.GLU()(ag.tensor([1.0, 2.0, 0.0, 4.0]))
+    tensor([0.5      , 1.9640275])
+    """
+
+    dim: int = -1
+
+
+class PReLU(Module):
+    """`x` where positive, a learnt slope times `x` elsewhere.
+
+    Args:
+        num_parameters: 1, or the number of channels: one slope for each.
+        init: the first slope.
+        dtype, device: dtype and device of the slopes.
+
+    Source: He et al., Delving deep into rectifiers (2015).
+
+    >>> ag.nn.PReLU()(ag.tensor([-1.0, 2.0])).detach()
+    tensor([-0.25,  2.  ])
+    """
+
+    weight: Parameter
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, device: str | None = None, dtype: Any = None) -> None:
+        self.num_parameters = num_parameters
+        self.init = init
+        self.weight = new_parameter((num_parameters,), dtype, device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the first slopes again."""
+        init.constant_(self.weight, self.init)
 
     def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element, or along its axis.
+        """Apply the function to each element.
 
         Args:
-            input: any shape, which has the axis if there is one.
+            input: (N, C, ...), or any shape with one slope.
 
         Returns:
-            A Tensor of the same shape; of `GLU`, of half the length along the axis.
+            A Tensor of the same shape.
         """
-        return self.function(input, *[getattr(self, name) for name in self.settings])
+        return functional.prelu(input, self.weight)
 
     def extra_repr(self) -> str:
-        values = ((name, getattr(self, name)) for name in self.settings)
-        return ", ".join(f"{name}={value!r}" for name, value in values if value is not None)
-
-
-class InplaceActivation(Activation):
-    """An activation whose PyTorch form has ``inplace`` as its only argument.
-
-    Args:
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace(type(self).__name__, inplace)
-
-
-class AxisActivation(Activation):
-    """A function along an axis.
-
-    Args:
-        dim: the axis, the last by default.
-    """
-
-    settings = ("dim",)
-
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
-
-
-class ReLU(InplaceActivation):
-    """``max(x, 0)``.
-
-    Args:
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.relu)
-
-
-class GELU(Activation):
-    """``x`` times the probability of a standard normal below it.
-
-    Args:
-        approximate: "none" or "tanh".
-    """
-
-    function = staticmethod(functional.gelu)
-    settings = ("approximate",)
-
-    def __init__(self, approximate: str = "none") -> None:
-        self.approximate = approximate
-
-
-class SiLU(InplaceActivation):
-    """``x * sigmoid(x)``.
-
-    Args:
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.silu)
-
-
-class ELU(Activation):
-    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere.
-
-    Args:
-        alpha: the limit on the negative side.
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.elu)
-    settings = ("alpha",)
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        refuse_inplace(type(self).__name__, inplace)
-        self.alpha = alpha
-
-
-class LeakyReLU(Activation):
-    """`x` where positive, ``negative_slope * x`` elsewhere.
-
-    Args:
-        negative_slope: the slope on the negative side.
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.leaky_relu)
-    settings = ("negative_slope",)
-
-    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        refuse_inplace(type(self).__name__, inplace)
-        self.negative_slope = negative_slope
-
-
-class Softplus(Activation):
-    """``log(1 + exp(beta * x)) / beta``.
-
-    Args:
-        beta: sharpness.
-        threshold: see `aiograd.nn.functional.softplus`.
-    """
-
-    function = staticmethod(functional.softplus)
-    settings = ("beta", "threshold")
-
-    def __init__(self, beta: float = 1.0, threshold: float | None = None) -> None:
-        self.beta = beta
-        self.threshold = threshold
-
-
-class Tanh(Activation):
-    """Hyperbolic tangent."""
-
-    function = staticmethod(functional.tanh)
-
-
-class Sigmoid(Activation):
-    """``1 / (1 + exp(-x))``."""
-
-    function = staticmethod(functional.sigmoid)
-
-
-class Softmax(AxisActivation):
-    """``exp(x) / sum(exp(x))`` along an axis.
-
-    Args:
-        dim: the axis, the last by default.
-    """
-
-    function = staticmethod(functional.softmax)
-
-
-class LogSoftmax(AxisActivation):
-    """``log(softmax(x))`` along an axis.
-
-    Args:
-        dim: the axis, the last by default.
-    """
-
-    function = staticmethod(functional.log_softmax)
-
-
-class Softmin(AxisActivation):
-    """``softmax(-x)`` along an axis.
-
-    Args:
-        dim: the axis, the last by default.
-    """
-
-    function = staticmethod(functional.softmin)
-
-
-class GLU(AxisActivation):
-    """The first half along an axis times the sigmoid of the second half.
-
-    Args:
-        dim: the axis, the last by default.
-    """
-
-    function = staticmethod(functional.glu)
-
-
-class SELU(InplaceActivation):
-    """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer.
-
-    Args:
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.selu)
-
-
-class CELU(Activation):
-    """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere.
-
-    Args:
-        alpha: the limit on the negative side.
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.celu)
-    settings = ("alpha",)
-
-    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        refuse_inplace(type(self).__name__, inplace)
-        self.alpha = alpha
-
-
-class Mish(InplaceActivation):
-    """``x * tanh(softplus(x))``.
-
-    Args:
-        inplace: False; True is refused, since gradients need the values.
-    """
-
-    function = staticmethod(functional.mish)
-
-
-class Tanhshrink(Activation):
-    """``x - tanh(x)``."""
-
-    function = staticmethod(functional.tanhshrink)
-
-
-class Softsign(Activation):
-    """``x / (1 + |x|)``."""
-
-    function = staticmethod(functional.softsign)
-
-
-class LogSigmoid(Activation):
-    """``log(sigmoid(x))``, accurate for large negative `x`."""
-
-    function = staticmethod(functional.logsigmoid)
+        return f"num_parameters={self.num_parameters}"

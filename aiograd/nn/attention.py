@@ -21,7 +21,7 @@ from aiograd.tensors.tensor import Tensor
 class MultiHeadAttention(Module):
     """Attention in several heads between a projected query, key and value, projected back.
 
-    The masks are those of PyTorch's module, where True means *left out*; in `functional.scaled_dot_product_attention` it means *takes part*.
+    Masks mean the same as in PyTorch's module, where True means *left out*; in `functional.scaled_dot_product_attention` it means *takes part*.
 
     Args:
         embed_dim: features of query and output.
@@ -35,6 +35,12 @@ class MultiHeadAttention(Module):
 
     Raises:
         ArgumentError: `embed_dim` does not divide into `num_heads`.
+
+    >>> attention = ag.nn.MultiHeadAttention(8, num_heads=2, batch_first=True)
+    >>> x = ag.ones(1, 5, 8)
+    >>> output, weights = attention(x, x, x)
+    >>> output.shape, weights.shape
+    ((1, 5, 8), (1, 5, 5))
     """
 
     in_proj_weight: Parameter | None

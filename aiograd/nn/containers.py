@@ -20,6 +20,14 @@ class ModuleList(Module):
 
     Args:
         modules: the first ones.
+
+    >>> layers = ag.nn.ModuleList([ag.nn.Linear(2, 2), ag.nn.ReLU()])
+    >>> layers.append(ag.nn.Linear(2, 1))
+    ModuleList(
+      (0): Linear(in_features=2, out_features=2, bias=True)
+      (1): ReLU()
+      (2): Linear(in_features=2, out_features=1, bias=True)
+    )
     """
 
     def __init__(self, modules: Iterable[Module] = ()) -> None:
@@ -113,12 +121,18 @@ class ModuleList(Module):
 
 
 class Sequential(ModuleList):
-    """Modules called one after the other, each with what the one before returned.
+    """Modules called one after the other, each with the result of the one before.
 
     The result is a coroutine where one of the modules returned one: see Note [Sequences with coroutines in them].
 
     Args:
         modules: in order; or one mapping of names to modules.
+
+    >>> model = ag.nn.Sequential(ag.nn.Linear(3, 8), ag.nn.ReLU(), ag.nn.Linear(8, 1))
+    >>> model(ag.ones(5, 3)).shape
+    (5, 1)
+    >>> model[1]
+    ReLU()
     """
 
     def __init__(self, *modules: Module | Mapping[str, Module]) -> None:
@@ -171,6 +185,10 @@ class ModuleDict(Module):
 
     Args:
         modules: the first ones.
+
+    >>> heads = ag.nn.ModuleDict({"left": ag.nn.Linear(2, 1), "right": ag.nn.Linear(2, 3)})
+    >>> heads["right"](ag.ones(4, 2)).shape
+    (4, 3)
     """
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:

@@ -1,15 +1,16 @@
-"""Convolutions over lines and images, and transposed ones. Weights and their names are PyTorch's."""
+"""Convolutions over lines, images and volumes, and transposed ones. Weights and their names are PyTorch's."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeAlias
 
 from aiograd.errors import ArgumentError
 from aiograd.kernels.window import pair
 from aiograd.nn import functional, init
-from aiograd.nn.functional.convolutions import Single, single
-from aiograd.nn.functional.maps import Pair
+from aiograd.nn.functional.convolutions import single
+from aiograd.nn.functional.documentation import put_behind_first_line
 from aiograd.nn.functional.volumes import triple
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
@@ -17,7 +18,41 @@ from aiograd.nn.parameter import Parameter
 from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
+#: an int, or one for each axis
+Size: TypeAlias = int | tuple[int, ...]
+
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")
+_EXTENTS = ("L", "H, W", "D, H, W")
+
+_CONVOLUTION = """Args:
+    in_channels, out_channels: channels before and after.
+    kernel_size: extents of the window, an int or one for each axis.
+    stride: distance of windows, an int or one for each axis.
+    padding: border on both sides, an int or one for each axis; "valid" is none, "same" keeps the extents (stride 1).
+    dilation: distance of the elements of a window, an int or one for each axis.
+    groups: channels fall into so many groups that do not mix.
+    bias: True if there is one.
+    padding_mode: the values of the border: "zeros", "reflect", "replicate" or "circular".
+    dtype, device: dtype and device of the parameters.
+    generator: draws their first values, uniform in ``±1 / sqrt(fan in)``.
+
+Raises:
+    ArgumentError: channels that do not divide into `groups`, or another `padding`."""
+
+_TRANSPOSED = """Args:
+    in_channels, out_channels: channels before and after.
+    kernel_size: extents of the window, an int or one for each axis, as are the next four.
+    stride, dilation: stride and dilation of the convolution that this one is the gradient of.
+    padding: padding of that convolution: so much is cut off on both sides.
+    output_padding: the number by which the output is longer than the shortest possible; below stride or dilation.
+    groups: channels fall into so many groups that do not mix.
+    bias: True if there is one.
+    padding_mode: "zeros".
+    dtype, device: dtype and device of the parameters.
+    generator: draws their first values, uniform in ``±1 / sqrt(fan in)``.
+
+Raises:
+    ArgumentError: channels that do not divide into `groups`, or `padding` or `padding_mode` of another kind."""
 
 
 class _Convolution(Module):
@@ -29,23 +64,34 @@ class _Convolution(Module):
     dilation: tuple[int, ...]
 
     #: axes that the window moves along
-    _axes: int = 2
-    _transposed: bool = False
+    _axes: ClassVar[int]
+    _transposed: ClassVar[bool] = False
+    _arguments: ClassVar[str] = _CONVOLUTION
+    _function: ClassVar[Callable[..., Tensor]]
+
+    def __init_subclass__(cls, *, axes: int = 0, function: Callable[..., Tensor] | None = None) -> None:
+        if function is not None:
+            cls._axes, cls._function = axes, staticmethod(function)
+            extents = _EXTENTS[axes - 1]
+            after = extents.replace(",", "',") + "'"
+            shape = f"Shape: (N, in_channels, {extents}) to (N, out_channels, {after}); without N too."
+            put_behind_first_line(cls, f"{cls._arguments}\n\n{shape}")
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        groups: int,
-        bias: bool,
-        padding_mode: str,
-        dtype: Any,
-        device: str | None,
-        generator: Generator | None,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: str | None = None,
+        dtype: Any = None,
+        *,
+        generator: Generator | None = None,
     ) -> None:
         name = type(self).__name__
         if groups < 1 or in_channels % groups or out_channels % groups:
@@ -72,7 +118,11 @@ class _Convolution(Module):
         return (single(value, name),) if self._axes == 1 else pair(value, name) if self._axes == 2 else triple(value, name)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw new values, uniform in ``±1 / sqrt(fan in)``."""
+        """Draw new values, uniform in ``±1 / sqrt(fan in)``.
+
+        Args:
+            generator: where the numbers come from; None: the default generator.
+        """
         init.kaiming_uniform_(self.weight, math.sqrt(5.0), generator=generator)
         if self.bias is not None:
             bound = 1.0 / math.sqrt(max(math.prod(self.weight.shape[1:]), 1))
@@ -90,6 +140,18 @@ class _Convolution(Module):
         flat = [n for side in reversed(sides) for n in side]
         return functional.pad(input, flat, mode=self.padding_mode), (0,) * self._axes
 
+    def forward(self, input: Any) -> Tensor:
+        """The correlation of lines, images or volumes with the kernels.
+
+        Args:
+            input: (N, in_channels, ...), or without N.
+
+        Returns:
+            (N, out_channels, ...), or without N.
+        """
+        x, padding = self._padded(input)
+        return self._function(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
+
     def extra_repr(self) -> str:
         ones, zeros = (1,) * self._axes, (0,) * self._axes
         given = {"stride": (self.stride, ones), "padding": (self.padding, zeros), "dilation": (self.dilation, ones), "groups": (self.groups, 1)}
@@ -98,121 +160,45 @@ class _Convolution(Module):
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}{options}{'' if self.bias is not None else ', bias=False'}"
 
 
-class Conv1d(_Convolution):
+class Conv1d(_Convolution, axes=1, function=functional.conv1d):
     """One-dimensional cross-correlation.
 
-    Args:
-        in_channels, out_channels: channels before and after.
-        kernel_size: of the window.
-        stride, dilation: ints.
-        padding: so much on both sides; "valid" is none, "same" keeps the length (stride 1).
-        groups: channels fall into so many groups that do not mix.
-        bias: True if there is one.
-        padding_mode: of which values the padding is: "zeros", "reflect", "replicate" or "circular".
-        dtype, device: of the parameters.
-        generator: draws their first values, uniform in ``±1 / sqrt(fan in)``.
-
-    Shape: (N, in_channels, L) to (N, out_channels, L'); without N too.
+    >>> ag.nn.Conv1d(2, 4, kernel_size=3)(ag.ones(1, 2, 5)).shape
+    (1, 4, 3)
     """
 
-    _axes = 1
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Single,
-        stride: Single = 1,
-        padding: Single | str = 0,
-        dilation: Single = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: str | None = None,
-        dtype: Any = None,
-        *,
-        generator: Generator | None = None,
-    ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
-
-    def forward(self, input: Any) -> Tensor:
-        """The correlation of lines with the kernels.
-
-        Args:
-            input: (N, in_channels, L) or (in_channels, L).
-
-        Returns:
-            (N, out_channels, L') or (out_channels, L').
-        """
-        x, padding = self._padded(input)
-        return functional.conv1d(x, self.weight, self.bias, self.stride[0], padding, self.dilation[0], self.groups)
-
-
-class Conv2d(_Convolution):
+class Conv2d(_Convolution, axes=2, function=functional.conv2d):
     """Two-dimensional cross-correlation.
 
-    Args:
-        in_channels, out_channels: channels before and after.
-        kernel_size: of the window, an int or (height, width).
-        stride, dilation: the same.
-        padding: so much on both sides, an int or (height, width); "valid" is none, "same" keeps the size (stride 1).
-        groups: channels fall into so many groups that do not mix.
-        bias: True if there is one.
-        padding_mode: of which values the padding is: "zeros", "reflect", "replicate" or "circular".
-        dtype, device: of the parameters.
-        generator: draws their first values, uniform in ``±1 / sqrt(fan in)``.
-
-    Raises:
-        ArgumentError: channels that do not divide into `groups`, or another `padding`.
-
-    Shape: (N, in_channels, H, W) to (N, out_channels, H', W'); without N too.
+    >>> ag.nn.Conv2d(2, 4, kernel_size=3)(ag.ones(1, 2, 5, 5)).shape
+    (1, 4, 3, 3)
     """
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        groups: int = 1,
-        bias: bool = True,
-        padding_mode: str = "zeros",
-        device: str | None = None,
-        dtype: Any = None,
-        *,
-        generator: Generator | None = None,
-    ) -> None:
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
 
-    def forward(self, input: Any) -> Tensor:
-        """The correlation of images with the kernels.
+class Conv3d(_Convolution, axes=3, function=functional.conv3d):
+    """Three-dimensional cross-correlation.
 
-        Args:
-            input: (N, in_channels, H, W) or (in_channels, H, W).
-
-        Returns:
-            (N, out_channels, H', W') or (out_channels, H', W').
-        """
-        x, padding = self._padded(input)
-        return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
+    >>> ag.nn.Conv3d(2, 4, kernel_size=3)(ag.ones(1, 2, 5, 5, 5)).shape
+    (1, 4, 3, 3, 3)
+    """
 
 
 class _Transposed(_Convolution):
     _transposed = True
+    _arguments = _TRANSPOSED
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
         groups: int = 1,
         bias: bool = True,
-        dilation: Any = 1,
+        dilation: Size = 1,
         padding_mode: str = "zeros",
         device: str | None = None,
         dtype: Any = None,
@@ -222,73 +208,45 @@ class _Transposed(_Convolution):
         if isinstance(padding, str):
             raise ArgumentError(f"{type(self).__name__}(padding={padding!r}): expected numbers")
         self.output_padding = self._each(output_padding, "output_padding")
-        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype, generator=generator
+        )
+
+    def forward(self, input: Any) -> Tensor:
+        """The transposed convolution of lines, images or volumes.
+
+        Args:
+            input: (N, in_channels, ...), or without N.
+
+        Returns:
+            (N, out_channels, ...), or without N.
+        """
+        settings = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
+        return self._function(input, self.weight, self.bias, *settings)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", output_padding={self.output_padding}" if any(self.output_padding) else "")
 
 
-class ConvTranspose1d(_Transposed):
+class ConvTranspose1d(_Transposed, axes=1, function=functional.conv_transpose1d):
     """Transposed convolution over lines: the gradient of a convolution by its input, as a layer.
 
-    Args:
-        in_channels, out_channels: channels before and after.
-        kernel_size: of the window.
-        stride, dilation: of that convolution.
-        padding: of that convolution: so much is cut off on both sides.
-        output_padding: how much longer the output is than the smallest possible; below stride or dilation.
-        groups: channels fall into so many groups that do not mix.
-        bias: True if there is one.
-        padding_mode: "zeros".
-        dtype, device: of the parameters.
-        generator: draws their first values.
-
-    Shape: (N, in_channels, L) to (N, out_channels, L'); without N too.
+    >>> ag.nn.ConvTranspose1d(2, 4, kernel_size=3, stride=2)(ag.ones(1, 2, 5)).shape
+    (1, 4, 11)
     """
 
-    _axes = 1
 
-    def forward(self, input: Any) -> Tensor:
-        """The transposed convolution of lines.
-
-        Args:
-            input: (N, in_channels, L) or (in_channels, L).
-
-        Returns:
-            (N, out_channels, L') or (out_channels, L').
-        """
-        space: Any = self.padding
-        return functional.conv_transpose1d(
-            input, self.weight, self.bias, self.stride[0], space, self.output_padding[0], self.groups, self.dilation[0]
-        )
-
-
-class ConvTranspose2d(_Transposed):
+class ConvTranspose2d(_Transposed, axes=2, function=functional.conv_transpose2d):
     """Transposed convolution over images: the gradient of a convolution by its input, as a layer.
 
-    Args:
-        in_channels, out_channels: channels before and after.
-        kernel_size: of the window, an int or (height, width), as are the next four.
-        stride, dilation: of that convolution.
-        padding: of that convolution: so much is cut off on both sides.
-        output_padding: how much larger the output is than the smallest possible; below stride or dilation.
-        groups: channels fall into so many groups that do not mix.
-        bias: True if there is one.
-        padding_mode: "zeros".
-        dtype, device: of the parameters.
-        generator: draws their first values.
-
-    Shape: (N, in_channels, H, W) to (N, out_channels, H', W'); without N too.
+    >>> ag.nn.ConvTranspose2d(2, 4, kernel_size=3, stride=2)(ag.ones(1, 2, 5, 5)).shape
+    (1, 4, 11, 11)
     """
 
-    def forward(self, input: Any) -> Tensor:
-        """The transposed convolution of images.
 
-        Args:
-            input: (N, in_channels, H, W) or (in_channels, H, W).
+class ConvTranspose3d(_Transposed, axes=3, function=functional.conv_transpose3d):
+    """Transposed convolution over volumes: the gradient of a convolution by its input, as a layer.
 
-        Returns:
-            (N, out_channels, H', W') or (out_channels, H', W').
-        """
-        settings: Any = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-        return functional.conv_transpose2d(input, self.weight, self.bias, *settings)
+    >>> ag.nn.ConvTranspose3d(2, 4, kernel_size=3, stride=2)(ag.ones(1, 2, 5, 5, 5)).shape
+    (1, 4, 11, 11, 11)
+    """

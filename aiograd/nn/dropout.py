@@ -2,107 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any
 
 from aiograd.errors import ArgumentError
 from aiograd.nn import functional
-from aiograd.nn.module import Module, refuse_inplace
+from aiograd.nn.function_module import FunctionModule
 from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 
-class Dropout(Module):
-    """Set each element to 0 with probability `p` in training, and scale the others so that the mean stays.
-
-    Args:
-        p: in [0, 1].
-        generator: the generator to draw from; None: the default generator of the running task.
-        inplace: False; True is refused, since gradients need the values.
+class Dropout(FunctionModule, function=functional.dropout):
+    """`dropout` as a module.
 
     Raises:
         ArgumentError: `p` is no probability.
+
+    >>> ag.nn.Dropout(0.5).eval()(ag.tensor([1.0, 2.0]))
+    tensor([1., 2.])
     """
 
-    def __init__(self, p: float = 0.5, inplace: bool = False, *, generator: Generator | None = None) -> None:
-        refuse_inplace(type(self).__name__, inplace)
-        if not 0 <= p <= 1:
-            raise ArgumentError(f"{type(self).__name__}(p={p}): expected a probability between 0 and 1")
-        self.p = p
-        self.generator = generator
+    p: float = 0.5
+    inplace: bool = False
+    generator: Generator | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.p <= 1:
+            raise ArgumentError(f"{type(self).__name__}(p={self.p}): expected a probability between 0 and 1")
 
     def forward(self, input: Any) -> Tensor:
-        """Drop elements in training.
+        """Drop in training.
 
         Args:
-            input: any shape.
+            input: as the function takes it.
 
         Returns:
             A Tensor of the same shape; `input` itself in evaluation.
         """
-        return functional.dropout(input, self.p, self.training, generator=self.generator)
+        return self._call(input, training=self.training)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
 
 
-class Dropout1d(Dropout):
-    """Set whole channels of lines to 0 with probability `p` in training, and scale the others.
+class Dropout1d(Dropout, function=functional.dropout1d):
+    """`dropout1d` as a module.
 
-    Args:
-        p: in [0, 1].
-        inplace: False; True is refused, since gradients need the values.
-        generator: the generator to draw from; None: the default generator of the running task.
+    >>> ag.nn.Dropout1d(1.0)(ag.ones(1, 2, 3))
+    tensor([[[0., 0., 0.],
+             [0., 0., 0.]]])
     """
 
-    def forward(self, input: Any) -> Tensor:
-        """Drop channels in training.
 
-        Args:
-            input: (N, C, L) or (C, L).
+class Dropout2d(Dropout, function=functional.dropout2d):
+    """`dropout2d` as a module.
 
-        Returns:
-            A Tensor of the same shape; `input` itself in evaluation.
-        """
-        return functional.dropout1d(input, self.p, self.training, generator=self.generator)
-
-
-class Dropout2d(Dropout):
-    """Set whole channels of images to 0 with probability `p` in training, and scale the others.
-
-    Args:
-        p: in [0, 1].
-        inplace: False; True is refused, since gradients need the values.
-        generator: the generator to draw from; None: the default generator of the running task.
+    >>> ag.nn.Dropout2d(0.5)(ag.ones(1, 2, 3, 4)).shape
+    (1, 2, 3, 4)
     """
 
-    def forward(self, input: Any) -> Tensor:
-        """Drop channels in training.
 
-        Args:
-            input: (N, C, H, W); three axes are (N, C, L), as in PyTorch.
+class Dropout3d(Dropout, function=functional.dropout3d):
+    """`dropout3d` as a module.
 
-        Returns:
-            A Tensor of the same shape; `input` itself in evaluation.
-        """
-        return functional.dropout2d(input, self.p, self.training, generator=self.generator)
-
-
-class Dropout3d(Dropout):
-    """Set whole channels of volumes to 0 with probability `p` in training, and scale the others.
-
-    Args:
-        p: in [0, 1].
-        inplace: False; True is refused, since gradients need the values.
-        generator: the generator to draw from; None: the default generator of the running task.
+    >>> ag.nn.Dropout3d(0.5)(ag.ones(1, 2, 3, 4, 5)).shape
+    (1, 2, 3, 4, 5)
     """
-
-    def forward(self, input: Any) -> Tensor:
-        """Drop channels in training.
-
-        Args:
-            input: (N, C, D, H, W) or (C, D, H, W).
-
-        Returns:
-            A Tensor of the same shape; `input` itself in evaluation.
-        """
-        return functional.dropout3d(input, self.p, self.training, generator=self.generator)

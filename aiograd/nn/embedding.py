@@ -28,6 +28,12 @@ class Embedding(Module):
         ArgumentError: `padding_idx` is the number of no row.
 
     Shape: integers (...) to (..., embedding_dim).
+
+    >>> table = ag.nn.Embedding(10, 3, padding_idx=0)
+    >>> table(ag.tensor([[1, 2], [0, 4]])).shape
+    (2, 2, 3)
+    >>> table(ag.tensor(0)).detach()
+    tensor([0., 0., 0.])
     """
 
     weight: Parameter

@@ -1,4 +1,4 @@
-"""Hooks before and after the forward of a module.
+"""The call of a module's forward: hooks before and after it, and the argument that is missing.
 
 Hooks may be ``def`` or ``async def``, like ``forward`` itself. As long as neither returns a coroutine, nothing is awaited and the call is a plain
 one; from the first coroutine on, the call is a coroutine itself.
@@ -89,3 +89,14 @@ def _steps(module: Any, forward: Callable[..., Any], hooks: HookDict, args: tupl
         if changed is not None:
             output = changed
     return output
+
+
+def missing_argument(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The first argument that is None, though the function has no default for it."""
+    try:
+        signature = inspect.signature(forward)
+        given = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    required = (name for name, each in signature.parameters.items() if each.default is each.empty)
+    return next((name for name in required if name in given and given[name] is None), None)

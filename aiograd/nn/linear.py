@@ -18,7 +18,7 @@ from aiograd.tensors.tensor import Tensor
 
 
 def new_parameter(shape: tuple[int, ...], dtype: Any, device: str | None) -> Parameter:
-    """A Parameter of the default dtype, unless one is given, whose values are still to be set."""
+    """A Parameter of the default dtype, unless one is given; its values are zeros."""
     tensor: Tensor = make(np.zeros(shape, get_default_dtype() if dtype is None else dtype))
     return Parameter(tensor if device is None else tensor.to(device))
 
@@ -33,6 +33,12 @@ class Linear(Module):
         generator: draws their first values, uniform in ``±1 / sqrt(in_features)``.
 
     Shape: (..., in_features) to (..., out_features).
+
+    >>> layer = ag.nn.Linear(3, 2)
+    >>> layer
+    Linear(in_features=3, out_features=2, bias=True)
+    >>> layer(ag.ones(4, 3)).shape
+    (4, 2)
     """
 
     weight: Parameter
@@ -81,7 +87,11 @@ class Linear(Module):
 
 
 class Identity(Module):
-    """Returns what it is given."""
+    """The input, unchanged.
+
+    >>> ag.nn.Identity()(ag.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
 
     def forward(self, input: Any) -> Any:
         """`input` itself.
@@ -100,6 +110,9 @@ class Flatten(Module):
 
     Args:
         start_dim, end_dim: first and last of the axes.
+
+    >>> ag.nn.Flatten()(ag.ones(2, 3, 4)).shape
+    (2, 12)
     """
 
     def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
@@ -127,6 +140,9 @@ class Unflatten(Module):
     Args:
         dim: the axis.
         unflattened_size: extents that take its place; one may be -1.
+
+    >>> ag.nn.Unflatten(1, (3, -1))(ag.ones(2, 12)).shape
+    (2, 3, 4)
     """
 
     def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:

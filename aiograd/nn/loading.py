@@ -21,7 +21,11 @@ from aiograd.tensors.tensor import Tensor
 
 
 class IncompatibleKeys(NamedTuple):
-    """The keys that `Module.load_state_dict` with ``strict=False`` ignored."""
+    """The keys that `Module.load_state_dict` with ``strict=False`` ignored.
+
+    >>> ag.nn.Linear(2, 1).load_state_dict({"weight": ag.ones(1, 2), "scale": ag.ones(1)}, strict=False)
+    IncompatibleKeys(missing_keys=('bias',), unexpected_keys=('scale',))
+    """
 
     missing_keys: tuple[str, ...]
     unexpected_keys: tuple[str, ...]

@@ -5,277 +5,155 @@ from __future__ import annotations
 from typing import Any
 
 from aiograd.nn import functional
-from aiograd.nn.module import Module
+from aiograd.nn.function_module import FunctionModule
 from aiograd.tensors.tensor import Tensor
 
 
-class _Loss(Module):
-    def __init__(self, reduction: str = "mean") -> None:
-        self.reduction = reduction
+class _Loss(FunctionModule):
+    def __post_init__(self) -> None:
+        for name in ("weight", "pos_weight"):
+            if name in self._settings:
+                self.register_buffer(name, getattr(self, name))
+
+    def forward(self, input: Any, target: Any) -> Tensor:  # type: ignore[override]
+        """The loss of predictions.
+
+        Args:
+            input: predictions, as the function takes them.
+            target: targets, as the function takes them.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
+        return self._call(input, target)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}"
+        return f"reduction={vars(self)['reduction']!r}"
 
 
-class CrossEntropyLoss(_Loss):
-    """Cross entropy between logits and classes or probabilities.
+class CrossEntropyLoss(_Loss, function=functional.cross_entropy):
+    """`cross_entropy` as a module.
 
-    Args:
-        weight: (C,) how much each class counts, or None.
-        ignore_index: a class that counts for nothing.
-        reduction: "mean", "sum" or "none".
-        label_smoothing: in [0, 1], the part of each target spread evenly over the classes.
+    >>> ag.nn.CrossEntropyLoss()(ag.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]]), ag.tensor([0, 1]))
+    tensor(0.39549476)
     """
 
-    weight: Tensor | None
-
-    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0) -> None:
-        super().__init__(reduction)
-        self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
-        self.label_smoothing = label_smoothing
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of logits (N, C, ...).
-
-        Args:
-            input: logits (N, C, ...).
-            target: classes (N, ...), or probabilities of the shape of `input`.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    reduction: str = "mean"
+    label_smoothing: float = 0.0
 
 
-class NLLLoss(_Loss):
-    """Negative log-likelihood of classes under log-probabilities.
+class NLLLoss(_Loss, function=functional.nll_loss):
+    """`nll_loss` as a module.
 
-    Args:
-        weight: (C,) how much each class counts, or None.
-        ignore_index: a class that counts for nothing.
-        reduction: "mean", "sum" or "none".
+    >>> ag.nn.NLLLoss()(ag.tensor([[-0.5, -1.0], [-2.0, -0.1]]), ag.tensor([0, 1]))
+    tensor(0.3)
     """
 
-    weight: Tensor | None
-
-    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-        self.register_buffer("weight", weight)
-        self.ignore_index = ignore_index
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of log-probabilities (N, C, ...).
-
-        Args:
-            input: log-probabilities (N, C, ...).
-            target: classes (N, ...).
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
+    weight: Tensor | None = None
+    ignore_index: int = -100
+    reduction: str = "mean"
 
 
-class MSELoss(_Loss):
-    """Squared differences.
+class MSELoss(_Loss, function=functional.mse_loss):
+    """`mse_loss` as a module.
 
-    Args:
-        reduction: "mean", "sum" or "none".
+    >>> ag.nn.MSELoss()(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0]))
+    tensor(2.)
     """
 
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape.
-
-        Args:
-            input: predictions.
-            target: of the same shape.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.mse_loss(input, target, self.reduction)
+    reduction: str = "mean"
 
 
-class L1Loss(_Loss):
-    """Magnitudes of differences.
+class L1Loss(_Loss, function=functional.l1_loss):
+    """`l1_loss` as a module.
 
-    Args:
-        reduction: "mean", "sum" or "none".
+    >>> ag.nn.L1Loss(reduction="none")(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0]))
+    tensor([0., 2.])
     """
 
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape.
-
-        Args:
-            input: predictions.
-            target: of the same shape.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.l1_loss(input, target, self.reduction)
+    reduction: str = "mean"
 
 
-class HuberLoss(_Loss):
-    """Half the square of differences below `delta`, ``delta * (|d| - delta / 2)`` beyond.
+class HuberLoss(_Loss, function=functional.huber_loss):
+    """`huber_loss` as a module.
 
-    Args:
-        reduction: "mean", "sum" or "none".
-        delta: where the square ends.
+    >>> ag.nn.HuberLoss()(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0]))
+    tensor(0.75)
     """
 
-    def __init__(self, reduction: str = "mean", delta: float = 1.0) -> None:
-        super().__init__(reduction)
-        self.delta = delta
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape.
-
-        Args:
-            input: predictions.
-            target: of the same shape.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.huber_loss(input, target, self.reduction, self.delta)
+    reduction: str = "mean"
+    delta: float = 1.0
 
 
-class SmoothL1Loss(_Loss):
-    """Half the square over `beta` of differences below `beta`, ``|d| - beta / 2`` beyond.
+class SmoothL1Loss(_Loss, function=functional.smooth_l1_loss):
+    """`smooth_l1_loss` as a module.
 
-    Args:
-        reduction: "mean", "sum" or "none".
-        beta: where the square ends.
+    >>> ag.nn.SmoothL1Loss(beta=0.5)(ag.tensor([1.0, 2.0]), ag.tensor([1.0, 4.0]))
+    tensor(0.875)
     """
 
-    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
-        super().__init__(reduction)
-        self.beta = beta
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape.
-
-        Args:
-            input: predictions.
-            target: of the same shape.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.smooth_l1_loss(input, target, self.reduction, self.beta)
+    reduction: str = "mean"
+    beta: float = 1.0
 
 
-class BCELoss(_Loss):
-    """Cross entropy between probabilities.
+class BCELoss(_Loss, function=functional.binary_cross_entropy):
+    """`binary_cross_entropy` as a module.
 
-    Args:
-        weight: broadcasts: how much each element counts, or None.
-        reduction: "mean", "sum" or "none".
+    >>> ag.nn.BCELoss()(ag.tensor([0.5, 0.9]), ag.tensor([0.0, 1.0]))
+    tensor(0.39925388)
     """
 
-    weight: Tensor | None
-
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-        self.register_buffer("weight", weight)
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of probabilities of one shape.
-
-        Args:
-            input: probabilities.
-            target: probabilities of the same shape.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.binary_cross_entropy(input, target, self.weight, self.reduction)
+    weight: Tensor | None = None
+    reduction: str = "mean"
 
 
-class KLDivLoss(_Loss):
-    """Kullback-Leibler divergence of probabilities from log-probabilities.
+class BCEWithLogitsLoss(_Loss, function=functional.binary_cross_entropy_with_logits):
+    """`binary_cross_entropy_with_logits` as a module.
 
-    Args:
-        reduction: "batchmean" (over the first axis, the divergence proper), "mean" (over elements), "sum" or "none".
-        log_target: True if targets are logarithms too.
+    >>> ag.nn.BCEWithLogitsLoss()(ag.tensor([0.0, 3.0]), ag.tensor([0.0, 1.0]))
+    tensor(0.37086725)
     """
 
-    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
-        super().__init__(reduction)
-        self.log_target = log_target
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of log-probabilities and probabilities of one shape.
-
-        Args:
-            input: log-probabilities.
-            target: probabilities of the same shape, or their logarithms with `log_target`.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.kl_div(input, target, self.reduction, self.log_target)
+    weight: Tensor | None = None
+    reduction: str = "mean"
+    pos_weight: Tensor | None = None
 
 
-class BCEWithLogitsLoss(_Loss):
-    """Cross entropy between probabilities and the sigmoid of logits.
+class KLDivLoss(_Loss, function=functional.kl_div):
+    """`kl_div` as a module.
 
-    Args:
-        weight: broadcasts: how much each element counts, or None.
-        reduction: "mean", "sum" or "none".
-        pos_weight: broadcasts: how much the positive part counts, or None.
+    >>> ag.nn.KLDivLoss("batchmean")(ag.log(ag.tensor([[0.5, 0.5]])), ag.tensor([[0.9, 0.1]]))
+    tensor(0.36806417)
     """
 
-    weight: Tensor | None
-    pos_weight: Tensor | None
-
-    def __init__(self, weight: Tensor | None = None, reduction: str = "mean", pos_weight: Tensor | None = None) -> None:
-        super().__init__(reduction)
-        self.register_buffer("weight", weight)
-        self.register_buffer("pos_weight", pos_weight)
-
-    def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of logits and probabilities of one shape.
-
-        Args:
-            input: logits.
-            target: probabilities of the same shape.
-
-        Returns:
-            A scalar, or the losses one by one where `reduction` is "none".
-        """
-        return functional.binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)
+    reduction: str = "mean"
+    log_target: bool = False
 
 
-class TripletMarginLoss(_Loss):
-    """The distance to a positive example less that to a negative one, plus `margin`, where that is above 0.
+class TripletMarginLoss(_Loss, function=functional.triplet_margin_loss):
+    """`triplet_margin_loss` as a module.
 
-    Args:
-        margin: above 0.
-        p: the order of the norm that distances are.
-        eps: added to each difference.
-        swap: True to take the distance from positive to negative where it is the smaller one.
-        reduction: "mean", "sum" or "none".
+    >>> ag.nn.TripletMarginLoss()(ag.tensor([[0.0, 0.0]]), ag.tensor([[0.0, 1.0]]), ag.tensor([[0.0, 1.5]]))
+    tensor(0.49999994)
     """
 
-    def __init__(self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: str = "mean") -> None:
-        super().__init__(reduction)
-        self.margin = margin
-        self.p = p
-        self.eps = eps
-        self.swap = swap
+    margin: float = 1.0
+    p: float = 2.0
+    eps: float = 1e-6
+    swap: bool = False
+    reduction: str = "mean"
 
-    def forward(self, anchor: Any, positive: Any, negative: Any) -> Tensor:
+    def forward(self, anchor: Any, positive: Any, negative: Any) -> Tensor:  # type: ignore[override]
         """The loss of triplets of vectors.
 
         Args:
             anchor: (..., D).
-            positive: of the same shape, what should be near.
-            negative: of the same shape, what should be far.
+            positive: vectors of the same shape that should be near.
+            negative: vectors of the same shape that should be far.
 
         Returns:
             A scalar, or the losses one by one where `reduction` is "none".
         """
-        return functional.triplet_margin_loss(anchor, positive, negative, self.margin, self.p, self.eps, self.swap, self.reduction)
+        return self._call(anchor, positive, negative)  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Module: a function with state, that is, with parameters, buffers and other modules.
 
 Note [Attributes are the registry]
-    A module's parameters and children are those of its attributes that are Parameters and Modules, in the order in which they were
+    A module's parameters and children are its attributes of the types Parameter and Module, in the order in which they were
     first assigned. Nothing is kept twice, so nothing can disagree, attribute access is Python's own, and ``copy.deepcopy``, ``del`` and
     subclasses that forget ``super().__init__()`` just work. Only which plain Tensors are buffers has to be written down.
 
@@ -11,30 +11,43 @@ surface as missing attributes).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-
-from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from aiograd.graph.hooks import HookDict, RemovableHandle
-from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, register
+from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, missing_argument, register
 from aiograd.nn.loading import IncompatibleKeys, load_state
 from aiograd.nn.parameter import Parameter
+from aiograd.nn.tensor_container import TensorContainer
 from aiograd.running import notebook
-from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.tensor import Tensor
 
 
-class Module:
+class Module(TensorContainer):
     """Base of all networks and layers: assign Parameters and Modules as attributes and define ``forward``.
 
-    ``forward`` may be ``def`` or ``async def``; calling the module returns what it returns, a Tensor or a coroutine, and ``await model(x)``
+    ``forward`` may be ``def`` or ``async def``; calling the module returns its result, a Tensor or a coroutine, and ``await model(x)``
     works in both cases.
+
+    >>> class Twice(ag.nn.Module):
+    ...     def __init__(self):
+    ...         self.layer = ag.nn.Linear(3, 3)
+    ...
+    ...     def forward(self, x):
+    ...         return self.layer(self.layer(x))
+    >>> model = Twice()
+    >>> model
+    Twice(
+      (layer): Linear(in_features=3, out_features=3, bias=True)
+    )
+    >>> [name for name, _ in model.named_parameters()]
+    ['layer.weight', 'layer.bias']
+    >>> (await model(ag.ones(2, 3))).shape
+    (2, 3)
     """
 
     training: bool = True
@@ -69,7 +82,7 @@ class Module:
                 return call_with_hooks(self, self.forward, self._forward_hooks, args, kwargs)
             return self.forward(*args, **kwargs)
         except (AttributeError, TypeError) as error:
-            name = None if "None" not in str(error) else _missing(self.forward, args, kwargs)
+            name = None if "None" not in str(error) else missing_argument(self.forward, args, kwargs)
             if name is None:
                 raise
             raise ArgumentTypeError(f"{type(self).__name__}.forward: its argument {name!r} {NONE_ADVICE}") from error
@@ -83,7 +96,7 @@ class Module:
             with_kwargs: True to call ``hook(module, args, kwargs)``, which then returns None or both.
 
         Returns:
-            A handle whose ``remove()`` ends it.
+            A handle; its ``remove()`` takes the hook away.
         """
         return self._add_hook(ForwardHook(hook, with_kwargs, True), prepend)
 
@@ -96,7 +109,7 @@ class Module:
             with_kwargs: True to call ``hook(module, args, kwargs, output)``.
 
         Returns:
-            A handle whose ``remove()`` ends it.
+            A handle; its ``remove()`` takes the hook away.
         """
         return self._add_hook(ForwardHook(hook, with_kwargs, False), prepend)
 
@@ -108,7 +121,7 @@ class Module:
         hooks: Any = self._forward_hooks
         return register(hooks, hook, prepend)
 
-    # ---------------------------------------------------------------- what belongs to a module
+    # ---------------------------------------------------------------- parts
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None:
@@ -136,11 +149,8 @@ class Module:
         Raises:
             ArgumentTypeError: something else than a Tensor.
         """
-        self._check_name(name)
-        if tensor is not None and not isinstance(tensor, TensorCore):
-            raise ArgumentTypeError(f"register_buffer({name!r}): expected a Tensor or None, found {type(tensor).__name__}")
+        self._assign("register_buffer", name, tensor, TensorCore)
         object.__setattr__(self, "_buffer_names", {**self._buffer_names, name: persistent})
-        object.__setattr__(self, name, tensor)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
         """Assign a Parameter under a name; None says that there is none.
@@ -152,10 +162,7 @@ class Module:
         Raises:
             ArgumentTypeError: something else than a Parameter.
         """
-        self._check_name(name)
-        if parameter is not None and not isinstance(parameter, Parameter):
-            raise ArgumentTypeError(f"register_parameter({name!r}): expected a Parameter or None, found {type(parameter).__name__}")
-        object.__setattr__(self, name, parameter)
+        self._assign("register_parameter", name, parameter, Parameter)
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Assign a child under a name; None says that there is none.
@@ -167,18 +174,20 @@ class Module:
         Raises:
             ArgumentTypeError: something else than a Module.
         """
-        self._check_name(name)
-        if module is not None and not isinstance(module, Module):
-            raise ArgumentTypeError(f"add_module({name!r}): expected a Module or None, found {type(module).__name__}")
-        object.__setattr__(self, name, module)
+        self._assign("add_module", name, module, Module)
 
     register_module = add_module
 
-    def _check_name(self, name: str) -> None:
+    def _assign(self, function: str, name: str, value: Any, cls: type) -> None:
+        """Assign a part under a name that is checked."""
         if not name or "." in name:
             raise ArgumentError(f"{type(self).__name__}: {name!r} cannot name a part of a module: expected a name without dots")
         if hasattr(type(self), name):
             raise ArgumentError(f"{type(self).__name__}: {name!r} is the name of something the class defines; choose another")
+        if value is not None and not isinstance(value, cls):
+            kind = cls.__name__.removesuffix("Core")
+            raise ArgumentTypeError(f"{function}({name!r}): expected a {kind} or None, found {type(value).__name__}")
+        object.__setattr__(self, name, value)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Modules assigned as attributes, with their names; each once.
@@ -257,7 +266,7 @@ class Module:
 
         Args:
             prefix: path of this module.
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
             remove_duplicate: False: parameters that are shared appear under each path.
 
         Returns:
@@ -269,7 +278,7 @@ class Module:
         """Parameters of this module and those below it.
 
         Args:
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
 
         Returns:
             An iterator over Parameters, each once.
@@ -281,7 +290,7 @@ class Module:
 
         Args:
             prefix: path of this module.
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
             remove_duplicate: False: buffers that are shared appear under each path.
 
         Returns:
@@ -293,7 +302,7 @@ class Module:
         """Buffers of this module and those below it.
 
         Args:
-            recurse: False: only those of this module itself.
+            recurse: False: leave modules below this one out.
 
         Returns:
             An iterator over Tensors, each once.
@@ -324,7 +333,7 @@ class Module:
         return None
 
     def _own_buffers(self, only_state: bool = False) -> list[tuple[str, Any]]:
-        """As `_own_parameters`, the buffers; with `only_state` those that belong to the state."""
+        """As `_own_parameters`, the buffers; with `only_state` the persistent ones."""
         found = [(name, getattr(self, name, None)) for name, is_state in self._buffer_names.items() if is_state or not only_state]
         return [(name, value) for name, value in found if value is not None]
 
@@ -354,7 +363,7 @@ class Module:
         """Write the values of a `state_dict` into the module; see Note [Loading is all or nothing] in `loading`.
 
         Args:
-            state: Tensors or arrays by path; cast to the dtype of what they replace.
+            state: Tensors or arrays by path; cast to the dtype of the values that they replace.
             strict: True if paths that are missing or unexpected are an error.
             assign: True to put them in the place of parameters and buffers instead of writing their values: dtype, device and memory are theirs.
                 Parameters are then other objects, so optimizers are made afterwards.
@@ -368,7 +377,7 @@ class Module:
         """
         return load_state(self, state, strict, assign)
 
-    # ---------------------------------------------------------------- changing all of it
+    # ---------------------------------------------------------------- all modules at once
 
     def apply(self, fn: Callable[[Module], Any]) -> Self:
         """Call `fn` on every module below this one, then on this one.
@@ -405,82 +414,6 @@ class Module:
         """
         return self.train(False)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Switch gradients of all parameters on or off.
-
-        Args:
-            requires_grad: True: gradients are wanted.
-
-        Returns:
-            The module itself.
-        """
-        for parameter in self.parameters():
-            parameter.requires_grad_(requires_grad)
-        return self
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters, or fill them with zeros.
-
-        Args:
-            set_to_none: False: fill with zeros.
-        """
-        for parameter in self.parameters():
-            grad = parameter.grad
-            parameter.grad = None if set_to_none or grad is None else zeros_like(grad)
-
-    def to(self, target: Any = None, *, device: str | None = None, dtype: Any = None) -> Self:
-        """Move to a device and cast what is floating to a dtype, in place; parameters stay the same objects.
-
-        Gradients go along. A graph recorded before must not be used afterwards.
-
-        Args:
-            target: a device name or a dtype.
-            device, dtype: the same by name.
-
-        Returns:
-            The module itself.
-        """
-        if target is not None:
-            if isinstance(target, str) and target not in np.sctypeDict:
-                device = target
-            else:
-                dtype = target
-        for tensor in [*self.parameters(), *self.buffers()]:
-            _convert(tensor, device, None if dtype is None else np.dtype(dtype))
-        return self
-
-    def float(self) -> Self:
-        """Cast what is floating to float32.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(dtype=np.float32)
-
-    def half(self) -> Self:
-        """Cast floating parameters and buffers to float16.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(dtype=np.float16)
-
-    def double(self) -> Self:
-        """Cast what is floating to float64.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(dtype=np.float64)
-
-    def cpu(self) -> Self:
-        """Move to the host.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(device="cpu")
-
     # ---------------------------------------------------------------- text
 
     def extra_repr(self) -> str:
@@ -512,43 +445,3 @@ def _tree(name: str, module: Module) -> str:
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n  ")
-
-
-def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> None:
-    """Move and cast a leaf in place, with its gradient."""
-
-    def converted(source: Any) -> Any:
-        plain = source.detach()
-        if dtype is not None and plain.dtype.kind in "fc":
-            plain = plain.astype(dtype, copy=False)
-        return plain if device is None else plain.to(device)
-
-    value = converted(tensor)
-    if value._data is tensor._data:
-        return
-    grad = tensor.grad
-    tensor._data = value._data
-    counter_of(tensor)[0] += 1  # a graph that has saved the old values must not go on with the new ones
-    node = tensor._node
-    if node is not None:
-        # the node is kept, and with it the hooks on the leaf
-        node.dtype, node.device = value.dtype, value.device
-    if grad is not None:
-        tensor.grad = converted(grad)
-
-
-def refuse_inplace(name: str, inplace: Any) -> None:
-    """Raise if a module is asked to write its result over its input."""
-    if inplace is not False:
-        raise ArgumentError(f"{name}(inplace={inplace!r}): leave it out; gradients need the values, so overwriting the input would save no memory")
-
-
-def _missing(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is None, though the function has no default for it."""
-    try:
-        signature = inspect.signature(forward)
-        given = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        return None
-    required = (name for name, each in signature.parameters.items() if each.default is each.empty)
-    return next((name for name in required if name in given and given[name] is None), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from aiograd.array_functions.conversion import as_tensor
 from aiograd.array_functions.creation import ones, zeros
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import functional, init
+from aiograd.nn.functional.documentation import put_behind_first_line
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
@@ -32,6 +33,9 @@ class LayerNorm(Module):
         elementwise_affine: True to scale and shift by parameters, ones and zeros at first.
         bias: True to shift.
         dtype, device: of the parameters.
+
+    >>> ag.nn.LayerNorm(3)(ag.tensor([[0.0, 2.0, 4.0]])).detach()
+    tensor([[-1.2247427,  0.       ,  1.2247427]])
     """
 
     weight: Parameter | None
@@ -82,6 +86,9 @@ class RMSNorm(Module):
         eps: added to the mean square; None: the machine epsilon of the dtype.
         elementwise_affine: True to scale by a parameter, ones at first.
         dtype, device: of the parameter.
+
+    >>> ag.nn.RMSNorm(2)(ag.tensor([[3.0, 4.0]])).detach()
+    tensor([[0.84852815, 1.1313709 ]])
     """
 
     weight: Parameter | None
@@ -133,6 +140,9 @@ class GroupNorm(Module):
         ArgumentError: channels that do not divide into groups.
 
     Shape: (N, C, ...).
+
+    >>> ag.nn.GroupNorm(2, 4)(ag.ones(1, 4, 8)).shape
+    (1, 4, 8)
     """
 
     weight: Parameter | None
@@ -169,6 +179,15 @@ def _count(batches: Tensor) -> None:
     inplace.write(batches, batches._data + 1)
 
 
+_ARGUMENTS = """Args:
+    num_features: extent of the channels' axis.
+    eps: added to the variance.
+    momentum: the part of the running statistics that a batch replaces{ends}.
+    affine: True to scale and shift each channel by parameters, ones and zeros at first.
+    track_running_stats: {evaluation}.
+    dtype, device: dtype and device of parameters and buffers."""
+
+
 class _BatchNorm(Module):
     weight: Parameter | None
     bias: Parameter | None
@@ -178,6 +197,14 @@ class _BatchNorm(Module):
 
     #: numbers of axes of an input
     _ndims: tuple[int, ...] = ()
+    _arguments: ClassVar[str] = _ARGUMENTS.format(
+        ends="; None: their plain average", evaluation="True to keep running statistics; without them evaluation measures too"
+    )
+
+    def __init_subclass__(cls, *, ndims: tuple[int, ...] | None = None) -> None:
+        if ndims is not None:
+            cls._ndims = ndims
+            put_behind_first_line(cls, cls._arguments)
 
     def __init__(
         self,
@@ -224,58 +251,43 @@ class _BatchNorm(Module):
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, track_running_stats={tracks}"
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(_BatchNorm, ndims=(2, 3)):
     """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
-
-    Args:
-        num_features: extent of the second axis.
-        eps: added to the variance.
-        momentum: how much of the running statistics a batch replaces; None: their plain average.
-        affine: True to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: True to keep running statistics; without them evaluation measures too.
-        dtype, device: of parameters and buffers.
 
     Shape: (N, C) or (N, C, L).
+
+    >>> norm = ag.nn.BatchNorm1d(1)
+    >>> norm(ag.tensor([[1.0], [3.0]])).detach()
+    tensor([[-0.999995],
+            [ 0.999995]])
+    >>> norm.running_mean
+    tensor([0.2])
     """
 
-    _ndims = (2, 3)
 
-
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(_BatchNorm, ndims=(4,)):
     """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
-
-    Args:
-        num_features: extent of the second axis.
-        eps: added to the variance.
-        momentum: how much of the running statistics a batch replaces; None: their plain average.
-        affine: True to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: True to keep running statistics; without them evaluation measures too.
-        dtype, device: of parameters and buffers.
 
     Shape: (N, C, H, W).
+
+    >>> ag.nn.BatchNorm2d(3)(ag.ones(2, 3, 4, 4)).shape
+    (2, 3, 4, 4)
     """
 
-    _ndims = (4,)
 
-
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(_BatchNorm, ndims=(5,)):
     """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
 
-    Args:
-        num_features: extent of the second axis.
-        eps: added to the variance.
-        momentum: how much of the running statistics a batch replaces; None: their plain average.
-        affine: True to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: True to keep running statistics; without them evaluation measures too.
-        dtype, device: of parameters and buffers.
-
     Shape: (N, C, D, H, W).
-    """
 
-    _ndims = (5,)
+    >>> ag.nn.BatchNorm3d(3)(ag.ones(2, 3, 4, 4, 4)).shape
+    (2, 3, 4, 4, 4)
+    """
 
 
 class _InstanceNorm(_BatchNorm):
+    _arguments = _ARGUMENTS.format(ends="", evaluation="True to keep running statistics and use them in evaluation")
+
     def __init__(
         self,
         num_features: int,
@@ -300,52 +312,32 @@ class _InstanceNorm(_BatchNorm):
         return functional.instance_norm(*given)
 
 
-class InstanceNorm1d(_InstanceNorm):
+class InstanceNorm1d(_InstanceNorm, ndims=(3,)):
     """Mean 0 and variance 1 per channel of each sample.
-
-    Args:
-        num_features: extent of the channels' axis.
-        eps: added to the variance.
-        momentum: how much of the running statistics a batch replaces.
-        affine: True to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: True to keep running statistics and use them in evaluation.
-        dtype, device: of parameters and buffers.
 
     Shape: (N, C, L) or (C, L).
+
+    >>> ag.nn.InstanceNorm1d(2)(ag.tensor([[[1.0, 3.0], [0.0, 8.0]]]))
+    tensor([[[-0.999995  ,  0.999995  ],
+             [-0.99999976,  0.99999976]]])
     """
 
-    _ndims = (3,)
 
-
-class InstanceNorm2d(_InstanceNorm):
+class InstanceNorm2d(_InstanceNorm, ndims=(4,)):
     """Mean 0 and variance 1 per channel of each sample.
-
-    Args:
-        num_features: extent of the channels' axis.
-        eps: added to the variance.
-        momentum: how much of the running statistics a batch replaces.
-        affine: True to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: True to keep running statistics and use them in evaluation.
-        dtype, device: of parameters and buffers.
 
     Shape: (N, C, H, W) or (C, H, W).
+
+    >>> ag.nn.InstanceNorm2d(3)(ag.ones(2, 3, 4, 4)).shape
+    (2, 3, 4, 4)
     """
 
-    _ndims = (4,)
 
-
-class InstanceNorm3d(_InstanceNorm):
+class InstanceNorm3d(_InstanceNorm, ndims=(5,)):
     """Mean 0 and variance 1 per channel of each sample.
 
-    Args:
-        num_features: extent of the channels' axis.
-        eps: added to the variance.
-        momentum: how much of the running statistics a batch replaces.
-        affine: True to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: True to keep running statistics and use them in evaluation.
-        dtype, device: of parameters and buffers.
-
     Shape: (N, C, D, H, W) or (C, D, H, W).
-    """
 
-    _ndims = (5,)
+    >>> ag.nn.InstanceNorm3d(3)(ag.ones(2, 3, 4, 4, 4)).shape
+    (2, 3, 4, 4, 4)
+    """

@@ -15,11 +15,19 @@ class Parameter(Tensor):
     Operations on it give ordinary Tensors. It takes attributes of one's own (``p.tag = 1``), which copies keep.
 
     Args:
-        data: a Tensor (whose graph is left behind), an array or nested lists; memory is shared where it can be.
+        data: a Tensor (its graph is left behind), an array or nested lists; memory is shared where it can be.
         requires_grad: True if gradients are wanted.
 
     Raises:
         ArgumentTypeError: gradients are wanted of a dtype that has none.
+
+    >>> p = ag.nn.Parameter([1.0, 2.0])
+    >>> p
+    Parameter containing:
+    tensor([1., 2.], requires_grad=True)
+    >>> await (p * p).sum().backward()
+    >>> p.grad
+    tensor([2., 4.])
     """
 
     __slots__ = ("__dict__",)

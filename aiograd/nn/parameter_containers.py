@@ -28,6 +28,10 @@ class ParameterList(Module):
 
     Args:
         values: the first ones.
+
+    >>> scales = ag.nn.ParameterList([ag.ones(2), ag.zeros(3)])
+    >>> [p.shape for p in scales]
+    [(2,), (3,)]
     """
 
     def __init__(self, values: Iterable[Any] = ()) -> None:
@@ -103,6 +107,11 @@ class ParameterDict(Module):
 
     Args:
         parameters: the first ones.
+
+    >>> scales = ag.nn.ParameterDict({"left": ag.ones(2)})
+    >>> scales["left"]
+    Parameter containing:
+    tensor([1., 1.], requires_grad=True)
     """
 
     def __init__(self, parameters: Mapping[str, Any] | None = None) -> None:

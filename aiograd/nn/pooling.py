@@ -1,95 +1,91 @@
-"""Pooling and resampling layers: windows of lines and images, and their size. None has parameters."""
+"""Pooling and resampling layers: windows of lines, images and volumes, and their size. None has parameters."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from aiograd.errors import ArgumentError
 from aiograd.nn import functional
+from aiograd.nn.function_module import FunctionModule
 from aiograd.nn.functional.convolutions import Single
 from aiograd.nn.functional.maps import Pair
-from aiograd.nn.module import Module
+from aiograd.nn.functional.volumes import Triple
 from aiograd.tensors.tensor import Tensor
 
 
-class _MaxPool(Module):
-    def __init__(
-        self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, return_indices: bool = False, ceil_mode: bool = False
-    ) -> None:
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.padding = padding
-        self.dilation = dilation
-        self.return_indices = return_indices
-        self.ceil_mode = ceil_mode
-
+class _Windows(FunctionModule):
     def extra_repr(self) -> str:
-        more = ", ceil_mode=True" if self.ceil_mode else ""
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}{more}"
+        shown = ("kernel_size", "stride", "padding", "dilation")
+        more = ", ceil_mode=True" if vars(self).get("ceil_mode") else ""
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown if name in self._settings) + more
 
 
-class MaxPool1d(_MaxPool):
-    """The maximum of each window of (N, C, L) or (C, L).
+class MaxPool1d(_Windows, function=functional.max_pool1d):
+    """`max_pool1d` as a module.
 
-    Args:
-        kernel_size: of the window.
-        stride: between windows; None: they lie side by side.
-        padding: on both sides, below every value.
-        dilation: between the taps of a window.
-        return_indices: True to return a pair: the maxima, and where they are.
-        ceil_mode: True if a last window may reach over the edge.
+    >>> ag.nn.MaxPool1d(2)(ag.tensor([[1.0, 3.0, 2.0, 4.0]]))
+    tensor([[3., 4.]])
     """
 
-    def forward(self, input: Any) -> Any:
-        """The maxima.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor with the axes of `input`; a pair with `return_indices`.
-        """
-        return functional.max_pool1d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
+    kernel_size: Single
+    stride: Single | None = None
+    padding: Single = 0
+    dilation: Single = 1
+    return_indices: bool = False
+    ceil_mode: bool = False
 
 
-class MaxPool2d(_MaxPool):
-    """The maximum of each window of (N, C, H, W) or (C, H, W).
+class MaxPool2d(_Windows, function=functional.max_pool2d):
+    """`max_pool2d` as a module.
 
-    Args:
-        kernel_size: of the window, an int or (height, width), as are the next three.
-        stride: between windows; None: they lie side by side.
-        padding: on both sides, below every value.
-        dilation: between the taps of a window.
-        return_indices: True to return a pair: the maxima, and where they are.
-        ceil_mode: True if a last window may reach over the edge.
+    >>> values, places = ag.nn.MaxPool2d(2, return_indices=True)(ag.tensor([[[1.0, 3.0], [2.0, 4.0]]]))
+    >>> values, places
+    (tensor([[[4.]]]), tensor([[[3]]]))
     """
 
-    def forward(self, input: Any) -> Any:
-        """The maxima.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor with the axes of `input`; a pair with `return_indices`.
-        """
-        return functional.max_pool2d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
+    kernel_size: Pair
+    stride: Pair | None = None
+    padding: Pair = 0
+    dilation: Pair = 1
+    return_indices: bool = False
+    ceil_mode: bool = False
 
 
-class MaxUnpool2d(Module):
-    """Values at the places that ``MaxPool2d(return_indices=True)`` returned, zeros elsewhere.
+class MaxPool3d(_Windows, function=functional.max_pool3d):
+    """`max_pool3d` as a module.
 
-    Args:
-        kernel_size: of that pooling, an int or (height, width), as are the next two.
-        stride: of that pooling; None: windows lay side by side.
-        padding: of that pooling.
+    Raises:
+        ArgumentError: `return_indices`.
+
+    >>> ag.nn.MaxPool3d(2)(ag.ones(1, 3, 4, 4, 4)).shape
+    (1, 3, 2, 2, 2)
     """
 
-    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.padding = padding
+    kernel_size: Triple
+    stride: Triple | None = None
+    padding: Triple = 0
+    dilation: Triple = 1
+    return_indices: bool = False
+    ceil_mode: bool = False
 
-    def forward(self, input: Any, indices: Any, output_size: Any = None) -> Tensor:
+    def __post_init__(self) -> None:
+        if self.return_indices:
+            raise ArgumentError("MaxPool3d(return_indices=True): indices are there for lines and images only")
+
+
+class MaxUnpool2d(_Windows, function=functional.max_unpool2d):
+    """`max_unpool2d` as a module.
+
+    >>> ag.nn.MaxUnpool2d(2)(ag.tensor([[[4.0]]]), ag.tensor([[[3]]]))
+    tensor([[[0., 0.],
+             [0., 4.]]])
+    """
+
+    kernel_size: Pair
+    stride: Pair | None = None
+    padding: Pair = 0
+
+    def forward(self, input: Any, indices: Any, output_size: Any = None) -> Tensor:  # type: ignore[override]
         """The values at their places.
 
         Args:
@@ -100,161 +96,84 @@ class MaxUnpool2d(Module):
         Returns:
             (N, C, H, W) or (C, H, W).
         """
-        return functional.max_unpool2d(input, indices, self.kernel_size, self.stride, self.padding, output_size)
-
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
+        return self._call(input, indices, output_size=output_size)  # type: ignore[no-any-return]
 
 
-class _AvgPool(Module):
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False, count_include_pad: bool = True) -> None:
-        self.kernel_size = kernel_size
-        self.stride = stride
-        self.padding = padding
-        self.ceil_mode = ceil_mode
-        self.count_include_pad = count_include_pad
+class AvgPool1d(_Windows, function=functional.avg_pool1d):
+    """`avg_pool1d` as a module.
 
-    def extra_repr(self) -> str:
-        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}{', ceil_mode=True' if self.ceil_mode else ''}"
-
-
-class AvgPool1d(_AvgPool):
-    """The mean of each window of (N, C, L) or (C, L).
-
-    Args:
-        kernel_size: of the window.
-        stride: between windows; None: they lie side by side.
-        padding: zeros on both sides.
-        ceil_mode: True if a last window may reach over the edge.
-        count_include_pad: True if padding counts as values.
+    >>> ag.nn.AvgPool1d(2)(ag.tensor([[1.0, 3.0, 2.0, 4.0]]))
+    tensor([[2., 3.]])
     """
 
-    def forward(self, input: Any) -> Tensor:
-        """The means.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor with the axes of `input`.
-        """
-        return functional.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
+    kernel_size: Single
+    stride: Single | None = None
+    padding: Single = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
 
 
-class AvgPool2d(_AvgPool):
-    """The mean of each window of (N, C, H, W) or (C, H, W).
+class AvgPool2d(_Windows, function=functional.avg_pool2d):
+    """`avg_pool2d` as a module.
 
-    Args:
-        kernel_size: of the window, an int or (height, width), as are the next two.
-        stride: between windows; None: they lie side by side.
-        padding: zeros on both sides.
-        ceil_mode: True if a last window may reach over the edge.
-        count_include_pad: True if padding counts as values.
-        divisor_override: the divisor of the sums, instead.
+    >>> ag.nn.AvgPool2d(2)(ag.tensor([[[1.0, 3.0], [2.0, 4.0]]]))
+    tensor([[[2.5]]])
     """
 
-    def __init__(
-        self,
-        kernel_size: Pair,
-        stride: Pair | None = None,
-        padding: Pair = 0,
-        ceil_mode: bool = False,
-        count_include_pad: bool = True,
-        divisor_override: int | None = None,
-    ) -> None:
-        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
-        self.divisor_override = divisor_override
-
-    def forward(self, input: Any) -> Tensor:
-        """The means.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor with the axes of `input`.
-        """
-        return functional.avg_pool2d(
-            input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override
-        )
+    kernel_size: Pair
+    stride: Pair | None = None
+    padding: Pair = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
 
 
-class AdaptiveAvgPool1d(Module):
-    """Means of so many windows, which share a line (N, C, L) or (C, L) out as evenly as they can.
+class AvgPool3d(_Windows, function=functional.avg_pool3d):
+    """`avg_pool3d` as a module.
 
-    Args:
-        output_size: how many.
+    >>> ag.nn.AvgPool3d(2)(ag.ones(1, 3, 4, 4, 4)).shape
+    (1, 3, 2, 2, 2)
     """
 
-    def __init__(self, output_size: Single) -> None:
-        self.output_size = output_size
-
-    def forward(self, input: Any) -> Tensor:
-        """The means.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor with the axes of `input`.
-        """
-        return functional.adaptive_avg_pool1d(input, self.output_size)
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
+    kernel_size: Triple
+    stride: Triple | None = None
+    padding: Triple = 0
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
 
 
-class AdaptiveAvgPool2d(Module):
-    """Means of so many windows, which share an image (N, C, H, W) or (C, H, W) out as evenly as they can.
+class AdaptiveAvgPool1d(FunctionModule, function=functional.adaptive_avg_pool1d):
+    """`adaptive_avg_pool1d` as a module.
 
-    Args:
-        output_size: (height, width), or one number for both; None keeps what the image has.
+    >>> ag.nn.AdaptiveAvgPool1d(2)(ag.tensor([[1.0, 3.0, 2.0, 4.0]]))
+    tensor([[2., 3.]])
     """
 
-    def __init__(self, output_size: int | tuple[int | None, int | None] | None) -> None:
-        self.output_size = output_size
-
-    def forward(self, input: Any) -> Tensor:
-        """The means.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor with the axes of `input`.
-        """
-        return functional.adaptive_avg_pool2d(input, self.output_size)
-
-    def extra_repr(self) -> str:
-        return f"output_size={self.output_size}"
+    output_size: Single
 
 
-class Upsample(Module):
-    """Lines or images in another size; see `aiograd.nn.functional.interpolate`.
+class AdaptiveAvgPool2d(FunctionModule, function=functional.adaptive_avg_pool2d):
+    """`adaptive_avg_pool2d` as a module.
 
-    Args:
-        size: the new extents, or one number for all.
-        scale_factor: instead of `size`, times the old extents.
-        mode: "nearest", "linear" for lines, "bilinear" for images.
-        align_corners: for the last two: True if the first and last pixels keep their places.
+    >>> ag.nn.AdaptiveAvgPool2d((1, 2))(ag.ones(1, 3, 5, 5)).shape
+    (1, 3, 1, 2)
     """
 
-    def __init__(self, size: Any = None, scale_factor: Any = None, mode: str = "nearest", align_corners: bool | None = None) -> None:
-        self.size = size
-        self.scale_factor = scale_factor
-        self.mode = mode
-        self.align_corners = align_corners
+    output_size: int | tuple[int | None, int | None] | None
 
-    def forward(self, input: Any) -> Tensor:
-        """In the new size.
 
-        Args:
-            input: as in the class.
+class Upsample(FunctionModule, function=functional.interpolate):
+    """`interpolate` as a module.
 
-        Returns:
-            A Tensor with the axes of `input`.
-        """
-        return functional.interpolate(input, self.size, self.scale_factor, self.mode, self.align_corners)
+    >>> ag.nn.Upsample(scale_factor=2)(ag.tensor([[[1.0, 2.0]]]))
+    tensor([[[1., 1., 2., 2.]]])
+    """
+
+    size: Any = None
+    scale_factor: Any = None
+    mode: str = "nearest"
+    align_corners: bool | None = None
 
     def extra_repr(self) -> str:
         return f"{f'size={self.size}' if self.scale_factor is None else f'scale_factor={self.scale_factor}'}, mode={self.mode!r}"

@@ -1,7 +1,7 @@
 """LSTM, GRU and RNN, with PyTorch's order of gates and weight layout, so that weights can be exchanged.
 
-A layer in one direction over a whole sequence is one row of the op tables; what the networks share is how layers and directions are put
-together. Gates come in the order input, forget, cell, output for LSTM, and reset, update, new for GRU.
+A layer in one direction over a whole sequence is one row of the op tables; the networks share the arrangement of
+layers and directions. Gates come in the order input, forget, cell, output for LSTM, and reset, update, new for GRU.
 """
 
 from __future__ import annotations
@@ -158,6 +158,10 @@ class LSTM(_Recurrent):
 
     Raises:
         ArgumentError: a size below 1.
+
+    >>> outputs, (hidden, cell) = ag.nn.LSTM(3, 4, num_layers=2)(ag.ones(5, 1, 3))
+    >>> outputs.shape, hidden.shape, cell.shape
+    ((5, 1, 4), (2, 1, 4), (2, 1, 4))
     """
 
     _gates = 4
@@ -168,7 +172,7 @@ class LSTM(_Recurrent):
 
 
 class GRU(_Recurrent):
-    """Gated recurrent units over a sequence, in layers, in one or both directions. Parameters are named as those of `LSTM`, of 3H rows.
+    """Gated recurrent units over a sequence, in layers, in one or both directions. Parameters have the names of `LSTM`'s, and 3H rows.
 
     Args:
         input_size: features of each step.
@@ -180,6 +184,10 @@ class GRU(_Recurrent):
         bidirectional: True to run both ways; outputs of the two are concatenated.
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
+
+    >>> outputs, hidden = ag.nn.GRU(3, 4, batch_first=True)(ag.ones(1, 5, 3))
+    >>> outputs.shape, hidden.shape
+    ((1, 5, 4), (1, 1, 4))
     """
 
     _gates = 3
@@ -189,7 +197,7 @@ class GRU(_Recurrent):
 
 
 class RNN(_Recurrent):
-    """A simple recurrent network over a sequence, in layers, in one or both directions. Parameters are named as those of `LSTM`, of H rows.
+    """A simple recurrent network over a sequence, in layers, in one or both directions. Parameters have the names of `LSTM`'s, and H rows.
 
     Args:
         input_size, hidden_size: features of each step and of the states.
@@ -203,6 +211,10 @@ class RNN(_Recurrent):
 
     Raises:
         ArgumentError: another nonlinearity.
+
+    >>> outputs, hidden = ag.nn.RNN(3, 4, bidirectional=True)(ag.ones(5, 1, 3))
+    >>> outputs.shape, hidden.shape
+    ((5, 1, 8), (2, 1, 4))
     """
 
     def __init__(

@@ -79,6 +79,10 @@ class LSTMCell(_Cell):
         bias: True if there are biases.
         dtype, device: of the parameters.
         generator: draws their first values.
+
+    >>> hidden, cell = ag.nn.LSTMCell(3, 4)(ag.ones(2, 3))
+    >>> hidden.shape, cell.shape
+    ((2, 4), (2, 4))
     """
 
     _gates = 4
@@ -105,6 +109,9 @@ class GRUCell(_Cell):
         bias: True if there are biases.
         dtype, device: of the parameters.
         generator: draws their first values.
+
+    >>> ag.nn.GRUCell(3, 4)(ag.ones(2, 3)).shape
+    (2, 4)
     """
 
     _gates = 3
@@ -135,6 +142,9 @@ class RNNCell(_Cell):
 
     Raises:
         ArgumentError: another nonlinearity.
+
+    >>> ag.nn.RNNCell(3, 4, nonlinearity="relu")(ag.ones(2, 3)).shape
+    (2, 4)
     """
 
     def __init__(

@@ -30,14 +30,14 @@ def functional_call(
 
     Args:
         module: the module to call.
-        parameters_and_buffers: Tensors by path, as in ``state_dict()``, or several such mappings; what is not named is the module's own.
+        parameters_and_buffers: Tensors by path, as in ``state_dict()``, or several such mappings; the module's own serve for all others.
         args: arguments of the call, a tuple, or one that is none.
         kwargs: arguments of the call by name.
         tie_weights: True if a tensor that replaces one of several shared ones replaces them all.
         strict: True if every parameter and buffer must be given.
 
     Returns:
-        What the module returns, a coroutine where its ``forward`` is ``async def``.
+        The module's result; a coroutine where its ``forward`` is ``async def``.
 
     Raises:
         ArgumentError: a path that the module does not have, one given twice, a shape that differs, or one that is missing with `strict`.

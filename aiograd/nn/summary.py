@@ -1,8 +1,8 @@
-"""A table of what a module is made of: its layers with output shapes, parameters and cost, seen in one forward.
+"""A summary of a module: its layers with output shapes, parameters and cost, seen in one forward.
 
 Note [How layers are watched]
     `Module.__call__` looks its ``forward`` up on the instance, so for the time of one call each module has a ``forward`` of its own that notes
-    what comes out. Nothing is paid for it where nobody asks for a summary.
+    the result. Modules without a summary pay nothing for it.
 
 Note [Cost]
     The estimate is the engine's own: nanoseconds of backward, by which it decides whether a rule runs on the loop or on a thread. It is read
@@ -36,8 +36,8 @@ class LayerSummary:
         name: the layer's name in the module; "" is the module itself. A layer that is called twice has two entries.
         type: name of its class.
         outputs: shapes of the tensors that it returned.
-        parameters: number of elements of all its parameters, those of its layers included; 0 where an entry before has counted them.
-        cost: estimated nanoseconds of its backward pass, that of its layers included.
+        parameters: number of elements of all its parameters, its layers included; 0 where an entry before has counted them.
+        cost: estimated nanoseconds of its backward pass, its layers included.
     """
 
     name: str
@@ -61,7 +61,7 @@ class ModuleSummary:
     Attributes:
         layers: one entry per call, in the order in which the calls began; the first is the module itself.
         parameters: number of elements of all parameters, shared ones once.
-        trainable: those of them that require grad.
+        trainable: the elements that require grad.
     """
 
     layers: tuple[LayerSummary, ...]
@@ -96,7 +96,7 @@ def summary(module: Module, *inputs: Any, **kwargs: Any) -> ModuleSummary:
         **kwargs: its keyword arguments.
 
     Returns:
-        A `ModuleSummary`, whose ``str`` is the table and which a notebook shows as HTML.
+        A `ModuleSummary`: its ``str`` is the table, and a notebook shows it as HTML.
 
     Raises:
         ArgumentTypeError: `module` is no Module.

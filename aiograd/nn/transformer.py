@@ -95,6 +95,9 @@ class TransformerEncoderLayer(_TransformerLayer):
         bias: True if projections and norms have one.
         dtype, device: of the parameters.
         generator: draws first values and dropout; None: the default generator.
+
+    >>> ag.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)(ag.ones(1, 5, 8)).shape
+    (1, 5, 8)
     """
 
     _attentions = ("self_attn",)
@@ -115,7 +118,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 
 class TransformerDecoderLayer(_TransformerLayer):
-    """One layer of a transformer decoder: self-attention, attention to what an encoder made, and a feed-forward network.
+    """One layer of a transformer decoder: self-attention, attention to an encoder's result, and a feed-forward network.
 
     Args:
         d_model: features.
@@ -129,6 +132,10 @@ class TransformerDecoderLayer(_TransformerLayer):
         bias: True if projections and norms have one.
         dtype, device: of the parameters.
         generator: draws first values and dropout; None: the default generator.
+
+    >>> layer = ag.nn.TransformerDecoderLayer(8, nhead=2, batch_first=True)
+    >>> layer(ag.ones(1, 3, 8), ag.ones(1, 5, 8)).shape
+    (1, 3, 8)
     """
 
     _attentions = ("self_attn", "multihead_attn")
@@ -191,6 +198,12 @@ class TransformerEncoder(_TransformerStack):
         encoder_layer: is copied, values of parameters included.
         num_layers: how many copies.
         norm: a module for the end, or None.
+
+    >>> encoder = ag.nn.TransformerEncoder(ag.nn.TransformerEncoderLayer(8, nhead=2), num_layers=3)
+    >>> encoder(ag.ones(5, 1, 8)).shape
+    (5, 1, 8)
+    >>> len(encoder.layers)
+    3
     """
 
     def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
@@ -218,6 +231,10 @@ class TransformerDecoder(_TransformerStack):
         decoder_layer: is copied, values of parameters included.
         num_layers: how many copies.
         norm: a module for the end, or None.
+
+    >>> decoder = ag.nn.TransformerDecoder(ag.nn.TransformerDecoderLayer(8, nhead=2), num_layers=3)
+    >>> decoder(ag.ones(3, 1, 8), ag.ones(5, 1, 8)).shape
+    (3, 1, 8)
     """
 
     def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
@@ -251,7 +268,7 @@ class TransformerDecoder(_TransformerStack):
 
 
 class Transformer(Module):
-    """An encoder and a decoder that attends to what the encoder made.
+    """An encoder and a decoder that attends to the encoder's result.
 
     Args:
         d_model: features.
@@ -270,6 +287,10 @@ class Transformer(Module):
 
     Raises:
         ArgumentError: features that do not divide, or another `activation`.
+
+    >>> model = ag.nn.Transformer(8, nhead=2, num_encoder_layers=1, num_decoder_layers=1, batch_first=True)
+    >>> model(ag.ones(1, 5, 8), ag.ones(1, 3, 8)).shape
+    (1, 3, 8)
     """
 
     def __init__(

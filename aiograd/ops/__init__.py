@@ -1,9 +1,9 @@
 """The op tables: importing this package fills them.
 
-A family of functions to a file, a row to a function; `op` says what a row is.
+A family of functions to a file, a row to a function; `op` defines a row.
 
 ==================  ==============================================================================================
-op, broadcasting    what a row is and how rows are found; undoing broadcasting
+op, broadcasting    the class of a row, and the search for one; undoing broadcasting
 creation            constants in the image of an array, copies, casts
 masking             choosing by a condition
 elementwise         arithmetic, powers, exponentials, trigonometry, rounding, extrema
@@ -18,7 +18,7 @@ shape, joining      rearranging; joining, splitting, repeating, padding
 indexing            indexing and its adjoints; take, gather, scatter
 reduction, scan     sums, means, extrema; cumulative sums, products, recurrences
 cumulative          cumulative extrema and logsumexp
-scattering          extrema of what is scattered to one place
+scattering          extrema of numbers scattered to one place
 sorting             sort, topk, median, searches
 statistics          quantiles, covariances, sums without NaN
 calculus            differences, the trapezoidal rule, interpolation

@@ -1,7 +1,7 @@
 """Activation functions of neural networks, elementwise.
 
 `relu` itself goes to the compiled kernel where an array is large: the kernel gives the same bits, so there is nothing to keep apart. `gelu` and
-`silu`, whose kernels agree to a tolerance, have them as `Fused`.
+`silu` have kernels that agree to a tolerance, as `Fused`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _gelu_vjp(g: Array, x: Array, approximate: str) -> Array:
 
 
 def _twice_inner(x: Array) -> Array:
-    """Twice what the approximation of gelu takes tanh of: ``(1 + tanh(u)) / 2`` is ``sigmoid(2 * u)``, which does not cancel."""
+    """Twice the argument of tanh in the approximation of gelu: ``(1 + tanh(u)) / 2`` is ``sigmoid(2 * u)``, which does not cancel."""
     return 2.0 * SQRT_2_OVER_PI * (x + CUBIC * (x * x * x))
 
 

@@ -11,10 +11,10 @@ Note [Chebyshev series]
     interval        0 to 8                                         8 to infinity
     ==============  =============================================  ==========================================================
 
-    Absolute errors of J and Y are some 1e-15; relative ones grow at the zeros. The sine and cosine of t are taken from those of x, since
+    Absolute errors of J and Y are some 1e-15; relative ones grow at the zeros. The sine and cosine of t are made of the sine and cosine of x, since
     subtracting pi/4 from a large x would lose digits.
 
-Source: the division at 8 and the modulus and phase of Hankel's expansion are those of Abramowitz and Stegun, chapter 9. The coefficients
+Source: the division at 8 and the modulus and phase of Hankel's expansion are as in Abramowitz and Stegun, chapter 9. The coefficients
 were computed anew.
 """
 
@@ -140,14 +140,14 @@ def _modified(order: int, *, scaled: bool) -> Callable[[Array], Array]:
         value = np.where(small, value, beyond)
         if scaled:
             return value
-        half = np.exp(0.5 * size)  # in two steps, so that what is representable does not overflow on the way
+        half = np.exp(0.5 * size)  # in two steps, so that a representable result does not overflow on the way
         return value * half * half
 
     return _in_float64(function)
 
 
 def _waves(order: int, size: Array) -> tuple[Array, Array, Array]:
-    """P, Q and what they are multiplied with: the amplitude, for arguments of at least 8."""
+    """P, Q and their factors: the amplitude, for arguments of at least 8."""
     _, _, p, q = _J[order]
     t = (8.0 / size) ** 2
     return _series(p, t), _series(q, t) / size, np.sqrt(1.0 / (math.pi * size))

@@ -15,7 +15,7 @@ Note [Orders by recurrence]
 
 Note [K by the trapezoidal rule]
     ``exp(x) K(v, x)`` is the integral of ``exp(-s**2) cosh(v t) / sqrt(s**2 + 2 x)`` over the line, t being ``2 asinh(s / sqrt(2 x))``. For x of at
-    least 1 its poles are so far off that steps of 0.2 are exact to rounding. I of a negative order is that of the positive one and a multiple of K.
+    least 1 its poles are so far off that steps of 0.2 are exact to rounding. I of a negative order is I of the positive one and a multiple of K.
 
 Source: Abramowitz and Stegun, 9.2.5, 9.3.7, 9.6.10, 9.6.13, 9.6.24, 9.7.7; the polynomials of Debye's expansion are worked out by 9.3.10.
 """

@@ -1,6 +1,6 @@
 """Undoing broadcasting, in the one place that does it.
 
-Rules return gradients of the broadcast shape; the engine calls `unbroadcast` on what they return where the shape differs from the
+Rules return gradients of the broadcast shape; the engine calls `unbroadcast` on their results where the shape differs from the
 argument's.
 """
 
@@ -24,7 +24,7 @@ def unbroadcast(gradient: Any, target: tuple[int, ...]) -> Any:
     """Sum `gradient` over the axes that broadcasting `target` to its shape added or stretched.
 
     Args:
-        gradient: array, Tensor or device array whose shape `target` broadcasts to.
+        gradient: array, Tensor or device array of the shape that `target` broadcasts to.
         target: shape of the argument.
 
     Returns:

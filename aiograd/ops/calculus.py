@@ -1,4 +1,4 @@
-"""Numerical calculus composed of rows: differences, the trapezoidal rule, interpolation, ranges whose ends have gradients."""
+"""Numerical calculus composed of rows: differences, the trapezoidal rule, interpolation, ranges with gradients of their ends."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def np_linspace(
 
 @implements(np.select)
 def np_select(condlist: Sequence[Any], choicelist: Sequence[Any], default: Any = 0) -> Array:
-    """numpy's ``select``: elements of the choice whose condition holds first, of `default` where none does."""
+    """numpy's ``select``: elements of the first choice with a true condition, of `default` where none is true."""
     if len(condlist) != len(choicelist) or not condlist:
         raise ArgumentError(f"select: {len(condlist)} conditions for {len(choicelist)} choices, expected as many, and at least one")
     result = default

@@ -43,7 +43,7 @@ def _ones_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) ->
 
 
 def _empty_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
-    """An array of the shape and dtype of `x`, or of those given, whose elements are arbitrary."""
+    """An array of the shape and dtype of `x`, or of the given ones, with arbitrary elements."""
     return np.empty(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
 
 

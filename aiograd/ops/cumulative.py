@@ -6,7 +6,7 @@ Note [Where the extrema come from]
 
 Note [Gradients of a cumulative logsumexp]
     Element k has the weight ``exp(x[k] - out[j])`` in every later output j. With ``h[k] = g[k] + exp(out[k] - out[k+1]) * h[k+1]``, a linear
-    recurrence whose factors are at most 1, its gradient is ``exp(x[k] - out[k]) * h[k]``: nothing overflows, and no sum over pairs is made.
+    recurrence with factors of at most 1, its gradient is ``exp(x[k] - out[k]) * h[k]``: nothing overflows, and no sum over pairs is made.
 """
 
 from __future__ import annotations

@@ -33,14 +33,24 @@ from aiograd.running.types import Array, Shape
 
 
 class EighResult(NamedTuple):
-    """The result of `eigh`."""
+    """The result of `eigh`.
+
+    >>> result = ag.linalg.eigh(ag.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    >>> result.eigenvalues
+    tensor([2., 3.])
+    """
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class SVDResult(NamedTuple):
-    """The result of `svd`."""
+    """The result of `svd`.
+
+    >>> result = ag.linalg.svd(ag.tensor([[3.0, 0.0], [0.0, 2.0]]))
+    >>> result.S
+    tensor([3., 2.])
+    """
 
     U: Array
     S: Array
@@ -48,7 +58,13 @@ class SVDResult(NamedTuple):
 
 
 class QRResult(NamedTuple):
-    """The result of `qr`."""
+    """The result of `qr`.
+
+    >>> result = ag.linalg.qr(ag.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> (result.Q @ result.R).round()
+    tensor([[1., 2.],
+            [3., 4.]])
+    """
 
     Q: Array
     R: Array
@@ -203,7 +219,7 @@ def _svd(x: Array, /, full_matrices: bool = False) -> tuple[Array, Array, Array]
 
     Args:
         x: (..., M, N).
-        full_matrices: square U and Vh, whose additional vectors carry no gradient.
+        full_matrices: square U and Vh, with additional vectors that carry no gradient.
     """
     u, s, vh = np.linalg.svd(x, full_matrices)
     return u, s, vh
@@ -280,7 +296,7 @@ def _qr_vjp(g: tuple[Array | None, Array | None], x_shape: Shape, out: tuple[Arr
         gr = zeros_like(r)
     if rows >= columns:
         return _qr_tall(q, r, gq, gr)
-    # a square part, and the columns beyond it, whose part of R is Q.H @ x
+    # a square part, and the columns beyond it, where R is Q.H @ x
     square, beyond = (..., slice(rows)), (..., slice(rows, None))
     g_beyond, r_beyond = getitem(gr, index=beyond), getitem(r, index=beyond)
     through = matmul(matmul(q, r_beyond), adjoint(g_beyond))

@@ -24,7 +24,11 @@ from aiograd.running.types import Array
 
 
 class SlogdetResult(NamedTuple):
-    """The result of `slogdet`."""
+    """The result of `slogdet`.
+
+    >>> ag.linalg.slogdet(ag.tensor([[-1.0, 0.0], [0.0, 1.0]]))
+    SlogdetResult(sign=tensor(-1.), logabsdet=tensor(0.))
+    """
 
     sign: Array
     logabsdet: Array

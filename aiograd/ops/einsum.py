@@ -1,4 +1,4 @@
-"""Einstein summation: any expression is reduced to the row `einsum` of two operands, whose gradients are einsums again.
+"""Einstein summation: any expression is reduced to the row `einsum` of two operands; its gradients are einsums again.
 
 Note [Reduction to pairs]
     An expression goes through these steps, each a row or a composition of rows:
@@ -6,7 +6,7 @@ Note [Reduction to pairs]
     1. an axis named twice in one operand: its diagonal; an axis of length 1 that another operand stretches: dropped;
     2. an axis that only one operand has and the result has not: summed;
     3. two operands at a time, in the order that ``np.einsum_path`` finds: the row `einsum`;
-    4. the axes of what is left: put into order.
+    4. the remaining axes: put into order.
 
     In a pair every axis of an operand is then in the other operand or in the result, so the gradient of an operand is the einsum of the
     gradient of the result with the other operand. A pair with a contraction is one (batched) GEMM, without one a broadcast product.
@@ -226,7 +226,7 @@ def tensordot(x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:
         axes: how many of the last axes of `x1` go with the first of `x2`, or two sequences of axes.
 
     Returns:
-        The other axes of `x1`, then those of `x2`.
+        The other axes of `x1`, then of `x2`.
     """
     ndim1, ndim2 = len(x1.shape), len(x2.shape)
     if np.ndim(axes) == 0 and not isinstance(axes, (tuple, list)):

@@ -263,7 +263,7 @@ def np_round(a: Array, decimals: int = 0, out: Any = None) -> Array:
 
 
 def _sgn_vjp(g: Array, x: Array, out: Array) -> Array:
-    """Of ``x / |x|``: what is orthogonal to `out`, over the magnitude."""
+    """Of ``x / |x|``: the part orthogonal to `out`, over the magnitude."""
     if x.dtype.kind != "c":
         return zeros_like(g)
     size = np.absolute(x)

@@ -10,8 +10,8 @@ Note [Approximation]
     single      ``erf(x) / x`` of ``x**2``    ``|x| <= 4``, for float32
     ==========  ============================  ==============================
 
-    Coefficients of one sign lose nothing when they are evaluated; the numerator of `near` has both signs, but what it adds to x is small.
-    The rounding of ``x**2`` would spoil ``exp(-x**2)`` for large x, so erfc splits x into a part z of few bits, whose square is exact:
+    Coefficients of one sign lose nothing when they are evaluated; the numerator of `near` has both signs, but the number that it adds to x is small.
+    The rounding of ``x**2`` would spoil ``exp(-x**2)`` for large x, so erfc splits x into a part z of few bits, with an exact square:
     ``exp(-x**2) = exp(-z**2) exp((z - x) (z + x))``.
 
 Arrays of a few elements are left to ``math.erf``; a ufunc call costs more than that. Large ones go in blocks that stay in the cache.
@@ -214,7 +214,7 @@ def erfinv(x: Array) -> Array:
     half = 2.0 / (math.pi * 0.147) + 0.5 * rest
     z = np.sqrt(np.sqrt(half * half - rest / 0.147) - half)
     for _ in range(3):
-        # beyond 1/2 the distance from 1 is what has digits, and is exact
+        # beyond 1/2 the distance from 1 has the digits, and is exact
         off = np.where(target > 0.5, (1.0 - target) - erfc(z), erf(z) - target)
         step = off / (2.0 / math.sqrt(math.pi) * np.exp(-z * z))
         z = z - step / (1.0 + z * step)

@@ -3,7 +3,7 @@
 Note [Adjoints]
     The matrix of `fft` is symmetric, so under the holomorphic convention the rule is the transform itself. A transform to or from half a
     spectrum is linear over the reals only, so its rules follow the complex convention themselves: the adjoint of `rfft` fills the other half with
-    zeros, that of `irfft` counts every frequency twice except the first and, for an even length, the last.
+    zeros, the adjoint of `irfft` counts every frequency twice except the first and, for an even length, the last.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _rfft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
 
 
 def _irfft(x: Array, /, n: int, axis: int = -1, norm: Norm = "backward") -> Array:
-    """The real array of length `n` along `axis` whose `rfft` is `x`, which has n // 2 + 1 elements there."""
+    """The real array of length `n` along `axis` with the `rfft` `x` of n // 2 + 1 elements there."""
     if x.shape[axis] != n // 2 + 1:
         raise ArgumentError(f"irfft: {x.shape[axis]} frequencies along axis {axis}, expected {n // 2 + 1} for a result of length {n}")
     return np.fft.irfft(x, n, axis=axis, norm=norm)

@@ -226,7 +226,7 @@ def _beta_tail(a: Array, b: Array, x: Array, y: Array) -> Array:
     nodes, weights = _rule()
     w = -length[..., np.newaxis] * nodes
     moved = x[..., np.newaxis] * np.expm1(w)
-    # a w - whole log(1 + moved), whose linear parts cancel
+    # a w - whole log(1 + moved): their linear parts cancel
     exponent = gap[..., np.newaxis] * w - whole[..., np.newaxis] * (x[..., np.newaxis] * _expm1mx(w) + _log1pmx(moved, 1.0 + moved))
     return (np.exp(exponent) * weights).sum(-1) * length * a * _beta_front(a, b, x, y)
 

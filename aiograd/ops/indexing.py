@@ -1,8 +1,8 @@
 """Indexing: taking elements out, and the adjoints that put gradients back.
 
 Note [Two rows for one syntax]
-    Basic indices (integers, slices, ellipsis, newaxis) give views and never name an element twice: row `getitem`, whose adjoint assigns.
-    Indices with arrays give copies and may repeat elements: row `index`, whose adjoint adds. Both adjoints are rows, and the adjoint of
+    Basic indices (integers, slices, ellipsis, newaxis) give views and never name an element twice: row `getitem`; its adjoint assigns.
+    Indices with arrays give copies and may repeat elements: row `index`; its adjoint adds. Both adjoints are rows, and the adjoint of
     an adjoint is the indexing itself, so gradients of gradients need nothing more.
 
 Note [Adding with repetition]

@@ -1,7 +1,7 @@
 """Products of vectors and matrices.
 
 Note [Leading axes]
-    A matrix product whose second operand is one matrix, ``(..., M, K) @ (K, N)``, is a single GEMM on the rows of the first; so is the
+    A matrix product with one matrix as its second operand, ``(..., M, K) @ (K, N)``, is a single GEMM on the rows of the first; so is the
     gradient of that matrix, where multiplying batch by batch and then summing would write a matrix per batch first.
 """
 

@@ -1,8 +1,8 @@
 """Choosing elements by a condition: `where`, and `mask`, which keeps the chosen elements and puts zeros elsewhere.
 
 Note [Choosing by bits]
-    numpy's ``where`` branches on every element and takes 3.5 ns for each when the condition is irregular, ten times what a
-    multiplication takes; multiplying by the condition instead turns the infinities and NaNs that it should remove into NaN. So above a
+    numpy's ``where`` branches on every element and takes 3.5 ns for each when the condition is irregular, ten times the time of
+    a multiplication; multiplying by the condition instead turns the infinities and NaNs that it should remove into NaN. So above a
     few thousand floats the choice is made on the bits: ``b ^ ((a ^ b) & m)`` with `m` all ones where the condition holds. It is
     exact for every value, has no branches, and takes 0.5 to 1 ns.
 """

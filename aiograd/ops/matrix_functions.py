@@ -2,11 +2,11 @@
 
 Note [Complex eigenvalues]
     Eigenvalues and eigenvectors of a general matrix are complex, also where all happen to be real (numpy's are real then), so that their dtype
-    depends on dtypes alone. Eigenvectors are of length 1; their phase is anybody's, and gradients are right for functions that do not depend
+    depends on dtypes alone. Eigenvectors are of length 1; their phase is arbitrary, and gradients are right for functions that do not depend
     on it.
 
-Source: the rules of `eig` follow C. Boeddeker et al., On the computation of complex-valued gradients (2017), that of `expm` R. Mathias, A chain rule
-for matrix functions (1996): the derivative stands in a corner of the exponential of a block matrix.
+Source: the rules of `eig` follow C. Boeddeker et al., On the computation of complex-valued gradients (2017), the gradient of `expm`
+R. Mathias, A chain rule for matrix functions (1996): the derivative stands in a corner of the exponential of a block matrix.
 """
 
 from __future__ import annotations
@@ -30,14 +30,24 @@ from aiograd.running.types import Array
 
 
 class EigResult(NamedTuple):
-    """The result of `eig`."""
+    """The result of `eig`.
+
+    >>> result = ag.linalg.eig(ag.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    >>> result.eigenvalues
+    tensor([2.+0.j, 3.+0.j], dtype=complex64)
+    """
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class LstsqResult(NamedTuple):
-    """The result of `lstsq`."""
+    """The result of `lstsq`.
+
+    >>> result = ag.linalg.lstsq(ag.tensor([[1.0, 0.0], [0.0, 2.0]]), ag.tensor([1.0, 4.0]))
+    >>> result.solution
+    tensor([1., 2.])
+    """
 
     solution: Array
     residuals: Array
@@ -82,7 +92,7 @@ def _eigvals_vjp(g: Array, x: Array) -> Array:
     return solve(adjoint(vectors), matmul(diagonal_matrix(g), adjoint(vectors)))
 
 
-#: Padé's approximant of order 13 to the exponential, (26 - k)! / ((13 - k)! k!) over that of k = 0
+#: Padé's approximant of order 13 to the exponential, (26 - k)! / ((13 - k)! k!) over the term of k = 0
 _PADE = tuple(math.comb(13, k) / math.perm(26, k) for k in range(14))
 #: 1-norm of the matrices for which it has full precision
 _PADE_LIMIT = 5.4

@@ -1,6 +1,6 @@
 """Scaled dot-product attention as one row.
 
-The plain rule recomputes the attention weights from the scores, so what the row keeps is its arguments; the kernels keep one number per
+The plain rule recomputes the attention weights from the scores, so the row keeps its arguments only; the kernels keep one number per
 query besides, and compute the weights again by blocks.
 """
 
@@ -29,7 +29,7 @@ def attention_scale(q: Array, scale: float | None) -> float:
 
 
 def attention_mask(mask: Array, is_causal: bool, queries: int, keys: int) -> tuple[Array, Array]:
-    """``(allowed, added)``: a boolean array of scores that take part (or None), and what is added to the scores (or None)."""
+    """``(allowed, added)``: a boolean array of scores that take part (or None), and an array that is added to the scores (or None)."""
     allowed: Array = np.tri(queries, keys, dtype=np.bool_) if is_causal else None
     if mask is None:
         return allowed, None

@@ -1,7 +1,7 @@
 """Two-dimensional convolution and its two adjoints, and the copy of windows into columns.
 
 Note [Three bilinear rows]
-    With ``y = conv2d(x, w)``, the gradient of `x` is ``conv2d_input_grad(g, w)`` and that of `w` is ``conv2d_weight_grad(x, g)``. Each of
+    With ``y = conv2d(x, w)``, the gradient of `x` is ``conv2d_input_grad(g, w)`` and the gradient of `w` is ``conv2d_weight_grad(x, g)``. Each of
     the three is bilinear and its rules are the other two, so derivatives of every order are closed in three rows.
     `conv2d_input_grad` is also what others call a transposed convolution.
 

@@ -98,7 +98,7 @@ def _from_input(x: Array, w_ih: Array, *biases: Array) -> Array:
 
 
 def _weights_vjp(di: Array, dh: Array, x: Array, before: Array, w_ih: Array, needs: tuple[bool, ...]) -> tuple[Any, ...]:
-    """Gradients of x, w_ih, w_hh, b_ih, b_hh from those of the two parts of the gates (T, N, ...) and the states before each step."""
+    """Gradients of x, w_ih, w_hh, b_ih, b_hh from the gradients of the two parts of the gates (T, N, ...) and the states before each step."""
     rows_i, rows_h = as_rows(di), as_rows(dh)
     return (
         np.reshape(np.matmul(rows_i, w_ih), x.shape) if needs[0] else None,

@@ -1,4 +1,4 @@
-"""The affine map ``x @ weight.T + bias`` as one row: three GEMMs and a column sum, whatever the number of leading axes."""
+"""The affine map ``x @ weight.T + bias`` as one row: three GEMMs and a column sum, for any number of leading axes."""
 
 from __future__ import annotations
 

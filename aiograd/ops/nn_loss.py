@@ -3,7 +3,7 @@
 Note [Class weights as an array]
     Cross entropy and negative log-likelihood are ``-sum(T * log_probability)`` for an array T of the shape of the logits that says how
     much each class of each sample counts (one at the target; less with label smoothing; zero where ignored; scaled by class weights and
-    by the mean's denominator). T does not depend on what is differentiated, so the plain rules need only T: the gradient of the logits is
+    by the mean's denominator). T does not depend on the argument of the derivative, so the plain rules need only T: the gradient of the logits is
     ``softmax * sum(T) - T``. The compiled kernel never builds T.
 """
 
@@ -50,7 +50,7 @@ def reduced(name: str, loss: Array, reduction: Reduction) -> Array:
 
 
 def spread(g: Array, shape: Shape, reduction: Reduction) -> Array:
-    """The gradient of each element from that of the reduced loss; it still broadcasts."""
+    """The gradient of each element from the gradient of the reduced loss; it still broadcasts."""
     return g / max(1, int(np.prod(shape, dtype=np.int64))) if reduction == "mean" else g
 
 

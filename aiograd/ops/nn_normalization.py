@@ -3,7 +3,7 @@
 Note [One standardisation]
     Three of the four subtract a mean and divide by a deviation over some axes; they differ in the axes and in where the weights apply.
     `standardize` and `standardize_vjp` are that common part. The plain rules recompute the standardised input from `x`, since saving
-    it would double what the row keeps; the compiled kernels keep the two statistics per row.
+    it would double the memory of the row; the compiled kernels keep the two statistics per row.
 
 Rejected: composing the norms from mean, sub, mul, ...: eight nodes and as many saved arrays where two statistics do.
 """

@@ -19,7 +19,7 @@ from aiograd.running.types import Array
 
 
 def pool_window(kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair = 1) -> Window:
-    """The window of a pooling row, whose stride is by default its size.
+    """The window of a pooling row; its stride is by default its size.
 
     Raises:
         ShapeError: padding over half the window, which would leave windows that see nothing.

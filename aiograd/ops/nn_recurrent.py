@@ -40,7 +40,7 @@ def _step(gates: Array, c: Array) -> tuple[Array, Array]:
 
 
 def _step_vjp(dh: Array, dc: Array, gates: Array, c: Array) -> tuple[Array, Array]:
-    """Gradients of the gates and of the cell state before the step, from those of what the step returned (None: zero)."""
+    """Gradients of the gates and of the cell state before the step, from the gradients of the step's results (None: zero)."""
     i, f, z, o = _split(gates)
     top = np.tanh(f * c + i * z)
     dcell = dc

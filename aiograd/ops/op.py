@@ -1,12 +1,12 @@
-"""One row per differentiable operation: what it computes, and one VJP per differentiable argument.
+"""One row per differentiable operation: a computation, and one VJP per differentiable argument.
 
 A row is pure numpy: `forward` maps arrays to an array (or a tuple of arrays), a rule maps the gradient of the output to the
 gradient of one argument. Rules are fed plain arrays in an ordinary pass, Tensors when the pass itself is differentiated, device
 arrays on a device: numpy's protocols send each call where it belongs, so one rule serves all of them.
 
-Note [What a rule may name]
+Note [Names in a rule]
     The first parameter of a rule is the gradient `g` of the output (a tuple of gradients for a row with several outputs).
-    Every other parameter is looked up by name, and what is named is what gets saved, nothing else:
+    Every other parameter is looked up by name, and named values are saved, nothing else:
 
     ==================  =====================================================================================
     an array argument   its value (a tuple of values for a variadic argument)
@@ -20,7 +20,7 @@ Note [What a rule may name]
     A rule returns a gradient of the broadcast shape; the engine undoes broadcasting and casts to the argument's dtype. A rule may
     return None for "no gradient".
 
-Rejected: deriving the rules' needs from a tape of numpy calls (slower, and saves what it should not); classes per op (PyTorch's
+Rejected: deriving the rules' needs from a tape of numpy calls (slower, and saves too much); classes per op (PyTorch's
 ``Function`` style takes ten lines where a row takes one).
 
 Source: the table style of HIPS/autograd ``numpy_vjps.py`` and of PyTorch's ``derivatives.yaml``.
@@ -66,7 +66,7 @@ class Fused(NamedTuple):
 class Op:
     """A row. Calling it dispatches on its arguments (see `define` for the fields).
 
-    Dispatch: the argument whose type defines ``__aiograd_op__(op, args, kwargs)`` with the highest ``__aiograd_priority__``
+    Dispatch: the argument with a type that defines ``__aiograd_op__(op, args, kwargs)`` with the highest ``__aiograd_priority__``
     answers (a Tensor records, a device array may launch its own kernel); with none, `forward` runs on the arrays.
     """
 
@@ -103,7 +103,7 @@ class Op:
         self.cost = cost
         self.fused = fused
         self.recorded = dict(recorded)
-        #: set by the layer that records (it caches what it compiled from this row here)
+        #: set by the layer that records (it caches the function compiled from this row here)
         self.recorder: Any = None
         #: likewise, for the most common case, by which arguments need a gradient
         self.lean: dict[tuple[bool, ...], Any] = {}
@@ -186,11 +186,11 @@ def define(
 
     Args:
         name: ``mul`` makes the node ``MulBackward``.
-        forward: a ufunc (its arguments are ``x``, or ``x1, x2``), or a function whose positional-only parameters (or ``*arrays``) are
-            the array arguments and whose other parameters are static. It must not modify its arguments.
-        rules: VJP per array argument, keyed by the argument's name; see Note [What a rule may name].
+        forward: a ufunc (its arguments are ``x``, or ``x1, x2``), or a function: its positional-only parameters (or ``*arrays``) are
+            the array arguments and its other parameters are static. It must not modify its arguments.
+        rules: VJP per array argument, keyed by the argument's name; see Note [Names in a rule].
         joint: VJPs that give the gradients of several arguments at once, ``{("x", "weight"): rule}``; they return a tuple.
-        outputs: how many arrays `forward` returns; None: a tuple whose length depends on the arguments.
+        outputs: how many arrays `forward` returns; None: a tuple, with a length that depends on the arguments.
         differentiable_outputs: indices of outputs that carry gradients (all by default).
         view: the result may share memory with the first array argument.
         complex: ``holomorphic``: the rules multiply `g` by derivatives of a holomorphic function, the conjugate convention is applied
@@ -200,7 +200,7 @@ def define(
             ``cost(output_shape, input_shapes) -> nanoseconds``.
         fused: compiled kernels that must agree with the plain rules.
         recorded: rules for Tensors, where a pass records a graph, in place of those for the same arguments: the same formulas by rows of their
-            own, so that fewer nodes are recorded. They name what the plain rules name.
+            own, so that fewer nodes are recorded. They name the same values as the plain rules.
         numpy: numpy functions this row answers for when they are called on Tensors.
 
     Raises:
@@ -235,7 +235,7 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
 
 
 def no_derivative(what: str) -> Rule:
-    """The rule of an argument whose derivative has no closed form: it raises, so that no gradient is zero in silence.
+    """The rule of an argument without a closed form of the derivative: it raises, so that no gradient is zero in silence.
 
     Args:
         what: the derivative, such as "gammainc by a".
@@ -262,7 +262,7 @@ def rule_names(rule: Rule) -> tuple[str, ...]:
 
 
 def _is_plain(function: Callable[..., Any]) -> TypeGuard[FunctionType]:
-    """True of a Python function whose code says what its parameters are: reading that takes a tenth of the time of `inspect.signature`."""
+    """True of a Python function with code that names its parameters: reading that takes a tenth of the time of `inspect.signature`."""
     uncommon = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
     return isinstance(function, FunctionType) and not function.__code__.co_flags & uncommon and "__wrapped__" not in vars(function)
 

@@ -33,7 +33,7 @@ minimum_reduce: Callable[..., Array] = np.minimum.reduce
 
 
 def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes as non-negative numbers, in the order given; all of them for None, and of a number whatever it was reduced over."""
+    """The axes as non-negative numbers, in the order given; all of them for None, and all of a number, for any axes."""
     if axis is None or not ndim:
         return tuple(range(ndim))
     return tuple(a + ndim if a < 0 else a for a in (axis if isinstance(axis, tuple) else (axis,)))
@@ -215,7 +215,7 @@ count_nonzero = define("count_nonzero", _count_nonzero)
 def in_dtype(row: Op, x: Array, dtype: Any, **statics: Any) -> Array:
     """A reduction or accumulation of `x` cast to `dtype` (None: of `x` as it is), with the result in that dtype.
 
-    The ufuncs widen narrow integers; cast back, their results are those of arithmetic that wraps around in `dtype`.
+    The ufuncs widen narrow integers; cast back, their results are the same as of arithmetic that wraps around in `dtype`.
     """
     if dtype is None:
         return row(x, **statics)

@@ -1,4 +1,4 @@
-"""Extrema of what is scattered to one place: the row behind ``scatter_reduce`` with "amax" and "amin".
+"""Extrema of numbers scattered to one place: the row behind ``scatter_reduce`` with "amax" and "amin".
 
 Where several contributions to a place are equal to its extremum, each takes the same share of the gradient, as in PyTorch.
 """

@@ -1,8 +1,8 @@
 """Gradients that are not written out: SliceGradient, of a part of an array; UnsummedGradient, of several uses of one.
 
-Note [Taking an array apart costs what the parts cost]
+Note [Taking an array apart costs as much as its parts]
     The gradient of ``x[i]`` is zero except at ``i``. Written out, taking n rows of a matrix one by one costs n whole matrices of zeros and
-    n additions of them: quadratic. So the rule of basic indexing returns the part and where it belongs, and whoever sums gradients adds it in
+    n additions of them: quadratic. So the rule of basic indexing returns the part and where it belongs, and the sum of gradients adds it in
     place into a sum of its own. It is written out where there is nothing to add it to. Where the part is a large one the whole array is cheaper.
     Measured by ``tests/benchmarks/small_graphs.py`` (an LSTM that slices its gates) and ``tests/benchmarks/scale.py``.
 """

@@ -70,7 +70,7 @@ softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if b
 
 
 def share(x: Array, out: Array) -> Array:
-    """``exp(x - out)`` of an `x` whose exponential is part of that of `out`, also where both are infinite: 1 at infinity, 0 at minus infinity.
+    """``exp(x - out)``, where ``exp(x)`` is a term of ``exp(out)``, also where both are infinite: 1 at infinity, 0 at minus infinity.
 
     So the gradient of a sum dominated by an infinite term goes to that term, and adding zero probabilities has a gradient.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,14 @@ from aiograd.ops.reduction import Axis, mean, normalize_axes, sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, np_atleast_2d, reshape, unsqueeze
 from aiograd.ops.sorting import sort
 from aiograd.running.types import Array
+
+
+class MinMax(NamedTuple):
+    """The result of `aminmax`."""
+
+    min: Array
+    max: Array
+
 
 #: where between two neighbours the quantile lies, by the fraction of the way
 _BETWEEN: dict[str, Callable[[Any], Any]] = {

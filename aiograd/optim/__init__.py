@@ -1,4 +1,4 @@
-"""Optimizers, gradient clipping, averages of weights and learning rate schedules; semantics are those of ``torch.optim``.
+"""Optimizers, gradient clipping, averages of weights and learning rate schedules; semantics as in ``torch.optim``.
 
 ``optimizer.step()`` is synchronous; ``await optimizer.astep()`` runs it on the engine's executor. `LBFGS` takes a closure that it awaits.
 """

@@ -20,7 +20,7 @@ from aiograd.tensors.tensor import Tensor
 
 
 class Adam(Optimizer):
-    """Steps of about `lr` per element, whatever the size of the gradient: ``p -= lr * mean / (sqrt(mean of squares) + eps)``.
+    """Steps of about `lr` per element, independent of the size of the gradient: ``p -= lr * mean / (sqrt(mean of squares) + eps)``.
 
     Args:
         params: Tensors to update, or groups.
@@ -33,6 +33,13 @@ class Adam(Optimizer):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.Adam([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.9, 1.9])
     """
 
     is_elementwise = True
@@ -93,7 +100,7 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam whose weight decay shrinks the parameter by ``lr * weight_decay`` instead of being part of the gradient.
+    """Adam with a weight decay that shrinks the parameter by ``lr * weight_decay`` instead of being part of the gradient.
 
     Args:
         params: Tensors to update, or groups.
@@ -106,6 +113,13 @@ class AdamW(Adam):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.AdamW([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.899, 1.898])
     """
 
     decoupled = True

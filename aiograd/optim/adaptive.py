@@ -1,8 +1,8 @@
-"""RMSprop, Adagrad, Adadelta, NAdam and RAdam: steps whose size adapts to each element.
+"""RMSprop, Adagrad, Adadelta, NAdam and RAdam: step sizes that adapt to each element.
 
 Note [One formula]
-    Each optimizer says its update once, with operators that every kind of array has. On the host it is evaluated block by block, so that what
-    comes in between stays in cache; a device evaluates it as it stands.
+    Each optimizer says its update once, with operators that every kind of array has. On the host it is evaluated block by block, so that
+    intermediate results stay in cache; a device evaluates it as it stands.
 
 Source: Tieleman and Hinton, RMSprop (2012) and Graves (2013) for the centred one; Duchi et al., Adaptive subgradient methods (2011); Zeiler,
 ADADELTA (2012); Dozat, Incorporating Nesterov momentum into Adam (2016); Liu et al., On the variance of the adaptive learning rate (2020). Details
@@ -85,6 +85,13 @@ class RMSprop(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.RMSprop([p], lr=0.01)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.90000004, 1.9       ])
     """
 
     def __init__(
@@ -140,6 +147,13 @@ class Adagrad(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.Adagrad([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.9, 1.9])
     """
 
     def __init__(
@@ -173,7 +187,7 @@ class Adagrad(_Adaptive):
 
 
 class Adadelta(_Adaptive):
-    """The gradient times the root of a running mean of squared steps over that of squared gradients: steps in units of the parameter.
+    """The gradient times the root of a ratio, of running means of squared steps and squared gradients: steps in units of the parameter.
 
     Args:
         params: Tensors to update, or groups.
@@ -185,6 +199,13 @@ class Adadelta(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.Adadelta([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.9996838, 1.9996837])
     """
 
     def __init__(
@@ -223,6 +244,13 @@ class NAdam(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.NAdam([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.8943548, 1.8943548])
     """
 
     _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": int, "mu_product": float})
@@ -270,7 +298,7 @@ class NAdam(_Adaptive):
 
 
 class RAdam(_Adaptive):
-    """Adam whose adaptive rate is held back until the variance of the running mean of squares is known well enough.
+    """Adam with an adaptive rate that is held back until the variance of the running mean of squares is known well enough.
 
     Args:
         params: Tensors to update, or groups.
@@ -283,6 +311,13 @@ class RAdam(_Adaptive):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.RAdam([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.8, 1.6])
     """
 
     def __init__(

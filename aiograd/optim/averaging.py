@@ -1,4 +1,4 @@
-"""ExponentialMovingAverage: a model whose weights follow those of another, smoothed.
+"""ExponentialMovingAverage: a model with the smoothed weights of another.
 
 Source: Polyak and Juditsky, Acceleration of stochastic approximation by averaging (1992); the first update copies, as in
 ``torch.optim.swa_utils.AveragedModel``.
@@ -28,6 +28,12 @@ class ExponentialMovingAverage:
     Raises:
         ArgumentError: no such `decay`.
         ArgumentTypeError: `model` is no module.
+
+    >>> model = ag.nn.Linear(1, 1, bias=False)
+    >>> average = ag.optim.ExponentialMovingAverage(model, decay=0.9)
+    >>> average.update_parameters(model)
+    >>> (average.module.weight == model.weight).item()
+    True
     """
 
     def __init__(self, model: Any, decay: float = 0.999, *, use_buffers: bool = False) -> None:

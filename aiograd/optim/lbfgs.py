@@ -2,7 +2,7 @@
 
 Note [All or nothing]
     A step evaluates the closure at several points, so parameters move while it runs. One that fails or is cancelled puts them back to where
-    they were, and the state stays that of the last complete step.
+    they were, and the state stays as after the last complete step.
 
 Source: Liu and Nocedal, On the limited memory BFGS method (1989); stopping rules and options as in ``torch.optim.LBFGS``.
 """
@@ -46,6 +46,18 @@ class LBFGS(Optimizer):
 
     Raises:
         ArgumentError: an option that makes no sense, several groups or dtypes.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
+    >>> async def closure():
+    ...     optimizer.zero_grad()
+    ...     loss = ((p - 3) ** 2).sum()
+    ...     await loss.backward()
+    ...     return loss
+    >>> (await optimizer.step(closure)).detach()
+    tensor(5.)
+    >>> p.detach()
+    tensor([3.       , 3.0000002])
     """
 
     def __init__(
@@ -83,6 +95,18 @@ class LBFGS(Optimizer):
 
         Raises:
             ArgumentTypeError: no closure, or one that returns no number. Exceptions of the closure pass through.
+
+        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
+        >>> async def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = ((p - 3) ** 2).sum()
+        ...     await loss.backward()
+        ...     return loss
+        >>> (await optimizer.step(closure)).detach()
+        tensor(5.)
+        >>> p.detach()
+        tensor([3.       , 3.0000002])
         """
         if not callable(closure):
             raise ArgumentTypeError(f"LBFGS.step: expected a closure that computes the loss, found {type(closure).__name__}")
@@ -108,6 +132,18 @@ class LBFGS(Optimizer):
             The result of `step`.
 
         Cancelled, as `step`.
+
+        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
+        >>> async def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = ((p - 3) ** 2).sum()
+        ...     await loss.backward()
+        ...     return loss
+        >>> (await optimizer.astep(closure)).detach()
+        tensor(5.)
+        >>> p.detach()
+        tensor([3.       , 3.0000002])
         """
         return await self.step(closure)
 

@@ -27,7 +27,7 @@ class OneCycleLR(LRScheduler):
     """From ``max_lr / div_factor`` up to `max_lr`, down again, and on to a `final_div_factor`-th of the start, within `total_steps` steps.
 
     Args:
-        optimizer: whose groups' ``lr`` to set, and their ``momentum``, or first of ``betas``.
+        optimizer: the optimizer; of each group the ``lr`` is set, and ``momentum`` or the first of ``betas``.
         max_lr: the highest rate; one for all groups, or one each.
         total_steps: how many steps the cycle takes; or `epochs` times `steps_per_epoch`.
         pct_start: the part of it in which the rate rises.
@@ -40,6 +40,11 @@ class OneCycleLR(LRScheduler):
 
     Raises:
         ArgumentError: an argument that makes no sense, or no momentum to cycle.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0, momentum=0.9)
+    >>> scheduler = ag.optim.OneCycleLR(optimizer, max_lr=1.0, total_steps=5)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.9505, 0.6113, 0.1883, 0.0001]
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Optimizer: parameters in groups, the state of each, and the step that updates them in place.
 
-Note [What a step is]
+Note [A step]
     A step reads gradients and writes the memory of the parameters, outside of any graph, and counts as a modification: backward through a
     graph that has saved the old values is an error that says so. It is synchronous and takes about as long as reading the parameters
     once or twice; `Optimizer.astep` does the same on the engine's executor, for models so large that the event loop should not wait.
@@ -8,12 +8,12 @@ Note [What a step is]
 Note [Arrays in a line]
     For small parameters the cost of a step is not arithmetic but calls. So the small ones of a group that stand at the same step are
     copied next to each other, with their gradients and state (which stays there), and updated by one call. Every formula is
-    elementwise, so the bits are those of separate calls. See `aiograd.optim.packing`.
+    elementwise, so the bits are the same as of separate calls. See `aiograd.optim.packing`.
 
 Rejected: compiling the formulas for each set of shapes; keeping the parameters themselves in one buffer (modules, checkpoints and users
 replace and share them as they like).
 
-Source: semantics, defaults and the layout of state dicts are those of ``torch.optim``.
+Source: semantics, defaults and the layout of state dicts are the same as in ``torch.optim``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like as zeros_of
+from aiograd.optim.gradients import Gradients, Pair, by_parameter, with_gradients
 from aiograd.optim.packing import PACKED_SIZE, Pack
 from aiograd.running import tracing
-from aiograd.running.caller import is_awaited, type_found
+from aiograd.running.caller import is_awaited
 from aiograd.running.devices import UpdatesParameters, device, device_name_of
 from aiograd.running.modes import current_mode, tell_compiler
 from aiograd.running.offloading import offload
@@ -43,9 +44,6 @@ from aiograd.tensors.inplace import write
 from aiograd.tensors.tensor import Tensor
 
 Group = dict[str, Any]
-Pair = tuple[Tensor, Any]
-#: by parameter, or one for each parameter in order; None for one without
-Gradients = Mapping[Tensor, Any] | Sequence[Any]
 Member = tuple[Tensor, Any, dict[str, Any]]
 
 
@@ -64,7 +62,7 @@ class _Options(dict[str, Any]):
 
 
 class Optimizer:
-    """Base of optimizers. A subclass says what a parameter's state is and how an update is computed.
+    """Base of optimizers. A subclass defines the state of a parameter and the formula of an update.
 
     Args:
         params: Tensors to update, or groups: dicts with ``params`` and options that differ from the defaults.
@@ -73,9 +71,13 @@ class Optimizer:
     Raises:
         ArgumentError: no parameters, one given twice, or one that is no leaf.
         ArgumentTypeError: one Tensor instead of several.
+
+    >>> optimizer = ag.optim.Adam(ag.nn.Linear(3, 1).parameters(), lr=0.1)
+    >>> isinstance(optimizer, ag.optim.Optimizer), optimizer.param_groups[0]["lr"]
+    (True, 0.1)
     """
 
-    #: True if a step updates each element of a parameter from that of its gradient and state, so that parts of parameters can be updated
+    #: True if a step updates each element of a parameter from the same element of its gradient and state, so that parts of parameters can be updated
     is_elementwise: ClassVar[bool] = False
     #: options of a group by name; an optimizer reads them at every step, so they may be changed in between
     param_groups: list[Group]
@@ -104,7 +106,7 @@ class Optimizer:
         """Update more parameters, with options of their own.
 
         Args:
-            group: ``params`` (a Tensor or an iterable of them) and options; what is not given is as in the defaults.
+            group: ``params`` (a Tensor or an iterable of them) and options; the defaults serve for all others.
 
         Raises:
             ArgumentError: a parameter twice, an unknown option, or no parameters.
@@ -161,7 +163,7 @@ class Optimizer:
 
         Args:
             gradients: gradients in place of the parameters' ``grad``: a mapping by parameter, as a distributed context has it, or one for each
-                parameter, in order, as `aiograd.grad` returns them. A parameter whose gradient is missing or None is not updated.
+                parameter, in order, as `aiograd.grad` returns them. A parameter without a gradient, or with None, is not updated.
 
         Raises:
             ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters, or the call is awaited; no parameter has changed.
@@ -183,13 +185,20 @@ class Optimizer:
 
         Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
         `ModifiedError`. A step that is cancelled before it has begun is not taken; once begun it is carried out to its end, never left half
-        done, and the next `step` or `state_dict` waits for that. The gradients are those of the moment of the call.
+        done, and the next `step` or `state_dict` waits for that. The gradients are read at the moment of the call.
 
         Args:
             gradients: as in `step`.
 
         Raises:
             ArgumentError, ArgumentTypeError: as `step`.
+
+        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> optimizer = ag.optim.SGD([p], lr=0.1)
+        >>> await (p * p).sum().backward()
+        >>> await optimizer.astep()
+        >>> p.detach()
+        tensor([0.8, 1.6])
         """
         trace = current_mode().trace
         if trace is not None:
@@ -208,8 +217,9 @@ class Optimizer:
 
     def _collected(self, gradients: Gradients | None) -> list[list[Pair]]:
         if gradients is not None:
-            gradients = self._by_parameter(gradients)
-        collected = [_pairs(group["params"], gradients) for group in self.param_groups]
+            params = [p for group in self.param_groups for p in group["params"]]
+            gradients = by_parameter(f"{type(self).__name__}.step(gradients)", gradients, params)
+        collected = [with_gradients(group["params"], gradients) for group in self.param_groups]
         if gradients is None and not self._knows_gradients:
             self._knows_gradients = True
             if not any(collected):
@@ -220,23 +230,6 @@ class Optimizer:
                     stacklevel=3,
                 )
         return collected
-
-    def _by_parameter(self, gradients: Gradients) -> Mapping[Tensor, Any]:
-        """Gradients in either form as a mapping."""
-        name = type(self).__name__
-        if isinstance(gradients, Mapping):
-            return gradients
-        if not isinstance(gradients, Sequence) or isinstance(gradients, (str, TensorCore)):
-            raise ArgumentTypeError(
-                f"{name}.step(gradients): expected a mapping by parameter or a sequence with one gradient per parameter, found "
-                f"{type_found(gradients)}"
-            )
-        params = [p for group in self.param_groups for p in group["params"]]
-        if len(gradients) != len(params):
-            raise ArgumentError(
-                f"{name}.step(gradients): got {len(gradients)} gradients for {len(params)} parameters; give one for each, in order, or None"
-            )
-        return dict(zip(params, gradients, strict=True))
 
     def _run(self, collected: list[list[Pair]], withdrawn: Sequence[bool] = ()) -> None:
         with self._lock:
@@ -266,7 +259,7 @@ class Optimizer:
                 else:
                     self._update_here(p, grad, group, key, state, names, batch)
                 counter_of(p)[0] += 1
-        finally:  # whose step is counted is updated
+        finally:  # a parameter with a counted step is updated
             batch.run()
         for (name, _, key), members in elsewhere.items():
             self._update_on_device(name, members, group, key, names)
@@ -321,7 +314,7 @@ class Optimizer:
         return zeros_of(parameter)
 
     def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
-        """Count the step in the state; returns what the formula needs to know of it."""
+        """Count the step in the state; returns the numbers of it that the formula needs."""
         raise NotImplementedError
 
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:
@@ -426,27 +419,3 @@ class Optimizer:
             options = ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
             lines.append(f"  group {i}: {len(group['params'])} parameters, {options}")
         return f"{type(self).__name__}(\n" + "\n".join(lines) + "\n)"
-
-
-def _pairs(params: list[Tensor], gradients: Mapping[Tensor, Any] | None) -> list[Pair]:
-    """Parameters that have a gradient, with its array."""
-    pairs: list[Pair] = []
-    for p in params:
-        if gradients is not None:
-            grad: Any = gradients.get(p)
-            if grad is not None:
-                _check_gradient(p, grad)
-        else:
-            node: Any = p._node
-            grad = p.grad if node is None or node.is_hidden else node.grad
-        if grad is not None:
-            pairs.append((p, grad._data if isinstance(grad, TensorCore) else grad))
-    return pairs
-
-
-def _check_gradient(p: Tensor, grad: Any) -> None:
-    if not hasattr(grad, "shape"):
-        found = type(grad).__name__
-        raise ArgumentTypeError(f"step(gradients): the gradient of a parameter of shape {list(p.shape)} is a {found}; expected a Tensor")
-    if tuple(grad.shape) != p.shape:
-        raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")

@@ -46,7 +46,7 @@ class Pack:
             self.places.append((self.parameter[part].reshape(p.shape), self.gradient[part].reshape(p.shape)))
 
     def holds(self, members: list[Any], names: tuple[str, ...]) -> bool:
-        """True if the pack is of exactly these members, whose state is still where it was put."""
+        """True if the pack is of exactly these members, and their state is still in its place."""
         if len(members) != len(self._tensors) or names != self._names:
             return False
         for (p, _, state), tensors in zip(members, self._tensors, strict=True):

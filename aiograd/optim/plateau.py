@@ -14,10 +14,10 @@ from aiograd.running.modes import current_mode
 class ReduceLROnPlateau:
     """Multiply the rates by `factor` when the measure given to `step` has not got better for more than `patience` steps.
 
-    It depends on what is measured, not on the number of steps alone: so it is no `LRScheduler`, and no part of a `SequentialLR`.
+    It depends on measurements, not on the number of steps alone: so it is no `LRScheduler`, and no part of a `SequentialLR`.
 
     Args:
-        optimizer: whose groups' ``lr`` to reduce.
+        optimizer: the optimizer; the ``lr`` of its groups is reduced.
         mode: "min" where less is better, "max" where more is.
         factor: below 1.
         patience: how many steps without improvement are tolerated.
@@ -29,6 +29,13 @@ class ReduceLROnPlateau:
 
     Raises:
         ArgumentError: an argument that makes no sense.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.ReduceLROnPlateau(optimizer, patience=1)
+    >>> for loss in (3.0, 3.0, 3.0):
+    ...     scheduler.step(loss)
+    >>> scheduler.get_last_lr()
+    [0.1]
     """
 
     def __init__(

@@ -2,10 +2,10 @@
 
 Note [Closed forms]
     A schedule is a function of the base rate and the number of steps taken, so any step can be computed from nothing, and schedules
-    can follow each other (`SequentialLR`) without undoing what the one before did. A rate that was changed by hand in between is
+    can follow each other (`SequentialLR`) without undoing the work of the one before. A rate that was changed by hand in between is
     overwritten at the next step; to change it for good, change ``base_lrs``.
 
-Source: names and arguments are those of ``torch.optim.lr_scheduler``.
+Source: names and arguments as in ``torch.optim.lr_scheduler``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ class LRScheduler:
     """Base of schedules: sets the rate of every group when made and at each `step`.
 
     Args:
-        optimizer: whose groups' ``lr`` to set; what it is now is the base rate.
+        optimizer: the optimizer; the present ``lr`` of each group is its base rate.
+
+    >>> class HalfTheRate(ag.optim.LRScheduler):
+    ...     def lr_at(self, base_lr, epoch, group):
+    ...         return base_lr if epoch < 2 else base_lr / 2
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = HalfTheRate(optimizer)
+    >>> scheduler.step()
+    >>> scheduler.step()
+    >>> scheduler.get_last_lr()
+    [0.5]
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -104,6 +114,11 @@ class StepLR(LRScheduler):
 
     Raises:
         ArgumentError: `step_size` is below 1.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.StepLR(optimizer, step_size=2)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 1.0, 0.1, 0.1, 0.01]
     """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
@@ -124,6 +139,11 @@ class MultiStepLR(LRScheduler):
         optimizer: the optimizer.
         milestones: numbers of steps.
         gamma: the factor.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.MultiStepLR(optimizer, milestones=[1, 3])
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.1, 0.1, 0.01, 0.01]
     """
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
@@ -141,6 +161,11 @@ class ExponentialLR(LRScheduler):
     Args:
         optimizer: the optimizer.
         gamma: the factor.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.ExponentialLR(optimizer, gamma=0.5)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.5, 0.25, 0.125, 0.0625]
     """
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
@@ -161,6 +186,11 @@ class CosineAnnealingLR(LRScheduler):
 
     Raises:
         ArgumentError: `T_max` is below 1.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.CosineAnnealingLR(optimizer, T_max=4)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.8536, 0.5, 0.1464, 0.0]
     """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
@@ -185,6 +215,11 @@ class LinearLR(LRScheduler):
 
     Raises:
         ArgumentError: numbers out of these ranges.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.LinearLR(optimizer, start_factor=0.25, total_iters=3)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [0.25, 0.5, 0.75, 1.0, 1.0]
     """
 
     def __init__(self, optimizer: Optimizer, start_factor: float = 1.0 / 3.0, end_factor: float = 1.0, total_iters: int = 5) -> None:
@@ -208,6 +243,11 @@ class LambdaLR(LRScheduler):
 
     Raises:
         ArgumentError: neither one function nor one for each group.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch))
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.5, 0.3333, 0.25, 0.2]
     """
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]) -> None:
@@ -234,6 +274,11 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     Raises:
         ArgumentError: a number below 1.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> scheduler = ag.optim.CosineAnnealingWarmRestarts(optimizer, T_0=2)
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [1.0, 0.5, 1.0, 0.5, 1.0]
     """
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
@@ -257,12 +302,19 @@ class SequentialLR(LRScheduler):
     """One schedule after the other, each from its own start.
 
     Args:
-        optimizer: that of all the schedules.
+        optimizer: the optimizer of all the schedules.
         schedulers: in order.
         milestones: at which step each but the first begins, ascending.
 
     Raises:
         ArgumentError: milestones that do not fit, or schedules of another optimizer.
+
+    >>> optimizer = ag.optim.SGD([ag.zeros(2, requires_grad=True)], lr=1.0)
+    >>> warmup = ag.optim.LinearLR(optimizer, start_factor=0.5, total_iters=2)
+    >>> decay = ag.optim.ExponentialLR(optimizer, gamma=0.5)
+    >>> scheduler = ag.optim.SequentialLR(optimizer, [warmup, decay], milestones=[2])
+    >>> [round(scheduler.lr_at(1.0, epoch, 0), 4) for epoch in range(5)]
+    [0.5, 0.75, 1.0, 0.5, 0.25]
     """
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:

@@ -13,7 +13,8 @@ import numpy as np
 from aiograd.errors import ArgumentError
 from aiograd.kernels.optimizer import sgd
 from aiograd.kernels.pool import KernelBatch
-from aiograd.optim.optimizer import Group, Optimizer, Pair
+from aiograd.optim.gradients import Pair
+from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.tensors.tensor import Tensor
 
 #: up to how many elements the plain rule is two calls of numpy
@@ -34,6 +35,13 @@ class SGD(Optimizer):
 
     Raises:
         ArgumentError: an option that makes no sense.
+
+    >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> optimizer = ag.optim.SGD([p], lr=0.1)
+    >>> await (p * p).sum().backward()
+    >>> optimizer.step()
+    >>> p.detach()
+    tensor([0.8, 1.6])
     """
 
     is_elementwise = True

@@ -20,7 +20,7 @@ from aiograd.tensors.core import TensorCore
 
 
 class ParallelMap(Function):
-    """The one node: its arguments are those of all calls, and what the function depends on besides."""
+    """The one node of all calls: its arguments are the arguments of every call, and the other Tensors that the function depends on."""
 
     @staticmethod
     def forward(ctx: Any, runs: Sequence[IsolatedContext], outputs: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
@@ -58,25 +58,31 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
     The result can be differentiated once. Where a call has called other workers with what requires grad, the calls are an ordinary part of the graph
     instead, which `Context.backward` takes through these workers; their backward overlaps all the same.
 
-    Cancelling cancels the calls and waits for those that are ``async def``, for the engine's `cancel_grace` at most; so it goes for the others where
-    one raises, and its error is raised.
+    Cancelling cancels the calls and waits for the ``async def`` ones, for the engine's `cancel_grace` at most. If a call raises, the other calls are
+    cancelled likewise, and its error is raised.
 
     Args:
         fn: a `Function` class, or a callable on Tensors, ``def`` (runs on the executor) or ``async def`` (on the loop).
-        args_per_call: one tuple of arguments per call, all of the same length; what is no Tensor passes through.
+        args_per_call: one tuple of arguments per call, all of the same length; values that are no Tensors pass through.
 
     Returns:
-        One tuple of outputs per call, in the order of the calls; whatever is no tuple or list is a tuple of one. Outputs may be nested in tuples,
-        lists and dicts.
+        One tuple of outputs per call, in the order of the calls; a result that is no tuple or list is a tuple of one. Outputs may be nested in
+        tuples, lists and dicts.
 
     Raises:
-        ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. Whatever a call raises.
+        ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. The error of a call.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> (y,), (z,) = await ag.parallel.map_with_parallel_backward(lambda x: x * x, (x,), (x + 1,))
+    >>> await (y + z).sum().backward()
+    >>> x.grad
+    tensor([ 6., 10.])
     """
     calls = [tuple(args) for args in args_per_call]
     if len({len(args) for args in calls}) > 1:
         lengths = ", ".join(str(len(args)) for args in calls)
         raise ArgumentError(f"All input sets must have the same number of arguments, found {lengths}")
-    numbers = [_next_sequence() for _ in calls]  # lower than those of what the calls record
+    numbers = [_next_sequence() for _ in calls]  # lower than the numbers of the nodes that the calls record
     done = await together([isolate(fn, *args) for args in calls])
     runs = [context for context, _ in done]
     outputs = [outputs for _, outputs in done]

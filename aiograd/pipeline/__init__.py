@@ -1,10 +1,10 @@
-"""Pipelines: stages of a model on several ranks, microbatches that pass through them, and schedules that say who does what when.
+"""Pipelines: stages of a model on several ranks, microbatches that pass through them, and schedules with the actions of each rank in order.
 
 ============================  =============================================================================================
-`schedule`                    who does what when, as data: made by name or searched for, checked, timed, drawn
-`step`                        one step in one process: stages, what passes between them, gradients that add up
+`schedule`                    the actions of each rank, as data: made by name or searched for, checked, timed, drawn
+`step`                        one step in one process: stages, messages between them, sums of gradients
 `run`                         all that waits on an event loop: pipelines, in one process and over workers
-`backward`, `tree`            the backward pass of a stage, whole or in two halves, for those who run stages by themselves
+`backward`, `tree`            the backward pass of a stage, whole or in two halves, for code that runs stages by itself
 `microbatch`                  batches in pieces
 ============================  =============================================================================================
 """

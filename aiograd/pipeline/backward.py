@@ -1,7 +1,7 @@
-"""Backward through one stage of a pipeline: whole, or the gradients of its inputs first and those of its weights later.
+"""Backward through one stage of a pipeline: whole, or the gradients of its inputs first and of its weights later.
 
-The halves are passes of the engine (`aiograd.engine.split_backward`); here is what surrounds them: nested outputs and gradients, gradients lined up
-with inputs, and errors that say what the stage was given.
+The halves are passes of the engine (`aiograd.engine.split_backward`); here is the code around them: nested outputs and gradients, gradients lined up
+with inputs, and errors that name the stage's arguments.
 
 Source: PyTorch ``distributed/pipelining/_backward.py``.
 """
@@ -25,7 +25,7 @@ from aiograd.tensors.passes import edge_of, roots_and_seeds
 
 
 async def stage_backward(stage_output: Any, output_grads: Any, input_values: Sequence[Any]) -> tuple[Any, ...]:
-    """Backward through a stage: gradients are added to every leaf, and those of the inputs are handed out.
+    """Backward through a stage: gradients are added to every leaf, and the inputs' gradients are returned.
 
     Args:
         stage_output: the outputs of the stage: a Tensor, or nested tuples, lists and dicts of Tensors and anything else. A GradientEdge may stand for
@@ -39,7 +39,7 @@ async def stage_backward(stage_output: Any, output_grads: Any, input_values: Seq
         several times has its gradient at the first place.
 
     Raises:
-        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
+        StageBackwardError: the backward failed; the cause is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
             pass.
     """
     try:
@@ -60,7 +60,7 @@ async def stage_backward_input(
         outputs: as `stage_output` of `stage_backward`; a list of Tensors, or a loss.
         output_grads: as for `stage_backward`; None: ones for every output.
         inputs: the arguments that the stage was called with, in order.
-        weights: the parameters of the stage. Those that are no leaves that require grad are skipped.
+        weights: the parameters of the stage. Tensors other than leaves that require grad are skipped.
         retain_graph: free nothing.
 
     Returns:
@@ -68,7 +68,7 @@ async def stage_backward_input(
         them up; and the groups, in the order of `weights`.
 
     Raises:
-        StageBackwardError: whatever went wrong, which is chained; no gradient has changed. Cancelling stops the pass.
+        StageBackwardError: the backward failed; the cause is chained; no gradient has changed. Cancelling stops the pass.
     """
     try:
         return await _first_half(outputs, output_grads, _inputs(inputs), _leaves(weights), retain_graph)
@@ -82,15 +82,16 @@ async def stage_backward_weight(
     """The second half of a backward pass: gradients of the weights, all committed at once.
 
     Args:
-        weights: whose gradients are wanted: those of `stage_backward_input`, or the weights of some of its groups only; other groups stay for later.
+        weights: the weights with wanted gradients: all that `stage_backward_input` took, or the weights of some of its groups; other groups stay for
+        later.
         param_groups: the results of `stage_backward_input` for one or several microbatches. They are emptied.
         retain_graph: leave the groups as they are, for another pass.
 
     Returns:
-        The ``grad`` of each weight, in order; None for what is no Tensor or has none.
+        The ``grad`` of each weight, in order; None for a value that is no Tensor or has no gradient.
 
     Raises:
-        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
+        StageBackwardError: the backward failed; the cause is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
             pass.
     """
     listed: Any = weights
@@ -211,7 +212,7 @@ def _ones(output: Any) -> Any:
     """A gradient of ones for every Tensor of `output`, nested as it is.
 
     Raises:
-        ArgumentError: a GradientEdge is among them, whose values are not known.
+        ArgumentError: a GradientEdge is among them; its values are not known.
     """
     if isinstance(output, GradientEdge):
         raise ArgumentError("a GradientEdge as an output requires output gradients: pass the gradient of each output")
@@ -241,7 +242,7 @@ def _add_grad(tensor: TensorCore, grad: Any) -> None:
 
 
 def _retain(tensor: TensorCore) -> Node | None:
-    """Let a non-leaf keep its gradient; returns the node at which that arrives, None where it keeps it anyway."""
+    """Make a non-leaf retain its gradient; returns the node where the gradient arrives, None if it is retained already."""
     if tensor.retains_grad:
         return None
     tensor.retain_grad()
@@ -254,7 +255,7 @@ def _stop_retaining(tensor: TensorCore, node: Node) -> None:
 
 
 def _watch(groups: list[ParameterGroup], grads: list[Any]) -> None:
-    """Note in each group the gradients in the caller's hands whose memory it still needs, each with its version."""
+    """Note in each group the gradients that the caller has and that share memory with the group's arrays, each with its version."""
     given = [grad for grad in grads if grad is not None and isinstance(grad._data, np.ndarray)]
     for group in groups:
         kept = [term.grad for term in group.terms]
@@ -268,7 +269,7 @@ def _watch(groups: list[ParameterGroup], grads: list[Any]) -> None:
 
 
 def _may_share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """As numpy's, which takes ten times as long; it need not be asked about an array and itself, nor about two that own their memory."""
+    """As `numpy.may_share_memory`, which takes ten times as long: quick answers for an array and itself, and for two arrays that own their memory."""
     return one is other or ((one.base is not None or other.base is not None) and np.may_share_memory(one, other))
 
 

@@ -1,7 +1,7 @@
 """Microbatches: a batch in pieces for the pipeline, and results put together again.
 
-Every Tensor (or array) of nested arguments is split along its first axis, as evenly as it goes; everything else is the same for each microbatch.
-Where that is not what is meant, a spec says so: one for an argument as a whole, or nested as the argument is.
+Every Tensor (or array) of nested arguments is split along its first axis, as evenly as it goes; everything else is the same for each microbatch. A
+spec asks for another way: one for an argument as a whole, or nested as the argument is.
 
 Source: PyTorch ``distributed/pipelining/microbatch.py``.
 """
@@ -36,7 +36,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """The value is the same for every microbatch; of results, that of the first is taken."""
+    """The value is the same for every microbatch; of results, the first microbatch's is taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def split_microbatches(
     arg_specs: Sequence[Any] | None = None,
     kwarg_specs: Mapping[str, Any] | None = None,
 ) -> list[Call]:
-    """Split the arguments of a call into those of microbatches; pieces of Tensors are views of them.
+    """Split the arguments of a call into arguments for microbatches; pieces of Tensors are views of them.
 
     Args:
         args, kwargs: of the whole batch: nested tuples, lists and dicts.
@@ -116,8 +116,8 @@ def microbatches_of(
 
     Raises:
         ArgumentError: the batch was given whole and in pieces, or not in `count` pieces. ArgumentTypeError: a wrong container.
-        MicrobatchError: a Tensor has fewer rows than there are microbatches, or rows that do not go with those of the others: a target has as many
-            as an argument, and arguments with different numbers of them all split evenly.
+        MicrobatchError: a Tensor has fewer rows than there are microbatches, or a number of rows that does not go with the others': a target has as
+            many as an argument, and arguments with different numbers of them all split evenly.
     """
     for given, is_whole, name, what in (
         (arg_mbs, bool(args), "arg_mbs", "positional arguments of the whole batch"),
@@ -158,8 +158,8 @@ def merge_microbatches(results: Sequence[Any], spec: Any = None) -> Any:
         The whole, nested as a result is.
 
     Raises:
-        MicrobatchError: what is no Tensor differs between microbatches, or they are nested differently. ArgumentError: there are none, or a spec
-            does not fit.
+        MicrobatchError: a value that is no Tensor differs between microbatches, or they are nested differently. ArgumentError: there are none, or a
+            spec does not fit.
     """
     if not results:
         raise ArgumentError("merging the results of microbatches: there are none")
@@ -168,7 +168,7 @@ def merge_microbatches(results: Sequence[Any], spec: Any = None) -> Any:
 
 # -------------------------------------------------------------------- nested values
 
-#: a value, its spec, and what it is called in messages
+#: a value, its spec, and its name in messages
 _Part = tuple[Any, Any, str]
 
 
@@ -229,7 +229,7 @@ def _rebuilt(value: Any, items: list[Any]) -> Any:
 
 
 def _rows(parts: list[_Part]) -> list[tuple[str, int]]:
-    """Everything that is split, in order: what it is called, and how many rows it has."""
+    """Everything that is split, in order: its name in messages, and its number of rows."""
     found: list[tuple[str, int]] = []
     for value, spec, place in parts:
         if isinstance(value, (tuple, list, Mapping)):

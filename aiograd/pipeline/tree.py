@@ -14,7 +14,7 @@ def differentiable_outputs(output: Any, grad: Any) -> tuple[list[Any], list[Any]
     """The Tensors and GradientEdges in `output` that lead anywhere, and the gradient of each (a Tensor or None).
 
     Both are nested tuples, lists and dicts (str keys) of the same shape; a tuple may stand for a list. None in the place of a nested gradient leaves
-    out all that it belongs to. Tensors outside of any graph, and whatever is no Tensor, are left out.
+    out all that it belongs to. Tensors outside of any graph, and other values, are left out.
 
     Raises:
         ArgumentTypeError, ArgumentError: `grad` does not fit; the message says where.

@@ -1,15 +1,13 @@
-"""Chrome traces: the JSON that Perfetto and ``chrome://tracing`` draw, built, read and merged.
+"""Chrome traces of profiles, built, read and merged; `aiograd.running.chrome_trace` has their form.
 
 Note [Lanes]
-    A viewer draws one row per thread and wants what is in a row to nest. Tasks of one thread overlap, so each thread gets as many rows
+    A viewer draws one row per thread and expects the events of a row to nest. Tasks of one thread overlap, so each thread gets as many rows
     (lanes, by their ``tid``) as it ever had tasks at the same time; a task stays in its lane, and one that begins when another
     has ended takes over its place.
 
 Note [One clock for several processes]
     Times in a trace count from the moment its profile was made; ``otherData`` keeps that moment on the wall clock, and the offset of that
     clock from the common one. `merge_traces` moves every trace by them.
-
-Source: the Trace Event Format (Google, 2016) and what Perfetto makes of it.
 """
 
 from __future__ import annotations
@@ -18,13 +16,11 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
 from aiograd.profiler.event import Event, Track
-
-PathLike: TypeAlias = "str | os.PathLike[str]"
-Trace: TypeAlias = dict[str, Any]
+from aiograd.running.chrome_trace import PathLike, Trace, row_names, trace_of, write_trace
 
 _COUNTER = "loop lag (ms)"
 
@@ -63,9 +59,8 @@ def build_trace(events: Sequence[Event], origin: Origin, *, pid: int, process_na
             flow = {"name": source.operation, "cat": "backward of", "id": flows}
             out.append({"ph": "s", **flow, "ts": _micro(source.start - origin.perf_counter), "pid": pid, "tid": tids[source.track]})
             out.append({"ph": "f", "bp": "e", **flow, **at})
-    out.sort(key=_by_time)
     other = {"clock_origin_unix_us": origin.unix / 1e3, "clock_offset_us": clock_offset * 1e6}
-    return {"traceEvents": [*_names(pid, process_name, [name for name, _ in lanes]), *out], "displayTimeUnit": "ms", "otherData": other}
+    return trace_of(row_names(pid, process_name, [name for name, _ in lanes]), out, other)
 
 
 def merge_traces(
@@ -116,12 +111,7 @@ def merge_traces(
             else:
                 event["ts"] = round(event["ts"] + start - first, 3)
                 events.append(event)
-    events.sort(key=_by_time)
-    merged = {
-        "traceEvents": [*metadata, *events],
-        "displayTimeUnit": "ms",
-        "otherData": {"clock_origin_unix_us": first, "clock_offset_us": 0.0},
-    }
+    merged = trace_of(metadata, events, {"clock_origin_unix_us": first, "clock_offset_us": 0.0})
     if out is not None:
         write_trace(merged, out)
     return merged
@@ -161,16 +151,6 @@ def read_trace(trace: Mapping[str, Any] | PathLike) -> Trace:
         if not isinstance(event.get("dur", 0), (int, float)):
             raise ArgumentError(f"{what}: event {i} has a duration that is no number")
     return dict(data)
-
-
-def write_trace(trace: Mapping[str, Any], path: PathLike) -> None:
-    """Write a trace as JSON, one event to a line."""
-    rest = {key: value for key, value in trace.items() if key != "traceEvents"}
-    with open(path, "w", encoding="utf-8") as file:
-        file.write('{"traceEvents": [\n')
-        for i, event in enumerate(trace["traceEvents"]):
-            file.write((",\n" if i else "") + json.dumps(event, allow_nan=False))
-        file.write("\n]" + "".join(f", {json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in rest.items()) + "}\n")
 
 
 def _arguments(event: Event) -> dict[str, Any]:
@@ -220,21 +200,8 @@ def _lanes(events: Sequence[Event]) -> list[tuple[str, list[Track]]]:
     return lanes
 
 
-def _names(pid: int, process_name: str, lanes: Sequence[str]) -> list[dict[str, Any]]:
-    events = [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": process_name}}]
-    for tid, name in enumerate(lanes, 1):
-        events.append({"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}})
-        events.append({"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}})
-    return events
-
-
 def _micro(nanoseconds: int) -> float:
     return nanoseconds / 1000
-
-
-def _by_time(event: Mapping[str, Any]) -> tuple[float, float]:
-    """An event before what lies inside of it, and before the arrows that end on it."""
-    return event["ts"], -event.get("dur", 0.0) if event["ph"] == "X" else 1.0
 
 
 def _are_ints(event: Mapping[str, Any], *keys: str) -> bool:

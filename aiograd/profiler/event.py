@@ -18,7 +18,15 @@ Track: TypeAlias = tuple[int, int]
 
 
 class Event(NamedTuple):
-    """One thing that took time. Times are nanoseconds of ``time.perf_counter_ns``."""
+    """One thing that took time. Times are nanoseconds of ``time.perf_counter_ns``.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.profiler.profile() as profile:
+    ...     y = x * x
+    >>> event = profile.events[0]
+    >>> event.name, event.category, event.duration > 0
+    ('mul', 'forward', True)
+    """
 
     #: the displayed name: ``mul``, ``MulBackward``, the name of a scope
     name: str
@@ -35,7 +43,7 @@ class Event(NamedTuple):
     #: serial number of the asyncio task, 0 outside of one
     task: int
     task_name: str | None
-    #: of the node that was recorded, or whose rule ran
+    #: of the node that was recorded, or that ran a rule
     sequence_nr: int | None = None
     #: number of the backward pass
     graph_task: int | None = None

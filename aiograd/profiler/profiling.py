@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from aiograd.engine.run import running_loop
 from aiograd.errors import ArgumentError, LoopError
-from aiograd.profiler.chrome_trace import Origin, PathLike, build_trace, write_trace
+from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.event import Event
 from aiograd.profiler.recorder import Recorder
 from aiograd.profiler.table import SortKey, records_of, render
+from aiograd.running.chrome_trace import PathLike, write_trace
 from aiograd.running.modes import ModeScope, current_mode
 
 
@@ -22,6 +23,13 @@ class scope:
 
     Args:
         name: the name in the table and the trace.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.profiler.profile() as profile:
+    ...     with ag.profiler.scope("layer"):
+    ...         y = x * x
+    >>> sorted(event.name for event in profile.events)
+    ['layer', 'mul']
     """
 
     __slots__ = ("_name", "_recorder", "_began")
@@ -74,6 +82,12 @@ class profile(ModeScope):
 
     Raises:
         ArgumentError: `loop_lag` is not above 0. LoopError: on entering, where lag is to be sampled and no event loop is running.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.profiler.profile() as profile:
+    ...     y = x * x
+    >>> [event.name for event in profile.events]
+    ['mul']
     """
 
     def __init__(self, *, shapes: bool = False, memory: bool = False, loop_lag: float | None = None) -> None:
@@ -125,7 +139,7 @@ class profile(ModeScope):
     def table(self, *, sort_by: SortKey = "self", limit: int | None = 30) -> str:
         """The time by operation, as text.
 
-        ``self`` is without what ran inside; waiting for other threads counts as the pass's own. ``share`` is that of ``self``.
+        ``self`` is without what ran inside; waiting for other threads counts as the pass's own. ``share`` is the share of ``self`` in the whole.
 
         Args:
             sort_by: ``name``, ``calls``, ``self``, ``total``, ``forward``, ``backward``, ``mean`` or ``memory``.

@@ -1,6 +1,6 @@
-"""Recorder: what the core calls while a profile is on.
+"""Recorder: its methods are called by the core while a profile is on.
 
-The seam is a handful of methods that come in pairs around what is timed; the core knows the recorder as the mode's ``profiler`` and
+The seam is a handful of methods that come in pairs around the timed work; the core knows the recorder as the mode's ``profiler`` and
 asks for nothing else. They are called from any thread, so they only ever append.
 """
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from aiograd.errors import ArgumentError
-from aiograd.profiler.chrome_trace import PathLike, read_trace
+from aiograd.profiler.chrome_trace import read_trace
 from aiograd.profiler.event import Event
+from aiograd.running.chrome_trace import PathLike
 
 SortKey = Literal["name", "calls", "self", "total", "forward", "backward", "mean", "memory"]
 
@@ -44,7 +45,7 @@ class OperationTotals:
 
     @property
     def calls(self) -> int:
-        """How often it ran forward; for what has no forward, how often at all."""
+        """The number of forward runs; of an operation without a forward, of all runs."""
         return self.forward_calls or self.backward_calls
 
     @property

@@ -4,6 +4,7 @@
 `random`, `devices`        generators and seeds; the seam of devices other than the CPU; `accelerator` is PyTorch's name for them
 `offloading`               synchronous functions on the engine's executor
 `scalars`                  logged values, for CSV, TensorBoard and the dashboard
+`svg`, `chrome_trace`      what pictures and traces of several rooms are written with
 `tracing`, `log_fields`    spans of OpenTelemetry and fields of log records
 `caller`, `progress`, `notebook`, `top_level`    the user's line, a progress bar, display in notebooks, code outside of tasks
 `assembly`, `late`, `lazy`, `trees`, `types`, `version`    how the package is put together, and what it is built from

@@ -158,6 +158,9 @@ class DeviceName(str):
 
     Raises:
         DeviceError: no such device, with the names that exist. ArgumentError: not a device name.
+
+    >>> ag.device("cpu") == "cpu", ag.device("cpu").type
+    (True, 'cpu')
     """
 
     def __new__(cls, name: str, index: int | None = None) -> Self:

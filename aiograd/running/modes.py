@@ -317,6 +317,12 @@ class no_grad(_GradScope):
 
     Args:
         function: the function to decorate, in ``@no_grad`` without parentheses; None: the object is a context manager or a decorator.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.no_grad():
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
     """
 
     _grad = False
@@ -327,6 +333,13 @@ class enable_grad(_GradScope):
 
     Args:
         function: as of `no_grad`.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.no_grad():
+    ...     with ag.enable_grad():
+    ...         y = x * 2
+    >>> y.requires_grad
+    True
     """
 
     _grad = True
@@ -340,6 +353,12 @@ class set_grad_enabled(ModeScope):
 
     Args:
         mode: True: record; False: do not.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.set_grad_enabled(False):
+    ...     y = x * 2
+    >>> y.requires_grad
+    False
     """
 
     def __init__(self, mode: bool) -> None:
@@ -376,6 +395,12 @@ class detect_anomaly(ModeScope):
 
     Args:
         check_nan: raise `NaNGradientError` for a NaN in a gradient. Slow in any case: for debugging.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> with ag.detect_anomaly():
+    ...     await (x * x).sum().backward()
+    >>> x.grad
+    tensor([2., 4.])
     """
 
     def __init__(self, check_nan: bool = True) -> None:

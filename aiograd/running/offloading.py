@@ -67,6 +67,10 @@ async def ready(tree: T) -> T:
 
     Raises:
         The exception of a computation that failed.
+
+    >>> x, more = await ag.ready((ag.tensor(1.0), {"y": ag.tensor(2.0)}))
+    >>> x + more["y"]
+    tensor(3.)
     """
     for tensor in leaves_of(tree, TensorCore):
         await tensor

@@ -163,7 +163,7 @@ def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, np.ndarray[Any, A
 
 
 def _is_of_pytorch(path: Path) -> bool:
-    """True if a file begins as those of ``torch.save`` do: a zip archive, or in old versions a pickle."""
+    """True if a file begins like the files of ``torch.save``: as a zip archive, or in old versions as a pickle."""
     with open(path, "rb") as file:
         return file.read(4) in (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 

@@ -36,10 +36,21 @@ class TrainingState:
             state.save("run.safetensors")
 
     Args:
-        parts: by name, whatever has ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedules, loaders, averages, generators.
+        parts: by name, objects with ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedules, loaders, averages, generators.
 
     Raises:
         ArgumentTypeError: a part without these methods.
+
+    >>> import os, tempfile
+    >>> model = ag.nn.Linear(1, 1, bias=False)
+    >>> state = ag.TrainingState(model=model)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "run.safetensors")
+    ...     state.save(path)
+    ...     _ = ag.nn.init.zeros_(model.weight)
+    ...     state.restore(path)
+    >>> (model.weight == 0).item()
+    False
     """
 
     def __init__(self, **parts: Any) -> None:
@@ -95,6 +106,12 @@ class TrainingState:
 
         Args:
             path: of the file.
+
+        >>> import os, tempfile
+        >>> state = ag.TrainingState(model=ag.nn.Linear(2, 1))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     await state.asave(os.path.join(folder, "run.safetensors"))
+        ...     state.restore(os.path.join(folder, "run.safetensors"))
         """
         await offload(save, map_tree(lambda tensor: tensor.clone(), self.state_dict(), TensorCore), path)
 

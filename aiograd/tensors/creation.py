@@ -82,8 +82,8 @@ def asarray(data: Any, dtype: Any = None, *, device: str | None = None, copy: bo
     Args:
         copy: True always copies, False raises where a copy would be needed, None copies where needed.
         data: a Tensor, an array, a number, or nested lists of numbers.
-        dtype: the dtype; None: that of the data.
-        device: the device; None: that of the data.
+        dtype: the dtype; None: the data's.
+        device: the device; None: the data's.
 
     Returns:
         The Tensor.

@@ -1,7 +1,7 @@
 """Tensor: `TensorCore` with operators and numpy's protocols.
 
-Operators use the calls of `aiograd.tensors.unrolled`. The other methods that compute are the public functions, put on Tensor by
-`aiograd.array_functions.methods`; only a type checker sees them as a base class.
+Operators use the calls of `aiograd.tensors.unrolled`. The other methods that compute are the public functions, which
+`aiograd.array_functions.methods` puts on the base class `TensorMethods`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,13 @@ from aiograd.tensors.conversions import TensorConversions
 from aiograd.tensors.core import TENSOR_CLASS, TensorCore, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
+from aiograd.tensors.methods import TensorMethods
 from aiograd.tensors.record import call
 from aiograd.tensors.size import TensorSize
 from aiograd.tensors.transfer import index_there, to_device
 from aiograd.tensors.unrolled import binary, getitem, unary
 
 _row = ROWS.__getitem__
-
-if TYPE_CHECKING:
-    from aiograd.array_functions.methods import TensorMethods
-else:
-    TensorMethods = type("TensorMethods", (), {"__slots__": ()})  # `aiograd.array_functions` puts the methods on Tensor
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -73,10 +69,18 @@ def _numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
     return result
 
 
-class Tensor(TensorMethods, TensorConversions):
+class Tensor(TensorMethods["Tensor"], TensorConversions):
     """An array that records the operations on it, so that gradients can be computed; made by `aiograd.tensor` and operations.
 
     Attributes: ``shape ndim size dtype device T mT requires_grad grad grad_fn is_leaf``. ``await t`` waits until its data has been computed.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> x
+    tensor([1., 2.], requires_grad=True)
+    >>> loss = (x * x).sum()
+    >>> await loss.backward()
+    >>> loss.item(), x.grad
+    (5.0, tensor([2., 4.]))
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""Tools to test async code that uses aiograd: a virtual clock, leak checks, and a device and a network that fail on demand.
+"""Tools to test async code that uses aiograd: a virtual clock, leak checks, and a network that fails on demand.
 
 The pytest fixtures are in the module ``pytest_aiograd`` beside the package: testing without pytest works too.
 """
@@ -12,8 +12,6 @@ from aiograd.testing.clock import DeadlockError, SimulatedLoop
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.leaks import LeakCheck, LeakError, Leaks
 from aiograd.testing.simulation import Simulation, simulated_run
-from aiograd.testing.toy_array import ToyArray
-from aiograd.testing.toy_device import ToyDevice, ToyError, ToyMemoryError, ToyStatistics
 
 if TYPE_CHECKING:
     from aiograd.testing.network import Faults, HostKilledError, LinkStatistics, SimulatedNetwork, SimulatedTransport
@@ -37,10 +35,5 @@ __all__ = [
     "SimulatedNetwork",
     "SimulatedTransport",
     "Simulation",
-    "ToyArray",
-    "ToyDevice",
-    "ToyError",
-    "ToyMemoryError",
-    "ToyStatistics",
     "simulated_run",
 ]

@@ -1,13 +1,13 @@
-"""SVG text: the layout drawn, with type that can be read and nothing to load."""
+"""Graphs and programs as SVG text: the layout drawn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from aiograd.compiler.program import Program
+from aiograd.running.svg import svg_document, svg_text, text_width
 from aiograd.viz.layout import LAYER_GAP, Point, lay_out
 from aiograd.viz.picture import Box, Kind, Picture, Roots, picture_of, program_picture, shortened
 
@@ -42,14 +42,9 @@ _NODE_STYLES: dict[Kind, _NodeStyle] = {
 }
 
 _CLASS = "aiograd-graph"
-#: each rule names the picture's class, so that it reaches into no other picture of a page
-_STYLE = "".join(
-    f".{_CLASS} {rule}"
-    for rule in (
-        "text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;text-anchor:middle}",
-        f".t{{font-size:{TITLE_SIZE:g}px;font-weight:600}}", f".l{{font-size:{LINE_SIZE:g}px}}",
-        ".a{fill:none;stroke:#6e7781;stroke-width:1.25}", ".h{fill:#6e7781}", f".e{{font-size:{LABEL_SIZE:g}px;fill:#57606a}}",
-    )
+_RULES = (
+    "text{text-anchor:middle}", f".t{{font-size:{TITLE_SIZE:g}px;font-weight:600}}", f".l{{font-size:{LINE_SIZE:g}px}}",
+    ".a{fill:none;stroke:#6e7781;stroke-width:1.25}", ".h{fill:#6e7781}", f".e{{font-size:{LABEL_SIZE:g}px;fill:#57606a}}",
 )  # fmt: skip
 
 
@@ -126,18 +121,13 @@ def _picture_svg(picture: Picture, title: str) -> SvgText:
         stops = [arrow.source, arrow.target]
         if arrow.label:  # a label is a box on the arrow's way, so nothing is drawn over it
             stops.insert(1, len(sizes))
-            sizes.append((_width(arrow.label, LABEL_SIZE) + 6, LABEL_SIZE + 2))
+            sizes.append((text_width(arrow.label, LABEL_SIZE) + 6, LABEL_SIZE + 2))
         parts.append([*range(len(joined), len(joined) + len(stops) - 1)])
         joined += pairwise(stops)
         pulls += [pull, 1.0][: len(stops) - 1]
     layout = lay_out(sizes, joined, pulls, LABELLED_GAP if labels else LAYER_GAP)
     width, height = layout.width + 2 * MARGIN, layout.height + 2 * MARGIN
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width:.0f}" height="{height:.0f}" '
-        f'viewBox="0 0 {width:.1f} {height:.1f}" role="img">',
-        f"<title>{title}: {len(boxes)} nodes</title><style>{_STYLE}</style>",
-        f'<rect width="100%" height="100%" fill="#ffffff"/><g transform="translate({MARGIN:g} {MARGIN:g})">',
-    ]
+    out = [f'<g transform="translate({MARGIN:g} {MARGIN:g})">']
     for numbers in parts:
         *ways, (*points, tip) = [layout.ways[number] for number in numbers]
         line = "".join(map(_curve, [*ways, [*points, (tip[0], tip[1] - HEAD[1])]]))
@@ -145,27 +135,14 @@ def _picture_svg(picture: Picture, title: str) -> SvgText:
     for box, size, centre in zip(boxes, sizes, layout.centres, strict=False):
         out.append(_draw(box, size, centre))
     for label, (x, y) in zip(labels, layout.centres[len(boxes) :], strict=True):
-        out.append(f'<text class="e" x="{x:.1f}" y="{y + LABEL_SIZE * 0.36:.1f}">{_text(label)}</text>')
-    return SvgText("\n".join([*out, "</g></svg>"]) + "\n")
+        out.append(f'<text class="e" x="{x:.1f}" y="{y + LABEL_SIZE * 0.36:.1f}">{svg_text(label)}</text>')
+    return SvgText(svg_document(_CLASS, f"{title}: {len(boxes)} nodes", (width, height), _RULES, [*out, "</g>"]))
 
 
 def _size(box: Box) -> tuple[float, float]:
     """Width and height that hold the text."""
-    widths = [_width(shortened(box.title), TITLE_SIZE) * 1.05, *(_width(line, LINE_SIZE) for line in box.lines)]
+    widths = [text_width(shortened(box.title), TITLE_SIZE) * 1.05, *(text_width(line, LINE_SIZE) for line in box.lines)]
     return max(56.0, max(widths) + 2 * PADDING[0]), TITLE_SIZE + 3 + len(box.lines) * (LINE_SIZE + 4) + 2 * PADDING[1]
-
-
-def _width(text: str, size: float) -> float:
-    """An estimate on the large side, of the usual sans-serif types."""
-    return size * sum(map(_advance, text))
-
-
-def _advance(character: str) -> float:
-    if character in "iljtfI.,:;|'!()[] ":
-        return 0.3
-    if character in "mwMW@%":
-        return 0.9
-    return 0.7 if character.isupper() else 1.0 if ord(character) > 0x2000 else 0.58
 
 
 def _draw(box: Box, size: tuple[float, float], centre: Point) -> str:
@@ -177,11 +154,11 @@ def _draw(box: Box, size: tuple[float, float], centre: Point) -> str:
         f'fill="{style.fill}" stroke="{style.stroke}"{dashes}/>'
     )
     baseline = y - height / 2 + PADDING[1] + TITLE_SIZE - 1
-    texts = [f'<text class="t" x="{x:.1f}" y="{baseline:.1f}" fill="{style.text}">{_text(shortened(box.title))}</text>']
+    texts = [f'<text class="t" x="{x:.1f}" y="{baseline:.1f}" fill="{style.text}">{svg_text(shortened(box.title))}</text>']
     for line in box.lines:
         baseline += LINE_SIZE + 4
-        texts.append(f'<text class="l" x="{x:.1f}" y="{baseline:.1f}" fill="{style.faint}">{_text(line)}</text>')
-    return f"<g><title>{_text(' '.join([box.title, *box.lines]))}</title>{rect}{''.join(texts)}</g>"
+        texts.append(f'<text class="l" x="{x:.1f}" y="{baseline:.1f}" fill="{style.faint}">{svg_text(line)}</text>')
+    return f"<g><title>{svg_text(' '.join([box.title, *box.lines]))}</title>{rect}{''.join(texts)}</g>"
 
 
 def _curve(way: Sequence[Point]) -> str:
@@ -200,8 +177,3 @@ def _head(tip: Point) -> str:
     """The head of an arrow, which points down."""
     (x, y), (half, length) = tip, HEAD
     return f"M{x - half:.1f} {y - length:.1f}L{x:.1f} {y:.1f}L{x + half:.1f} {y - length:.1f}z"
-
-
-def _text(text: str) -> str:
-    """Text that XML can hold."""
-    return escape("".join(character if character.isprintable() else " " for character in text))

@@ -20,6 +20,8 @@ from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.autograd.participant import PassParticipant
 from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.messages.calls import RelayedAnswer, RelayedMessage
+from aiograd.distributed.messages.passes import Commit
 from aiograd.distributed.multicast import Multicast
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.frames import Frame, FrameKind
@@ -205,11 +207,11 @@ def _commit_alone(stack: ExitStack) -> None:
 def _answer_before_the_commit(stack: ExitStack) -> None:
     on_commit = BackwardPasses.on_commit
 
-    async def hasty_commit(self: BackwardPasses, caller: PeerIdentity, value: Any, timeout: float) -> bool:
-        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+    async def hasty_commit(self: BackwardPasses, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
+        context, pass_id = self._context(caller, message, ended=True), message.pass_id
         part = context.parts.get(pass_id)
         if part is None:
-            return await on_commit(self, caller, value, timeout)
+            return await on_commit(self, caller, message, timeout)
         asyncio.get_running_loop().call_later(LATE, part.commit)
         return True
 
@@ -219,12 +221,12 @@ def _answer_before_the_commit(stack: ExitStack) -> None:
 def _commit_again(stack: ExitStack) -> None:
     on_commit = BackwardPasses.on_commit
 
-    async def eager_commit(self: BackwardPasses, caller: PeerIdentity, value: Any, timeout: float) -> bool:
-        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+    async def eager_commit(self: BackwardPasses, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
+        context, pass_id = self._context(caller, message, ended=True), message.pass_id
         if pass_id not in context.parts and context.history.outcome(pass_id) is Outcome.COMMITTED:
             for slot in context.slots.values():
                 slot.grad = None if slot.grad is None else slot.grad + slot.grad
-        return await on_commit(self, caller, value, timeout)
+        return await on_commit(self, caller, message, timeout)
 
     _replace(BackwardPasses, "on_commit", eager_commit)(stack)
 
@@ -239,7 +241,7 @@ def _rely_on_the_tree(stack: ExitStack) -> None:
     stack.enter_context(mock.patch.object(decision, "_spread_commit", spread))
 
 
-async def _answer_for_all(self: Multicast, kind: int, messages: Mapping[str, Any], timeout: float, principal: str) -> list[list[Any]]:
+async def _answer_for_all(self: Multicast, kind: int, messages: list[RelayedMessage], timeout: float, principal: str) -> list[RelayedAnswer]:
     """Answer for those behind before they have."""
     core: Any = self._core
 
@@ -249,7 +251,7 @@ async def _answer_for_all(self: Multicast, kind: int, messages: Mapping[str, Any
 
     if messages:
         core.spawn(pass_on(), "late")
-    return [[name, False, True] for name in messages]
+    return [RelayedAnswer(message.name, False, True) for message in messages]
 
 
 def _nothing(*_: object, **__: object) -> None:

@@ -13,11 +13,11 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import DeviceError
 from aiograd.running.offloading import ready
-from aiograd.testing.toy_device import ToyDevice
 from tests.compiler.test_rows import functions_of, other
 from tests.nn.test_on_device import CASES
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE
 from tests.support import draw
+from tests.toy_device import ToyDevice
 
 
 @pytest.fixture(autouse=True)

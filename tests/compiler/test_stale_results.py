@@ -32,7 +32,7 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 
 
 def functions() -> dict[str, Callable[..., Any]]:
-    found = {f"array_functions.{name}": getattr(ag.array_functions, name) for name in ag.array_functions.__all__}
+    found = {f"array_functions.{name}": function for name, function in vars(ag.array_functions.public).items() if not name.startswith("_")}
     found |= {f"functional.{name}": getattr(ag.nn.functional, name) for name in ag.nn.functional.__all__}
     # whose elements are arbitrary
     methods = [name for name in dir(ag.Tensor) if not name.startswith("_") and name not in ("backward", "register_hook", "new_empty")]

@@ -16,7 +16,7 @@ from aiograd.dashboard.collector import Collector
 from aiograd.dashboard.face import DashboardFace
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.face import REPORT
-from aiograd.distributed.observing import Trail
+from aiograd.distributed.messages.fields import TraceContext
 from aiograd.errors import NotExposedError, RemoteError
 from aiograd.running.modes import DEFAULT_MODE
 from tests.distributed.memory import Switchboard
@@ -117,7 +117,7 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
         assert left._core.watch is None
         watcher = Reporter(left._core)
         watcher.watch(100)
-        assert left._core.recorder(stranger, Trail(None, True)) is None
+        assert left._core.recorder(stranger, TraceContext("", True)) is None
         watcher.stop()
 
 

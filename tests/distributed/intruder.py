@@ -123,5 +123,5 @@ def requests_about(context: bytes, origin: str = "a") -> list[tuple[Kind, Any]]:
         (Kind.RENEW, ([(context, 1)],)),
         (Kind.COLLECTIVE, ("join", "group", [origin, "b"], bytes(16))),
         (Kind.POST, (WireReference("b", context, context, "Thing"), [1], True)),
-        (Kind.RELAY, (int(Kind.COMMIT), [["b", (context, origin, 1)]])),
+        (Kind.RELAY, (int(Kind.COMMIT), [("b", (context, origin, 1))])),
     ]

@@ -11,8 +11,8 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import RemoteError
-from aiograd.testing import ToyDevice
 from tests.distributed.workers import busy, leaf, settled, until, values, view, workers
+from tests.toy_device import ToyDevice
 
 
 class Rig:

@@ -30,10 +30,10 @@ from aiograd.errors import (
     RemoteError,
     UnknownPeerError,
 )
-from aiograd.testing import ToyDevice
 from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, settled, simulate, until, values, view, workers
+from tests.toy_device import ToyDevice
 
 service = dist.Service()
 

@@ -61,8 +61,8 @@ def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> di
         "OUTCOME": (Kind.OUTCOME, (key, *pass_id)),
         "RENEW": (Kind.RENEW, ([(key, 99)],)),
         "RELEASE": (Kind.RELEASE, (key,)),
-        "RELAY of COMMIT": (Kind.RELAY, (int(Kind.COMMIT), [["b", (key, *pass_id)]])),
-        "RELAY of ABORT": (Kind.RELAY, (int(Kind.ABORT), [["b", (key, *pass_id, "because")]])),
+        "RELAY of COMMIT": (Kind.RELAY, (int(Kind.COMMIT), [("b", (key, *pass_id))])),
+        "RELAY of ABORT": (Kind.RELAY, (int(Kind.ABORT), [("b", (key, *pass_id, "because"))])),
     }
 
 

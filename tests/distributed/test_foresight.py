@@ -146,8 +146,8 @@ async def test_only_edges_of_which_that_was_said_start_a_pass_without_a_question
                 (plain, [plain, blind], ProtocolError, "nothing was said"),
                 (plain, [to_c], ProtocolError, "Could not find"),
                 (plain, [plain, 7], WorkerLostError, "has not sent message 7"),
-                (plain, ["x"], ProtocolError, "Could not find"),
-                (plain, [[plain]], ProtocolError, "Could not find"),
+                (plain, ["x"], ProtocolError, r"malformed GRADIENT: field edges\[0\] is 'x' of type str"),
+                (plain, [[plain]], ProtocolError, r"field edges\[0\] is of type list; expected int"),
                 (blind, [plain], ProtocolError, "does not wait for"),
                 (plain, [], PassAbortedError, "not asked"),
             ]

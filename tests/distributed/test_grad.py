@@ -578,14 +578,14 @@ async def test_malformed_walks() -> None:
         edge, sent = y.grad_fn.edge, next(iter(ctx.send_nodes))
         pass_id = (ctx.key, "a", 99)
         for value, error, text in (
-            ((*pass_id, [edge], 7), ProtocolError, "malformed MARK request"),
-            ((*pass_id, [edge], 0, 0), ProtocolError, "malformed message"),
+            ((*pass_id, [edge], 7), ProtocolError, "malformed MARK: field direction is 7 of type int; expected 0 or 1"),
+            ((*pass_id, [edge], 0, 0), ProtocolError, "malformed MARK: it is a tuple of 6 values"),
             ((*pass_id, [sent], 1), PassAbortedError, "the pass was aborted here"),
         ):
             with pytest.raises(error, match=text):
                 await a.endpoint.request("b", Kind.MARK, value, 5)
         await a.endpoint.request("b", Kind.MARK, (*pass_id, [edge], 0), 5)
-        for edges in ([edge], ["x"], [sent + 1]):
+        for edges in ([edge], [sent + 1]):
             with pytest.raises(ProtocolError, match="the pass does not depend on message"):
                 await a.endpoint.request("b", Kind.MARK, (*pass_id, edges, 1), 5)
         assert await a.endpoint.request("b", Kind.MARK, (*pass_id, [sent], 1), 5) == ([], [edge])

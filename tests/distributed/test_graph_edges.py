@@ -673,15 +673,15 @@ async def _one_edge(a: dist.Worker, ctx: Any, function: str = "square") -> int:
     ("spoil", "text"),
     [
         (lambda edge, good: (edge + 1, good, 0), "Could not find send function for autograd message id"),
-        (lambda edge, good: ("x", good, 0), "Could not find send function for autograd message id"),
+        (lambda edge, good: ("x", good, 0), "malformed GRADIENT: field bundle.edge is 'x' of type str; expected int"),
         (lambda edge, good: (edge, [*good, None], 0), "2 gradients of message .*; expected 1"),
         (lambda edge, good: (edge, [], 0), "0 gradients of message .*; expected 1"),
-        (lambda edge, good: (edge, [3.0], 0), "gradient 0 of message .* is float; what was sent in forward was float32 \\[2\\]"),
+        (lambda edge, good: (edge, [3.0], 0), r"field bundle.gradients\[0\] is 3.0 of type float; expected WireTensor or None"),
         (lambda edge, good: (edge, [WireTensor(np.ones(3, np.float32), False)], 0), r"is float32 \[3\]; what was sent in forward was float32 \[2\]"),
         (lambda edge, good: (edge, [WireTensor(np.ones(2), False)], 0), r"is float64 \[2\]; what was sent in forward was float32 \[2\]"),
-        (lambda edge, good: (edge, tuple(good), 0), "malformed gradients"),
-        (lambda edge, good: (edge, good), "malformed gradients"),
-        (lambda edge, good: [], "malformed gradients"),
+        (lambda edge, good: (edge, tuple(good), 0), "field bundle.gradients is of type tuple; expected list of WireTensor or None"),
+        (lambda edge, good: (edge, good), r"field bundle is a tuple of 2 values; expected a tuple \(edge, gradients, recorded_edge\)"),
+        (lambda edge, good: [], "field bundle is of type list; expected Bundle"),
     ],
 )
 async def test_gradients_that_do_not_fit_are_refused(spoil: Callable[[int, Any], Any], text: str) -> None:

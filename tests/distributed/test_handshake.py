@@ -31,7 +31,7 @@ LIMITS = Limits()
 INCARNATION = {"a": b"a" * 16, "b": b"b" * 16}
 SESSION = b"an older session"
 #: beginnings of the SHA-256 of hello, answer, finish and a record each way
-GOLDEN = ["319c71791e8a0d99", "9a57b6f2fef42478", "23ca19af2c98ece9", "88921f02bd7ae9de", "193ede55e0cd6db7"]
+GOLDEN = ["c7b92929a71b123b", "50c5ae6560b3a518", "23ca19af2c98ece9", "88921f02bd7ae9de", "193ede55e0cd6db7"]
 
 
 def entropy(seed: object) -> Callable[[int], bytes]:
@@ -539,7 +539,7 @@ def test_the_highest_common_version_is_chosen_or_both_learn_why_not(ours: tuple[
 
 
 def refusal() -> bytes:
-    other = answerer(versions=(5, 6))
+    other = answerer(versions=(6, 7))
     with pytest.raises(VersionMismatch):
         other.receive(dialler().hello())
     assert other.refusal is not None
@@ -566,8 +566,8 @@ def test_versions_are_not_told_to_strangers() -> None:
 
 def test_a_hello_of_a_later_version_may_have_another_body() -> None:
     other = answerer(keyring=two_tenants())
-    with pytest.raises(VersionMismatch, match="versions 5 to 6"):
-        other.receive(forged_hello(versions=(5, 6), more=b"news"))
+    with pytest.raises(VersionMismatch, match="versions 6 to 7"):
+        other.receive(forged_hello(versions=(6, 7), more=b"news"))
     assert other.refusal
 
 
@@ -581,11 +581,11 @@ V1_HELLO = bytes.fromhex(
 def test_a_worker_of_version_1_is_told_so() -> None:
     """This is a hello of such a worker."""
     other = answerer(keyring=Keyring(SECRET, kid="kid"))
-    with pytest.raises(VersionMismatch, match="'a': it speaks versions 1 to 1 .* this worker .'b'. versions 4 to 4"):
+    with pytest.raises(VersionMismatch, match="'a': it speaks versions 1 to 1 .* this worker .'b'. versions 5 to 5"):
         other.receive(V1_HELLO)
     assert other.refusal is not None
     text, mac = other.refusal[:-32], other.refusal[-32:]
-    assert text == b"AGRH\4\4\4\3\1\1kidba"
+    assert text == b"AGRH\4\5\5\3\1\1kidba"
     assert mac == v1_mac(b"handshake REFUSAL", hashlib.sha256(V1_HELLO).digest() + text)
 
 
@@ -593,9 +593,9 @@ def test_a_worker_of_version_1_can_tell_that_it_is_older() -> None:
     """It checks what this test checks, and then refuses."""
     one = dialler(key=Key("kid", SECRET, "default"))
     hello = one.hello()
-    assert hello.startswith(b"AGRH\1\4\4\3\1\1kidab") and hello[-32:] == v1_mac(b"handshake HELLO", hello[:-32])
+    assert hello.startswith(b"AGRH\1\5\5\3\1\1kidab") and hello[-32:] == v1_mac(b"handshake HELLO", hello[:-32])
     text = b"AGRH\4\1\1\3\1\1kidba"
-    with pytest.raises(VersionMismatch, match="'b': it speaks versions 1 to 1 .* this worker .'a'. versions 4 to 4"):
+    with pytest.raises(VersionMismatch, match="'b': it speaks versions 1 to 1 .* this worker .'a'. versions 5 to 5"):
         one.receive(text + v1_mac(b"handshake REFUSAL", hashlib.sha256(hello).digest() + text))
 
 
@@ -773,7 +773,7 @@ def test_nothing_shows_a_secret() -> None:
             attack()
         texts += [str(caught.value), repr(caught.value)]
     with pytest.raises(VersionMismatch) as mismatch:
-        answerer(versions=(5, 5)).receive(dialler().hello())
+        answerer(versions=(6, 6)).receive(dialler().hello())
     texts.append(str(mismatch.value))
     for text in texts:
         for secret in (SECRET, OTHER_SECRET):

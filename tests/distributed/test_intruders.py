@@ -15,6 +15,7 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import CallHeader, ContextTable
 from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.passes import Lease
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.rpc.handshake import Dialler
 from aiograd.distributed.rpc.http import framing
@@ -367,7 +368,7 @@ def test_ids_of_another_tenant_are_no_better_than_invented_ones() -> None:
                 with pytest.raises(ContextNotFoundError) as caught:
                     table.enter(caller, CallHeader(key, origin, (-1,), 0, opens), 1.0)
                 texts.add(str(caught.value))
-            table.renew(caller, [(key, 99)], 50.0)
+            table.renew(caller, [Lease(key, 99)], 50.0)
     assert len(texts) == 1, texts
     for context in mine:  # which opens one of its own
         assert table.enter(OTHER, CallHeader(context.key, "a", (-1,), 0, True), 1.0) not in (*mine, *theirs)

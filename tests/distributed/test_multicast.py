@@ -12,7 +12,9 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.calls import FunctionCall
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.errors import CommitUnknown, ProtocolError, RemoteError
 from aiograd.testing import simulated_run
@@ -160,7 +162,7 @@ def test_a_method_of_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sim
 def test_only_methods_are_called_by_way_of_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
-        found = await world.driver._core.multicast.spread(Kind.CALL, {"w000": ("forward", [], {}, False, None)}, 5.0, world.driver._core.principal)
+        found = await world.driver._core.multicast.spread({"w000": FunctionCall("forward", [], {}, False, None)}, 5.0, world.driver._core.principal)
         assert isinstance(found["w000"], ProtocolError)
 
     run(work, monkeypatch)
@@ -185,10 +187,28 @@ def test_many_are_told_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("value", [None, (), (4, []), (4, [["w001", ()]]), (2, [["w000", ()]]), (4, [["w000", ()], "w001"]), ("4", [["w000", ()]])])
+@pytest.mark.parametrize("value", [None, (), (4, []), (4, [("w001", ())]), (4, [("w000", ()), "w001"]), ("4", [("w000", ())]), (4, [["w000", ()]])])
 def test_malformed_messages_to_many_are_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
-        with pytest.raises(ProtocolError, match="a malformed message to many workers"):
+        with pytest.raises(ProtocolError, match="a malformed RELAY"):
             await world.driver._core.request("w000", Kind.RELAY, value, 5.0)
+
+    run(work, monkeypatch)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(
+    ("relayed", "text"),
+    [
+        ((7, (bytes(16),)), "a RELEASE does not come by way"), ((99, ()), "unknown kind 99"), ((4, ()), "malformed COMMIT"),
+        ((9, ("x",)), "malformed COLLECTIVE"),
+    ],
+)
+def test_requests_that_may_not_be_relayed_fail_on_their_receiver(relayed: tuple[int, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        kind, value = relayed
+        ((name, failed, error),) = await world.driver._core.request("w000", Kind.RELAY, (kind, [("w000", value)]), 5.0)
+        found = from_wire(error, name)
+        assert name == "w000" and failed and isinstance(found, ProtocolError) and text in str(found)
 
     run(work, monkeypatch)

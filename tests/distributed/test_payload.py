@@ -16,8 +16,8 @@ from aiograd.distributed.rpc.codec import WireReference, WireTensor, decode, enc
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ArgumentTypeError, LimitError
-from aiograd.testing import ToyDevice
 from tests.distributed.workers import leaf, values
+from tests.toy_device import ToyDevice
 
 LIMITS = Limits()
 

@@ -11,9 +11,9 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError, NotExposedError, ReferenceLostError, RemoteError
-from aiograd.testing import ToyDevice
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, simulate, until, values, view, workers
+from tests.toy_device import ToyDevice
 
 service = dist.Service()
 

@@ -25,7 +25,7 @@ from aiograd.distributions import (
 from aiograd.distributions.standard_gamma import sample_slope
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError, ShapeError
 from aiograd.running.random import Generator
-from aiograd.testing.toy_device import ToyDevice
+from tests.toy_device import ToyDevice
 
 D = np.float64
 

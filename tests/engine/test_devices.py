@@ -19,11 +19,12 @@ from aiograd.errors import DeviceError, DeviceMismatchError, GradientError, NaNG
 from aiograd.ops import ROWS
 from aiograd.ops import nn as rows
 from aiograd.ops.op import Fused
-from aiograd.testing import ToyArray, ToyDevice, ToyError, simulated_run
+from aiograd.testing import simulated_run
 from tests.ops.domains_core import DOMAINS as CORE
 from tests.ops.domains_nn import DOMAINS as NN
 from tests.ops.traced import floating
 from tests.tolerance import assert_close
+from tests.toy_device import ToyArray, ToyDevice, ToyError
 
 DOMAINS = {**CORE, **NN}
 

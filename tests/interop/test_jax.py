@@ -19,8 +19,8 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, DeviceError, GraphFreedError, InPlaceError, ModifiedError
 from aiograd.interop.jax import from_jax, to_jax, wrap
-from aiograd.testing.toy_device import ToyDevice
 from tests.tolerance import assert_close
+from tests.toy_device import ToyDevice
 
 jax: Any = pytest.importorskip("jax")
 jnp: Any = pytest.importorskip("jax.numpy")

@@ -13,8 +13,8 @@ import aiograd.nn.functional as F
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.random import Generator
-from aiograd.testing.toy_device import ToyDevice
 from tests.support import draw
+from tests.toy_device import ToyDevice
 
 Array = np.ndarray[Any, Any]
 

@@ -14,7 +14,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError
 from aiograd.optim import SGD
 from aiograd.running.offloading import ready
 from aiograd.running.random import Generator
-from aiograd.testing.toy_device import ToyDevice
+from tests.toy_device import ToyDevice
 
 
 class Net(nn.Module):

@@ -12,8 +12,8 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.running.offloading import ready
-from aiograd.testing.toy_device import ToyDevice
 from tests.support import draw
+from tests.toy_device import ToyDevice
 
 
 class Attend(nn.Module):

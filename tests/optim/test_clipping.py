@@ -12,8 +12,8 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, GradientError
 from aiograd.running.offloading import ready
-from aiograd.testing.toy_device import ToyDevice
 from tests.tolerance import tolerance
+from tests.toy_device import ToyDevice
 
 G1, G2 = np.array([[3.0, -4.0]]), np.array([12.0])
 

@@ -12,8 +12,8 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError
 from aiograd.running.offloading import ready
-from aiograd.testing.toy_device import ToyDevice
 from tests.support import draw
+from tests.toy_device import ToyDevice
 
 Array = np.ndarray[Any, Any]
 #: of one element, small, several axes, and larger than what is packed or updated by the shortest way

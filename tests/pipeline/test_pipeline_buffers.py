@@ -68,7 +68,7 @@ async def test_a_step_that_fails_leaves_no_trace(order: Schedule, stage: int, ki
     before = statistics(modules)
     with pytest.raises(PipelineError, match=f"action {action} failed"):
         await pipe.step(*data(4 * order.num_microbatches))
-    await pipe._coordinator.local._calls.settled()  # a stage may run on its thread yet
+    await pipe._coordinator.local.calls.settled()  # a stage may run on its thread yet
     assert statistics(modules) == before
     await pipe.step(*data(4 * order.num_microbatches))
     assert (gradients(modules), statistics(modules)) == await expected(order)
@@ -89,7 +89,7 @@ async def test_a_step_that_is_cancelled_leaves_no_trace(order: Schedule, where: 
             await step
             break  # it had ended
         cancelled += 1
-        await pipe._coordinator.local._calls.settled()
+        await pipe._coordinator.local.calls.settled()
         assert statistics(modules) == before
     assert cancelled > 3
     if step.cancelled():

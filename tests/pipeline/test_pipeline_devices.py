@@ -12,8 +12,8 @@ import pytest
 import aiograd as ag
 from aiograd.errors import DeviceError, PipelineError
 from aiograd.pipeline import Pipeline, Stage, make_schedule
-from aiograd.testing import ToyDevice
 from tests.pipeline.models import blocks, data, mean_square, serial, values
+from tests.toy_device import ToyDevice
 
 
 @pytest.fixture(params=[False, True])

@@ -14,10 +14,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.coordination.session import kept_for
 from aiograd.distributed.rpc.keyring import Keyring, kid_of
 from aiograd.errors import CommitUnknown, DistributedError, PipelineError, RemoteError, StepError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
-from aiograd.steps.session import kept_for
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.distributed.workers import SECRET
 from tests.pipeline.models import blocks, data, gradients, mean_square, serial, values
@@ -114,16 +114,16 @@ class World:
 
     def at_decision(self, action: Callable[[], Any]) -> None:
         """Do something when the driver has decided to commit, before anybody is told; once."""
-        local = self.pipe._coordinator.local
-        original = local._commit
+        decisions = self.pipe._coordinator.decisions
+        original = decisions._commit
 
-        def wrapped(session: Any) -> Any:
-            vars(local).pop("_commit", None)
-            result = original(session)
+        def wrapped(decision: Any) -> Any:
+            vars(decisions).pop("_commit", None)
+            result = original(decision)
             action()
             return result
 
-        local._commit = wrapped  # type: ignore[method-assign]
+        decisions._commit = wrapped  # type: ignore[method-assign]
 
     def cut(self, name: str, *others: str) -> None:
         for other in others:
@@ -146,8 +146,8 @@ class World:
         held = []
         for name, host in self.hosts.items():
             session = host._session
-            values = [*session.outbox._entries, *(value for box in session.mailboxes.values() for value in box._values.values())]
-            if session.execution is not None or values or session.runner is not None or session.watcher is not None:
+            values = [*session.work.outbox._entries, *(value for box in session.work.mailboxes.values() for value in box._values.values())]
+            if session.work.execution is not None or values or session.work.runner is not None or session.drive.timer is not None:
                 held.append(name)
         return held
 
@@ -346,7 +346,7 @@ def test_a_worker_that_is_not_told_asks_the_others(homes: str) -> None:
             assert world.state == "b:prepared"
         world.heal()
         if homes == ".b":
-            world.pipe._coordinator.local.unconfirmed = tuple  # as on a driver that knows nothing of it
+            world.pipe._coordinator.decisions.unconfirmed = tuple  # type: ignore[assignment,method-assign]  # as on a driver that knows nothing of it
             with pytest.raises(StepError, match="may not be complete: step 2 of a pipeline is prepared on b, which does not know yet"):
                 await optimizer.step()
         await world.pipe.settle()
@@ -464,7 +464,7 @@ def test_one_that_waits_for_others_for_longer_than_its_lease_keeps_its_gradients
                 heads = [each.ref for each in world.modules[:1]], await place_head(world)
                 async with Pipeline([*heads[0], heads[1]], order(2)) as pipe:
                     await pipe.step(*BATCH)
-                    assert pipe._coordinator._local_ref is None
+                    assert pipe._coordinator._outcomes_ref is None
             assert NOTHING not in [world.found(0), world.found(1)]
             return "done"
 
@@ -516,7 +516,7 @@ def test_a_step_that_a_host_was_asked_about_and_never_heard_of_cannot_run_there(
         assert not world.staged, "it came too late"
         with pytest.raises(RemoteError, match="too late"):
             await ref.call("run", 2, True, {})
-        assert await world.pipe._coordinator.local.outcome(9) == "unknown", "the driver's steps are its own"
+        assert await world.pipe._coordinator.outcomes.outcome(9) == "unknown", "the driver's steps are its own"
         with pytest.raises(PipelineError, match="too late"):
             await step(world)
         await step(world)
@@ -576,7 +576,8 @@ def test_a_pipeline_that_is_closed_tells_of_the_commit_first() -> None:
         world.at_decision(lambda: world.cut("b", "driver"))
         with pytest.raises(CommitUnknown):
             await step(world)
-        world.hosts["b"]._session.watcher.cancel()  # it would find out by itself
+        world.hosts["b"]._session.transaction.pause = 600.0  # it would find out by itself
+        world.hosts["b"]._session.drive.disarm()
         await asyncio.sleep(2.0)  # until what it has asked has been given up
         world.heal()
         await asyncio.sleep(0.1)
@@ -612,18 +613,51 @@ def test_a_commit_is_told_again_where_contact_was_lost_for_a_moment() -> None:
     simulate(world, test, main)
 
 
+@pytest.mark.parametrize("tries", [1, 4])
+def test_a_commit_is_told_again_to_a_worker_that_is_short_of_memory(tries: int) -> None:
+    world = World()
+
+    async def main(world: World) -> str:
+        left = [MemoryError("no room")] * tries
+
+        def short() -> None:
+            if left:
+                raise left.pop()
+
+        def trouble() -> None:
+            execution = world.hosts["b"]._session.work.execution
+            commit = execution.commit
+
+            def scarce() -> None:
+                short()
+                commit()
+
+            execution.commit = scarce
+
+        world.at_decision(trouble)
+        await step(world)
+        assert not left and [world.found(0), world.found(1)] == wanted
+        return "done"
+
+    async def test(driving: asyncio.Future[Any]) -> None:
+        assert await driving == "done"
+
+    wanted = expected()
+    simulate(world, test, main)
+
+
 def test_a_driver_that_cannot_commit_itself() -> None:
     """It has decided nothing then, and says so."""
     world = World(".b")
 
     async def main(world: World) -> str:
-        local = world.pipe._coordinator.local
+        decisions = world.pipe._coordinator.decisions
 
-        def fail(session: Any) -> Any:
-            del local._commit
+        def fail(decision: Any) -> Any:
+            del decisions._commit
             raise MemoryError("no room")
 
-        local._commit = fail  # type: ignore[method-assign]
+        decisions._commit = fail  # type: ignore[method-assign]
         with pytest.raises(MemoryError) as caught:
             await step(world)
         assert not getattr(caught.value, "committed", False)

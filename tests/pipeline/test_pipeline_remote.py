@@ -28,10 +28,11 @@ from aiograd.errors import (
 from aiograd.pipeline import Pipeline, Stage, make_schedule
 from aiograd.pipeline.run import outbox
 from aiograd.running.assembly import STAGE_HOST_ADAPTER
-from aiograd.testing import ToyDevice, simulated_run
+from aiograd.testing import simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
 from tests.pipeline.remote import Block, Head, NoisyBlock, behind, place, service
+from tests.toy_device import ToyDevice
 
 
 @pytest.mark.parametrize("homes", ["abc", "aba", "a.b", ".ab", "ab.", "aaa"])
@@ -164,7 +165,7 @@ async def test_what_was_prepared_elsewhere_is_dropped() -> None:
             with pytest.raises(PipelineError, match="0B3 failed"):
                 await pipe.step(*data(8))
             hosts = [behind(dist.RemoteModule(opened[0], remote.owner, remote.ref), *opened) for remote in pipe._coordinator.remotes]
-            assert [host._session.state for host in hosts] == ["aborted", "aborted"] and not any(host._session.execution for host in hosts)
+            assert [host._session.state for host in hosts] == ["aborted", "aborted"] and not any(host._session.work.execution for host in hosts)
 
 
 async def test_a_value_that_cannot_be_sent() -> None:

@@ -17,9 +17,9 @@ from aiograd.graph import get_gradient_edge, register_multi_grad_hook
 from aiograd.nn import functional as F
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.profiler import profile
-from aiograd.testing import ToyDevice
 from tests.engine.cases import bits, leaf
 from tests.pipeline.stages import Fails, fixed, halves, matrix, matrix_of, same_as_whole, twins
+from tests.toy_device import ToyDevice
 
 # -------------------------------------------------------------------- the first half
 

@@ -16,8 +16,8 @@ from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError, NotR
 from aiograd.ops import ROWS
 from aiograd.running import devices
 from aiograd.testing import SimulatedLoop
-from aiograd.testing.toy_array import ToyArray, stand_in
-from aiograd.testing.toy_device import ToyDevice, ToyError, ToyMemoryError
+from tests.toy_device import ToyDevice, ToyError, ToyMemoryError
+from tests.toy_device.array import ToyArray, stand_in
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@
 `products`       `numpy.dot` for `numpy.matmul`
 `slices`         gradients of parts, joined
 `layouts`        small operands laid out alike
-`dead`           what nobody reads
-`reuse`          element-wise calls that write where nobody reads any more
-`arenas`         those that make new arrays write into memory that is used again
+`dead`           calls without a reader
+`reuse`          element-wise calls that write into memory read for the last time
+`arenas`         calls that make new arrays write into memory that is used again
 ===============  =====================================================================
 
 The last one is for the forward only.

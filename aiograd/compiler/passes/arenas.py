@@ -46,7 +46,7 @@ def with_arena(code: ArrayCode) -> ArrayCode:
 
 
 def _makes(call: Call) -> bool:
-    """True for a call that makes one array, and could write into another in its place."""
+    """True for a call that makes one array and could write into a given array instead."""
     if call.form is not Form.CALL or call.out is not None or not call.fresh:
         return False
     return call.is_elementwise or call.function in (np.dot, np.empty) or (call.function is np.matmul and not call.options)

@@ -1,7 +1,7 @@
 """Common subexpressions: a pure call of the same arguments is done once.
 
-Note [Who may share]
-    Results that others get to see are arrays of their own in the eager call, so they share with nobody; nor do arrays that are written into. A call
+Note [Arrays that may be shared]
+    Results of the program are separate arrays in the eager call, so they are not shared; nor are arrays that are written into. A call
     with an effect may change arrays, so nothing is shared across it.
 """
 
@@ -39,7 +39,7 @@ def with_common_calls_once(code: ArrayCode) -> ArrayCode:
 
 
 def _is_view(call: Call) -> bool:
-    """True for a call that makes no memory: two of the same show the same anyway."""
+    """True for a call that returns a view: two equal views show the same memory anyway."""
     return call.form is Form.ATTRIBUTE or (call.form is Form.INDEX and is_basic(call.arguments[1]))
 
 

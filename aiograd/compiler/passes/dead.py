@@ -1,4 +1,4 @@
-"""Dead code: pure calls whose results nobody reads."""
+"""Dead code: pure calls with results that are never read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aiograd.running.trees import leaves_of
 
 
 def without_dead_code(code: ArrayCode) -> ArrayCode:
-    """The code without pure calls whose results are neither read nor returned."""
+    """The code without pure calls with results that are neither read nor returned."""
     read = set(leaves_of(code.results, Ref))
     kept: list[Call] = []
     for call in reversed(code.calls):

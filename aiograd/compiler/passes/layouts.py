@@ -1,7 +1,7 @@
 """Layouts: operands of small element-wise calls are laid out as the result is.
 
 numpy needs half a microsecond to set up an iteration over operands that are laid out differently (a part of an array, a bias beside a batch), and a
-quarter of that to copy a small one. Only exact functions, whose results do not depend on layouts.
+quarter of that to copy a small one. Only exact functions: their results do not depend on layouts.
 """
 
 from __future__ import annotations

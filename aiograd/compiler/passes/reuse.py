@@ -1,9 +1,9 @@
-"""Reuse: element-wise calls write into arrays that nobody reads any more.
+"""Reuse: element-wise calls write into arrays that have been read for the last time.
 
 Note [Which memory]
-    Only arrays that the run itself has made: not those of arguments, nor what is returned or kept for the backward, nor anything that may share
-    memory with them. So a run needs no arena, any number of runs may be in flight, and a result that somebody keeps is never written into. The array
-    has the shape, dtype and strides that numpy would give the result, so the bits are those of a new one.
+    Only arrays that the run itself has made: no array of an argument, none that is returned or kept for the backward, and none that may share memory
+    with these. So a run needs no arena, any number of runs may be in flight, and a result is never written into after its return. The array has the
+    shape, dtype and strides that numpy would give the result, so a new array would hold the same bits.
     A function that is not exact may compute otherwise where it writes over its argument: it gets other memory.
 """
 
@@ -34,7 +34,7 @@ def with_memory_reused(code: ArrayCode) -> ArrayCode:
     ends: dict[int, list[Ref]] = {}
     for root, number in last.items():
         ends.setdefault(number, []).append(root)
-    #: by root, the Ref that has all of the memory; by layout, those that are free
+    #: by root, the Ref that has all of the memory; by layout, the free Refs
     owner: dict[Ref, Ref] = {}
     free: dict[Any, list[Ref]] = {}
     calls: list[Call] = []
@@ -61,7 +61,7 @@ def with_memory_reused(code: ArrayCode) -> ArrayCode:
 
 
 def _operand(call: Call, number: int, roots: dict[Ref, Ref], last: dict[Ref, int], owner: dict[Ref, Ref], kept: set[Ref]) -> Ref | None:
-    """An operand of the layout of the result that nobody else needs."""
+    """An operand with the layout of the result, and no other reader."""
     refs = call.refs()
     for ref in refs:
         root = roots[ref]

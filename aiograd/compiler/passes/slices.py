@@ -20,7 +20,7 @@ Part = tuple[Ref, Any]
 
 
 def with_slices_joined(code: ArrayCode) -> ArrayCode:
-    """The code with the sums of the parts of arrays put together; what they were made from is left to the removal of dead code."""
+    """The code with the sums of the parts of arrays put together; the calls that made the parts are left to the removal of dead code."""
     uses: dict[Ref, int] = {}
     for call in code.calls:
         for ref in {*call.refs()}:

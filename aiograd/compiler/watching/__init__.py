@@ -1,4 +1,4 @@
-"""Watching: what the functions read that run while a program is recorded, so that it can be compared at every later call.
+"""Watching: the reads of the functions that run while a program is recorded, so that they can be compared at every later call.
 
 =============  ====================================================================================================
 `stack`        operands of the next instruction of a running frame

@@ -1,7 +1,7 @@
 """Calls of functions that are not written in Python: the reads that they make.
 
 Note [Functions written in C]
-    Such a function is of one of four kinds. Most compute from their arguments and nothing else: those of the modules in `_PURE`, the methods of
+    Such a function is of one of four kinds. Most compute from their arguments and nothing else: functions of the modules in `_PURE`, the methods of
     built-in types, and the functions of numpy except `numpy.random`. A few read or change something in a way of their own (`getattr`,
     `functools.partial`, ``ContextVar.get``), each with a rule here. `print` has no result that counts. The result of any other, such as the clock,
     may be another at every call, so no program is made.
@@ -31,7 +31,7 @@ from aiograd.running.modes import ModeScope
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
 
-#: modules whose functions and classes compute from their arguments alone
+#: modules with functions and classes that compute from their arguments alone
 _PURE = frozenset(
     "builtins math cmath operator _operator itertools functools _functools collections _collections _collections_abc bisect _bisect heapq _heapq "
     "struct _struct json _json binascii zlib unicodedata re _sre abc _abc types typing _typing copyreg string _string decimal _decimal datetime "
@@ -64,7 +64,7 @@ _LRU_CACHE = type(functools.lru_cache(lambda: None))
 
 
 def call(reads: Reads, function: Any, args: tuple[Any, ...], named: dict[str, Any], where: Any) -> bool:
-    """Note what a call reads that runs no function that is watched.
+    """Note the reads of a call that runs no watched function.
 
     Args:
         reads: of the recorded call.
@@ -228,7 +228,7 @@ def _state(reads: Reads, owner: Any, args: tuple[Any, ...], where: Any) -> None:
     operand(reads, getattr(owner, "__dict__", None), where)
 
 
-#: by function: what takes its arguments; True as a result says that what the function calls is left alone
+#: by function: the rule that takes its arguments; the result True says that the functions called by it are not watched
 _FUNCTIONS: dict[Any, Callable[[Reads, tuple[Any, ...], Any], Any]] = {
     getattr: _named_attribute,
     hasattr: _named_attribute,
@@ -313,7 +313,7 @@ def _reference(reads: Reads, function: Any, args: tuple[Any, ...], named: dict[s
     return False
 
 
-#: by class of what is called
+#: by class of the callable
 _RULES: dict[type[Any], Callable[[Reads, Any, tuple[Any, ...], dict[str, Any], Any], bool]] = {
     functools.partial: _partial,
     staticmethod: lambda reads, function, args, named, where: call(reads, function.__func__, args, named, where),

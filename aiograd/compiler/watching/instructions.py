@@ -1,12 +1,12 @@
 """The instructions of a function that read or change something beside its local variables, with the places of their operands.
 
-A pure function of a code object: `watched_in` makes a table from the offset of an instruction to an `Instruction`, which says what it does and
-where its operands lie (see Note [Reading the stack] in `aiograd.compiler.watching.stack`).
+A pure function of a code object: `watched_in` makes a table from the offset of an instruction to an `Instruction`, which has its effect and the
+places of its operands (see Note [Reading the stack] in `aiograd.compiler.watching.stack`).
 
 Note [Counters]
-    ``self.calls += 1`` reads an attribute and changes it, but what was read goes nowhere else. It is found in the code: the value that is read stays
-    on the stack until a binary operation takes it, whose result is stored at once under the same name. Such a read has no influence on what the
-    function computes, so it need not be the same at the next call.
+    ``self.calls += 1`` reads an attribute and changes it, but the value that is read goes nowhere else. It is found in the code: that value stays on
+    the stack until a binary operation takes it, and the operation's result is stored at once under the same name. Such a read has no influence on the
+    function's results, so it need not be the same at the next call.
 """
 
 from __future__ import annotations

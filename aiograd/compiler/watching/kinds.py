@@ -26,7 +26,7 @@ class ReadKind(NamedTuple):
     Attributes:
         text: of the expression, with ``{h}`` for the holder and ``{k}`` for the key.
         now: the same as a function of both.
-        may_return: True if another value may well come back, whatever its type.
+        may_return: True if another value may well come back, of any type.
     """
 
     text: str
@@ -78,7 +78,7 @@ GLOBAL = ReadKind("{h}.get({k}, {absent})", lambda names, name: names.get(name, 
 CELL = ReadKind("{h}.cell_contents", lambda cell, _: cell.cell_contents)
 ATTRIBUTE = ReadKind("{h}.{k}", getattr)
 METHOD = ReadKind("{h}.{k}.__func__", lambda holder, name: getattr(holder, name).__func__)
-#: of a class, for a descriptor whose code is watched when it runs
+#: of a class, for a descriptor with code that is watched when it runs
 MEMBER = ReadKind("{member}({h}, {k})", member)
 MISSING = ReadKind("{missing}({h}, {k})", _is_missing)
 #: an attribute from the classes after a given one in the resolution order, as `super` finds it
@@ -99,7 +99,7 @@ CONTEXT = ReadKind("{h}.get(*{k})", lambda holder, arguments: holder.get(*argume
 HAS_GRADIENT = ReadKind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
 IS_DEAD = ReadKind("({h}() is None)", lambda reference, _: reference() is None)
 
-#: kinds whose value is a copy of all items; kinds that read one place, which the call may have set
+#: kinds with a copy of all items as their value; kinds that read one place, which the call may have set
 CONTENTS = (CONTENT, LIST, DICT)
 OF_ONE = (GLOBAL, CELL, ATTRIBUTE, METHOD, MEMBER, MISSING, CLASS, ITEM)
 

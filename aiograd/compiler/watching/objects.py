@@ -133,7 +133,7 @@ def _is_data(descriptor: Any) -> bool:
 
 
 def _runs_python(descriptor: Any) -> bool:
-    """True for a descriptor whose value may be made by code that is written in Python, other than a plain function or method."""
+    """True for a descriptor that may run Python code to make its value; False for a plain function or method."""
     if isinstance(descriptor, property):
         return True
     if isinstance(descriptor, (types.FunctionType, classmethod, staticmethod)):

@@ -1,8 +1,8 @@
 """Reads: values that a recorded call took from objects around it, each of which can be read again and compared.
 
 Note [The same reads, the same program]
-    What a function does follows from its arguments and from what it reads beside them. So a program stands for a call as long as every read gives
-    what it gave while recording. A read is repeated as it was made: ``holder.name`` for an attribute, wherever in the chain of classes it is found.
+    The result of a function follows from its arguments and from its other reads. So a program stands for a call as long as every read gives the same
+    value as while recording. A read is repeated as it was made: ``holder.name`` for an attribute, wherever in the chain of classes it is found.
 
 Note [What only the recording refers to]
     A recorded call makes objects of its own and reads them too. Objects that nothing else refers to when it has ended can no longer change, and
@@ -92,7 +92,7 @@ class Read:
 
 
 def read_inputs(reads: list[Read], inputs: list[TensorCore]) -> tuple[tuple[int, Any], ...]:
-    """The inputs whose arrays the function also reads from somewhere else: for each its place, and the array.
+    """The inputs with arrays that the function also reads from another object: for each its place, and the array.
 
     A program of such a call cannot tell how the function came by them, so it runs for these only.
     """
@@ -102,7 +102,7 @@ def read_inputs(reads: list[Read], inputs: list[TensorCore]) -> tuple[tuple[int,
 
 
 class Reason(NamedTuple):
-    """Why no program can be made, unless what it is about is the call's own.
+    """Why no program can be made, unless the object in question is the call's own.
 
     Attributes:
         holder: the object that it is about; None: it holds in any case.
@@ -121,7 +121,7 @@ class Reads:
     Attributes:
         of_tensors: attributes of Tensors that were read: the Tensor, the name, the value and the line.
         given: ids of the containers among the arguments, which the signature compares.
-        takes_arrays: False while code of this package runs, whose arrays are those of Tensors.
+        takes_arrays: False while code of this package runs, which works on the arrays of Tensors.
     """
 
     def __init__(self) -> None:
@@ -134,7 +134,7 @@ class Reads:
         self._reasons: list[Reason] = []
         #: objects that a weak reference gave, which reads are not to keep alive, and the reference
         self._weak: dict[int, tuple[Any, Any]] = {}
-        #: by holder and key: what the call has set, with the kind of its read
+        #: by holder and key: the value that the call has set, with the kind of its read
         self._set: dict[tuple[int, Any], tuple[Any, ReadKind, Any, Any]] = {}
         #: containers with items that the call has set, and True where others may have come, gone or moved
         self._changed: dict[int, tuple[Any, bool]] = {}
@@ -219,7 +219,7 @@ class Reads:
 
 
 def _references(reads: list[Read], reasons: list[Reason], sets: list[Any], changed: list[Any], weak: list[Any]) -> dict[int, int]:
-    """By id of an object, how many references to it these hold."""
+    """By id of an object, the number of references to it in these lists."""
     counts: dict[int, int] = {}
     arrays: dict[int, np.ndarray[Any, Any]] = {}
     for thing in _things(reads, reasons, sets, changed, weak):
@@ -253,7 +253,7 @@ def _is_own(thing: Any, counts: dict[int, int]) -> bool:
 
 
 def _references_by_call(thing: Any) -> int:
-    """The references to an object that its parameter and the question itself add."""
+    """The number of references to an object that a call of `sys.getrefcount` and its parameter add."""
     return sys.getrefcount(thing)
 
 

@@ -1,8 +1,9 @@
 """The functions that are watched, and the functions that are not.
 
 Note [Which functions are watched]
-    Every Python function that runs on the recording thread is watched: the user's, those of installed packages, those of the standard library that
-    one of these calls, and of this package the parts whose objects have attributes that users set, such as modules of a network (`_OWN_PARTS`). The
+    Every Python function that runs on the recording thread is watched if it belongs to the user, to an installed package, to the standard library
+    when one of these calls it, or to a part of this package with objects that carry the user's attributes, such as modules of a network
+    (`_OWN_PARTS`). The
     rest of the package computes from its arguments, and so does numpy: of containers and arrays among them all is read. Functions that print or log
     have no result that counts, importing a module is no part of a computation, and a call that programs make anew at every run reads anew then:
     these are left alone with all that they call.
@@ -16,7 +17,7 @@ import sysconfig
 from types import CodeType
 from typing import Any
 
-#: parts of the package whose objects have attributes of the user's
+#: parts of the package with objects that carry the user's attributes
 _OWN_PARTS = ("aiograd.nn", "aiograd.distributions", "aiograd.functional.derivatives")
 _OWN_FUNCTIONS = "aiograd.nn.functional"
 _PACKAGES_THAT_COMPUTE = ("aiograd", "numpy")
@@ -28,7 +29,7 @@ _INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("purelib", "p
 
 
 def is_watched(code: CodeType, names: dict[str, Any]) -> bool:
-    """True for a function whose instructions are watched.
+    """True for a function with watched instructions.
 
     Args:
         code: of the function.
@@ -52,7 +53,7 @@ def tells(code: CodeType, names: dict[str, Any]) -> bool:
 
 
 def has_own_names(code: CodeType, names: dict[str, Any]) -> bool:
-    """True for a function whose global names may be set by others: none of this package or of the standard library."""
+    """True for a function with global names that user code may set: none of this package or of the standard library."""
     return str(names.get("__name__", "")).partition(".")[0] != "aiograd" and not is_standard(code)
 
 

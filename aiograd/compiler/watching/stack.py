@@ -31,7 +31,7 @@ _ENDS = frozenset(
 
 
 def is_readable() -> bool:
-    """True on an interpreter whose frames have the known layout."""
+    """True on an interpreter with the known layout of frames."""
     return (
         sys.implementation.name == "cpython"
         and (3, 11) <= _VERSION <= (3, 13)
@@ -48,7 +48,7 @@ def locals_of(frame: FrameType) -> int:
 
 
 def function_of(frame: FrameType) -> Any:
-    """The function whose call a frame is."""
+    """The function that a frame runs."""
     address = ctypes.c_void_p.from_address(id(frame) + _FRAME).value
     return ctypes.py_object.from_address((address or 0) + _FUNCTION).value
 

@@ -1,7 +1,7 @@
-"""Watcher: a trace function that notes what the functions read that run while a program is recorded.
+"""Watcher: a trace function that notes the reads of the functions that run while a program is recorded.
 
 The interpreter calls it before each of their instructions. It finds the operands on the stack (`aiograd.compiler.watching.stack`) and leaves to
-`aiograd.compiler.watching.objects` and `aiograd.compiler.watching.calls` what the instruction reads from them. A trace function that was set before,
+`aiograd.compiler.watching.objects` and `aiograd.compiler.watching.calls` the noting of the instruction's reads. A trace function that was set before,
 such as a debugger's, is called as well.
 
 Note [Frames of 3.12]
@@ -57,7 +57,7 @@ class Watcher:
         self._left: FrameType | None = None
         #: the line of the user's code, see `described`
         self.where: Any = None
-        #: False while a function runs whose global names and modules stay what they are
+        #: False while a function runs with global names and modules that are taken as constant
         self.has_names = True
         self._before: Any = None
         self._lines: dict[Any, tuple[str, str]] = {}
@@ -99,7 +99,7 @@ class Watcher:
     # ---------------------------------------------------------------- called by the interpreter
 
     def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
-        """The trace function of the thread: a function begins, or a generator goes on."""
+        """The trace function of the thread, called when a function begins or a generator resumes."""
         tracers, leaves, before = self._tracers, self._leaves, self._before
 
         def begins(frame: FrameType, event: str, argument: Any) -> Any:
@@ -171,7 +171,7 @@ class Watcher:
         return trace
 
     def _enters(self, frame: FrameType) -> None:
-        """A function begins: it is the same as before if its code and default values are, and if a special method is still found in the class."""
+        """Note a function that begins: guards its code, its default values, and the class's entry of a special method."""
         code, reads = frame.f_code, self.reads
         function = function_of(frame)
         if not isinstance(function, FunctionType):
@@ -207,7 +207,7 @@ def _described(where: Any) -> tuple[str, str]:
 
 
 def _is_watched(frame: FrameType | None) -> bool:
-    """True for the frame of a function whose instructions are watched; what the rest of the package calls of the standard library is not."""
+    """True for the frame of a function with watched instructions; calls of the standard library by the rest of the package are not watched."""
     return frame is not None and frame.f_trace is not None
 
 
@@ -216,7 +216,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _both(one: Any, other: Any) -> Any:
-    """A trace function that calls two."""
+    """A trace function that calls two others."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         one(frame, event, argument)

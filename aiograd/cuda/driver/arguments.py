@@ -1,7 +1,7 @@
 """The arguments of a launch, laid out as the driver reads them: an array of addresses, one for each argument.
 
 The array and the room it points to are made once for each kernel and types; a launch writes its values there and names the array, which
-the driver reads before the call returns. Measured elsewhere, packing of this kind is most of what a launch costs in Python.
+the driver reads before the call returns. Such packing is most of the Python time of a launch, as measurements elsewhere show.
 """
 
 from __future__ import annotations

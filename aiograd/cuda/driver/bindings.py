@@ -74,7 +74,7 @@ class Bindings:
         return int(self._call("cuDeviceGetAttribute", getattr(self._attributes, f"CU_DEVICE_ATTRIBUTE_{name}"), device))
 
     def total_memory(self, device: Any) -> int:
-        """Bytes."""
+        """The memory of a device in bytes."""
         return int(self._call("cuDeviceTotalMem", device))
 
     def retain_context(self, device: Any) -> Any:
@@ -125,15 +125,15 @@ class Bindings:
         self._call("cuMemFreeHost", address)
 
     def copy_to_device(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """From an address of the host."""
+        """Copy from an address of the host to the device."""
         self._call("cuMemcpyHtoDAsync", target, source, nbytes, stream)
 
     def copy_to_host(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """To an address of the host; returns when it is done where that memory is not pinned."""
+        """Copy from the device to an address of the host; if that memory is not pinned, returns when the copy is done."""
         self._call("cuMemcpyDtoHAsync", target, source, nbytes, stream)
 
     def copy(self, target: int, source: int, nbytes: int, stream: Any) -> None:
-        """Within the device."""
+        """Copy within the device."""
         self._call("cuMemcpyDtoDAsync", target, source, nbytes, stream)
 
     def fill(self, target: int, value: int, nbytes: int, stream: Any) -> None:
@@ -147,11 +147,11 @@ class Bindings:
         return self._call("cuStreamCreateWithPriority", _NON_BLOCKING_STREAM, priority)
 
     def foreign_stream(self, address: int) -> Any:
-        """The stream of another library; nobody here closes it."""
+        """The stream of another library; it is not closed here."""
         return self._driver.CUstream(address)
 
     def destroy_stream(self, stream: Any) -> None:
-        """Let go of a stream."""
+        """Destroy a stream."""
         self._call("cuStreamDestroy", stream)
 
     def create_event(self, timing: bool) -> Any:
@@ -159,7 +159,7 @@ class Bindings:
         return self._call("cuEventCreate", _BLOCKING_EVENT if timing else _BLOCKING_EVENT | _EVENT_WITHOUT_TIMING)
 
     def destroy_event(self, event: Any) -> None:
-        """Let go of an event."""
+        """Destroy an event."""
         self._call("cuEventDestroy", event)
 
     def record(self, event: Any, stream: Any) -> None:
@@ -182,15 +182,15 @@ class Bindings:
         self._call("cuEventSynchronize", event)
 
     def wait_for(self, stream: Any, event: Any) -> None:
-        """Let a stream wait for an event."""
+        """Make a stream wait for an event."""
         self._call("cuStreamWaitEvent", stream, event, 0)
 
     def elapsed_ms(self, start: Any, end: Any) -> float:
-        """Between two events with timing."""
+        """Milliseconds between two events with timing."""
         return float(self._call("cuEventElapsedTime", start, end))
 
     def call_on_host(self, stream: Any, function: int, argument: int) -> None:
-        """Let the driver's thread call a C function ``void (void *)`` by its address when a stream has come this far."""
+        """Make the driver's thread call a C function ``void (void *)`` by its address when a stream has come this far."""
         self._call("cuLaunchHostFunc", stream, self._driver.CUhostFn(function), argument)
 
     # ---------------------------------------------------------------- kernels

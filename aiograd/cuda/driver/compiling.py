@@ -3,7 +3,7 @@
 Note [Why not PTX]
     PTX carries the version of the compiler that wrote it, and a driver older than that compiler refuses it, a minor version being
     enough. So the compiler's intermediate code is linked by nvJitLink into machine code, which a driver of the same major version
-    loads. Nothing here asks for a device or a context: what is compiled for a device is compiled and looked at on machines without one.
+    loads. Nothing here asks for a device or a context: code for a device is compiled and inspected on machines without one.
 
 Note [Multiply and add]
     A kernel that says ``kernel.contract = False`` has its multiplications and additions rounded one by one; any other may have them fused.
@@ -53,7 +53,7 @@ def compile_kernel(kernel: Callable[..., None], args: tuple[Any, ...], capabilit
     try:
         parts, _ = cuda.compile_all(kernel, types.void(*signature), device=False, abi="numba", output="ltoir", cc=capability)
         cubin = link(parts, capability, contract=getattr(kernel, "contract", True))
-    except Exception as error:  # numba raises what it likes
+    except Exception as error:  # numba raises errors of many types
         target = f"sm_{capability[0]}{capability[1]}"
         raise DeviceError(f"kernel {kernel.__name__} could not be compiled for {signature} on {target}: {error}") from error
     names = set(_ENTRY.findall(cubin))

@@ -1,14 +1,14 @@
-"""Being told that a device has come to an event, without anybody polling and without Python on a thread of the driver.
+"""Notification that a device has come to an event, without polling and without Python on a thread of the driver.
 
 Note [A C function of the right shape]
     The driver can call a C function ``void (void *)`` when a stream has come to a place. It does so holding a lock of its own, so that
     Python there, which needs the interpreter's lock, would sooner or later wait for a thread that holds that and wants the driver's.
-    ``sem_post`` of the C library takes one pointer, never blocks and takes no lock: it is what is called, on a semaphore that one thread of ours
-    waits for. That thread looks at the oldest event of each stream and calls back for those that have come to pass.
+    ``sem_post`` of the C library takes one pointer, never blocks and takes no lock: the driver calls it on a semaphore that one thread of ours waits
+    for. That thread looks at the oldest event of each stream and calls back for each completed event.
 
 Note [A device that fails]
     A stream that fails never comes to its host functions. So the thread also looks at the events each `HEARTBEAT` seconds while it has any, and
-    calls back for those that report an error: whoever reads the data finds it.
+    calls back for events that report an error: a read of the data raises it.
 
 Rejected: Python callbacks on the driver's thread (the two locks); a compiled function that writes to an eventfd (the same, for the price of
 a compiler at the start of each process: one that has three arguments to fill in is needed); one blocking wait for each event (a thread each).
@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 log = logging.getLogger("aiograd.cuda")
 
-#: seconds between looks at events that nobody announced
+#: seconds between looks at events without a notification
 HEARTBEAT = 0.5
 #: bytes that hold a semaphore on every platform of glibc and musl
 _SEMAPHORE_SIZE = 64
@@ -42,7 +42,7 @@ class Completions(Protocol):
         """Call back once the device has reached an event just recorded on a stream, or has failed."""
 
     def close(self) -> None:
-        """End the threads; what is outstanding is called back. Idempotent."""
+        """End the threads after the outstanding callbacks. Idempotent."""
 
 
 class Semaphore:
@@ -73,7 +73,7 @@ class Semaphore:
 
 
 class HostFunctionCompletions:
-    """Told by the device: a host function behind each event.
+    """Completions reported by the device: a host function behind each event.
 
     Args:
         call_on_host: lets a stream call a C function by address, with an argument.
@@ -137,7 +137,7 @@ class HostFunctionCompletions:
     def _has_come(self, event: Any) -> bool:
         try:
             return self._is_done(event)
-        except Exception:  # the device failed: whoever reads finds it
+        except Exception:  # the device failed: a read of the data raises it
             return True
 
     def _take(self, has_come: Callable[[Any], bool]) -> list[tuple[Any, _Callback]]:
@@ -152,7 +152,7 @@ class HostFunctionCompletions:
 
 
 class WaitingThreads:
-    """The portable way: a thread for each stream that blocks on its events in turn.
+    """Completions on every platform: a thread for each stream that blocks on its events in turn.
 
     Args:
         wait: blocks until an event has come to pass, other Python threads running; raises where the device failed.
@@ -186,7 +186,7 @@ class WaitingThreads:
         while (job := queue.get()) is not None:
             try:
                 self._wait(job[0])
-            except Exception:  # the device failed: whoever reads finds it
+            except Exception:  # the device failed: a read of the data raises it
                 log.debug("waiting for the device failed", exc_info=True)
             _call(job[1])
             del job

@@ -1,9 +1,9 @@
 """Matrix products by cuBLAS, through its C interface.
 
 Note [The same bits each time]
-    cuBLAS promises equal results for equal calls on one kind of device where its workspace is the caller's, one stream uses it at a time and atomics
-    are off. So each stream has a handle and a workspace of its own, from the device's pool, and atomics are not allowed. Single
-    precision is single precision (`allow_tf32` for those who want otherwise), half precision is summed in single.
+    cuBLAS promises equal results for equal calls on one kind of device where the caller provides its workspace, one stream uses it at a time and
+    atomics are off. So each stream has a handle and a workspace of its own, from the device's pool, and atomics are not allowed. Single
+    precision is single precision (`allow_tf32` permits TF32), half precision is summed in single.
 
 Note [Rows and columns]
     cuBLAS has matrices by columns. A matrix by rows is, to it, the transposed one; ``(A B)ᵀ = Bᵀ Aᵀ``, so the operands change places and nothing
@@ -59,7 +59,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class WorkspaceAllocator(Protocol):
-    """Where workspaces come from."""
+    """The source of workspaces: allocates and frees memory of a device."""
 
     def allocate(self, nbytes: int, stream: Any) -> Any: ...
     def free(self, memory: Any, stream: Any) -> None: ...
@@ -123,14 +123,14 @@ class Cublas:
         )  # fmt: skip
 
     def forget(self, stream: Any) -> None:
-        """Let go of what belongs to a stream whose work is done."""
+        """Destroy the handle and free the workspace of a finished stream."""
         found = self._handles.pop(int(stream), None)
         if found is not None:
             self._call("cublasDestroy_v2", found[0])
             self._memory.free(found[1], stream)
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Destroy all handles and free all workspaces. Idempotent."""
         for _, _, stream in list(self._handles.values()):
             self.forget(stream)
 

@@ -18,7 +18,7 @@ class Foreign:
 
 
 class EventHandle:
-    """A place in a stream. When nobody refers to it any more, its handle is used for another."""
+    """A place in a stream. When the object is collected, its handle is used for another."""
 
     __slots__ = ("handle", "timing", "done", "_spare")
 

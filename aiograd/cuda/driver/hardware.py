@@ -98,7 +98,7 @@ class HardwareDriver:
         self._loaded: dict[tuple[Any, ...], tuple[Any, Arguments]] = {}
         self._recent: deque[str] = deque(maxlen=_REMEMBERED)
         self._lost: DeviceLostError | None = None
-        #: events that nobody refers to any more, without and with timing
+        #: events of collected objects, without and with timing
         self._spare: tuple[list[Any], list[Any]] = ([], [])
         self._closed = False
         calls.push_context(self._context)
@@ -143,14 +143,14 @@ class HardwareDriver:
     def host_array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An uninitialised host array that `download` and `upload` copy without waiting; pinned, unless it is very large.
 
-        The memory goes back to a pool when the array and its views are gone and what was copied has arrived.
+        The memory goes back to a pool when the array and its views are gone and the copies are done.
         """
         self._enter("pinning host memory")
         host: np.ndarray[Any, Any] = self._guard("pinning host memory", self._staging.array, shape, dtype)
         return host
 
     def adopt(self, address: int, nbytes: int, owner: Any) -> Foreign:
-        """Memory that another library has on this device; `owner` keeps it, and is let go when the last stream that uses it has come past."""
+        """Memory that another library has on this device; `owner` keeps it alive, and is dropped when the last stream that uses it has come past."""
         return Foreign(address, nbytes, owner)
 
     def upload(self, memory: Any, offset: int, host: np.ndarray[Any, Any], stream: Any) -> None:
@@ -361,7 +361,7 @@ class HardwareDriver:
         return self._first if stream is None else stream
 
     def _enter(self, what: str) -> None:
-        """Make the calling thread fit for calls, or say why there will be none."""
+        """Prepare the calling thread for calls of the driver; raise if the device is lost or closed."""
         if self._lost is not None:
             raise self._lost
         if self._closed:

@@ -23,7 +23,7 @@ class DeviceMemory:
     Args:
         name: of the device, for messages.
         calls: the CUDA driver.
-        failure: makes an error for users of a call that failed, and of what was attempted.
+        failure: makes an error for users, from a failed call and the attempted operation.
         wait_for_everything: blocks until the device has nothing to do.
         is_done: returns True if an event has completed.
     """
@@ -73,13 +73,13 @@ class DeviceMemory:
         self._pool.give(block, key)
 
     def let_go(self, memory: Foreign, event: EventHandle) -> None:
-        """Keep the owner of somebody else's memory until an event."""
+        """Keep the owner of another library's memory until an event."""
         self._leaving.append((event, memory.owner))
         memory.owner = None
         self.reap()
 
     def reap(self) -> None:
-        """Let go of those owners whose events have come to pass."""
+        """Drop the owners with completed events."""
         while self._leaving and self._is_done(self._leaving[0][0]):
             self._leaving.popleft()
 
@@ -87,12 +87,12 @@ class DeviceMemory:
         """Bytes and counts; any thread."""
         return self._pool.stats()
 
-    def stream_closed(self, key: int, heir: int) -> None:
-        """Let the free blocks of a stream whose work is done serve another."""
-        self._pool.settle(heir, key)
+    def stream_closed(self, key: int, successor: int) -> None:
+        """Let the free blocks of a finished stream serve another."""
+        self._pool.settle(successor, key)
 
     def give_back(self, key: int) -> None:
-        """Give segments of which nothing is in use back; the device has just been waited for, and what is left serves `key`."""
+        """Give unused segments back to the device, which has no work left; the remaining blocks serve `key`."""
         self._pool.settle(key)
         for address in self._pool.release_idle():
             try:

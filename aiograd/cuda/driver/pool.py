@@ -1,6 +1,6 @@
-"""Which bytes of a device's memory are whose: the bookkeeping of an allocator that keeps what it was given.
+"""The bookkeeping of an allocator that keeps a device's memory: blocks, their owners and free ones.
 
-Pure: it moves numbers about and asks nobody for anything. `aiograd.cuda.driver.hardware` gets segments from the device and gives them back.
+Pure: it moves numbers about and calls nothing. `aiograd.cuda.driver.hardware` gets segments from the device and gives them back.
 
 Note [Streams and free blocks]
     Getting memory from a CUDA device, and giving it back, waits for the device; a pass that did so for each array would never run ahead of it.
@@ -13,10 +13,10 @@ Note [Sizes]
     size, so that a few small blocks that live long do not keep large ones from being joined. The smallest block that fits is taken, the lowest
     of those.
 
-Rejected: the device's own stream-ordered pool (each call costs a microsecond more and says less about what is where); size classes
+Rejected: the device's own stream-ordered pool (each call costs a microsecond more and says less about the places of blocks); size classes
 without splitting (up to twice the memory).
 
-Source: the sizes are those of PyTorch's CUDACachingAllocator.
+Source: the sizes come from PyTorch's CUDACachingAllocator.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class MemoryPool:
         self.allocations = self.frees = self.out_of_memory = 0
 
     def take(self, nbytes: int, stream: Hashable) -> Block | None:
-        """A block for a stream from what is there, or None where a segment is needed (`segment_sizes`, `add`)."""
+        """A block for a stream from the present segments; None if a new segment is needed (`segment_sizes`, `add`)."""
         size = round_up(nbytes)
         is_small = size <= _SMALL
         blocks = self._free.get((stream, is_small))
@@ -105,7 +105,7 @@ class MemoryPool:
         return block
 
     def add(self, address: int, size: int, nbytes: int, stream: Hashable) -> None:
-        """Take up a segment that the device gave for a block of so many bytes."""
+        """Add a segment that the device gave for a block of so many bytes; all of it is one free block."""
         segment = Segment(address, size, round_up(nbytes) <= _SMALL)
         block = Block(address, size, segment, stream)
         self.segments[address] = (segment, block)
@@ -117,7 +117,7 @@ class MemoryPool:
         """Take a block back, in the order of a stream.
 
         Raises:
-            RuntimeError: it has been given back before: a mistake of whoever calls.
+            RuntimeError: the block has been given back before: a mistake of the caller.
         """
         if block.is_free:
             raise RuntimeError(f"memory at {block.address:#x} ({block.size} bytes) was freed twice")
@@ -128,7 +128,7 @@ class MemoryPool:
         self._insert(self._join(block))
 
     def settle(self, stream: Hashable, *others: Hashable) -> None:
-        """All that the streams `others` (without any: all streams) were asked for is done: let their free blocks serve another stream."""
+        """Let the free blocks of the streams `others` (without any: of all streams) serve another stream; their work is done."""
         moved = [
             entry[2] for (home, _), blocks in self._free.items() if home != stream and (not others or home in others) for entry in blocks
         ]
@@ -142,7 +142,7 @@ class MemoryPool:
                 self._insert(self._join(block))
 
     def release_idle(self) -> list[int]:
-        """Forget the segments of which nothing is in use, and say where they are."""
+        """Forget the segments without a block in use; returns their addresses."""
         idle = [address for address, (segment, block) in self.segments.items() if block.is_free and block.size == segment.size]
         for address in idle:
             segment, block = self.segments.pop(address)

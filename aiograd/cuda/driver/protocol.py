@@ -6,10 +6,10 @@ Note [Threads of a driver]
 
 Note [Order]
     Work on one stream is done in the order in which it was asked for. Between streams the caller puts `wait_for`; a driver orders nothing by
-    itself. Memory that was freed may be given to the next caller at once, so whoever frees it has seen to it that no other stream uses it.
+    itself. Freed memory may be given to the next caller at once, so it is only freed when no other stream uses it.
 
 Rejected: handing numba's device arrays up (their allocation waits for the device, their finalizers run on any thread); one class for all
-drivers with branches (the simulator and the compiler need none of what the hardware needs).
+drivers with branches (the simulator and the compiler share no needs with the hardware).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DeviceDriver(Protocol):
         """
 
     def free(self, memory: Any, stream: Any) -> None:
-        """Give memory back in the order of `stream`: what was asked for before still finds it."""
+        """Give memory back in the order of `stream`: earlier work still finds it."""
 
     def memory_stats(self) -> dict[str, int]:
         """``allocated, reserved, peak_allocated, peak_reserved, allocations, frees, out_of_memory`` in bytes or counts.
@@ -113,13 +113,13 @@ class DeviceDriver(Protocol):
         """A stream that does not wait for any other."""
 
     def close_stream(self, stream: Any) -> None:
-        """Let go of a stream whose work is done."""
+        """Close a finished stream."""
 
     def record(self, stream: Any, *, timing: bool = False) -> Any:
         """An event behind everything asked of `stream` so far."""
 
     def wait_for(self, stream: Any, event: Any) -> None:
-        """Let what is asked of `stream` from now on wait for an event."""
+        """Make later work on `stream` wait for an event."""
 
     def is_done(self, event: Any) -> bool:
         """True if the device has come to an event; any thread.

@@ -1,4 +1,4 @@
-"""The types of a kernel's arguments, in numba's words: one place, so that what is compiled on any machine is what a device is given.
+"""The types of a kernel's arguments, as numba names them: one place, so that every machine compiles for the types that a device is given.
 
 Booleans in memory are bytes (numba cannot read a boolean through a pointer): kernels see uint8, 0 or 1, and write the same.
 """
@@ -20,7 +20,7 @@ def key_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def signature_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """numba's types of `Pointer` and scalar arguments: ints are int64, floats float64, numpy scalars what they are."""
+    """numba's types of `Pointer` and scalar arguments: ints are int64, floats float64, numpy scalars keep their types."""
     return tuple(_type_of(value) for value in args)
 
 

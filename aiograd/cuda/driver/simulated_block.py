@@ -81,7 +81,7 @@ class _Cuda(FakeCUDAModule):
         self.shared_memory = _Shared()
 
     def start(self, grid: Size, block: Size) -> None:
-        """Another kernel begins."""
+        """Begin another kernel."""
         self.gridDim, self.blockDim, self._sizes = Dim3(*grid), Dim3(*block), (grid, block)
 
     @property
@@ -115,7 +115,7 @@ def run(kernel: Callable[..., None], grid: Size, block: Size, args: tuple[Any, .
     """Run a kernel to its end. Arrays among the arguments are flat; the kernel's memory is theirs.
 
     Raises:
-        Whatever the kernel raises; IndexError where it leaves an array; RuntimeError where threads of a block part at a barrier.
+        The kernel's errors; IndexError where it leaves an array; RuntimeError where threads of a block part at a barrier.
     """
     _cuda.start(grid, block)
     values = tuple(value.view(SimulatedMemory) if isinstance(value, np.ndarray) else value for value in args)
@@ -158,7 +158,7 @@ class Simulated:
 
 @functools.lru_cache(maxsize=4096)
 def simulate(function: Callable[..., Any]) -> Simulated:
-    """The copy of a function, with those of the functions that it calls; see Note [Copies] and Note [Threads that wait for each other].
+    """A copy of a function that calls copies of its callees; see Note [Copies] and Note [Threads that wait for each other].
 
     Raises:
         TypeError: it has barriers and is no plain function.
@@ -178,7 +178,7 @@ def simulate(function: Callable[..., Any]) -> Simulated:
 
 
 def _generator(function: Callable[..., Any], space: dict[str, Any], cells: dict[str, Any], waiting: frozenset[str]) -> Callable[..., Any]:
-    """The function with ``yield`` for barriers and ``yield from`` before calls of what has some."""
+    """The function with ``yield`` for barriers, and ``yield from`` before calls of functions with barriers."""
     lines, first = inspect.getsourcelines(function)
     tree = ast.parse(textwrap.dedent("".join(lines)))
     ast.increment_lineno(tree, first - 1)

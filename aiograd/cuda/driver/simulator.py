@@ -1,8 +1,8 @@
 """The driver of numba's simulator: kernels run in Python, thread by thread, on numpy memory.
 
-Note [What is simulated]
-    Everything is done when the call returns, so order, events and streams are trivial; what is tested is what kernels compute, which
-    memory they touch, and everything above the driver. Memory that was never written is full of bytes 0xFF (NaN, −1, true), memory that was
+Note [The extent of the simulation]
+    Everything is done when the call returns, so order, events and streams are trivial; tests of kernels see their results, the memory that they
+    touch, and everything above the driver. Memory that was never written is full of bytes 0xFF (NaN, −1, true), memory that was
     freed is filled with them again, and a pointer reaches exactly as far as its array: reading past it raises.
 """
 
@@ -25,7 +25,7 @@ _one_at_a_time = threading.Lock()
 
 
 class _Stream:
-    """Nothing is ever outstanding on it."""
+    """A stream without outstanding work."""
 
     __slots__ = ("priority",)
 
@@ -34,7 +34,7 @@ class _Stream:
 
 
 class SimulatorDriver:
-    """A `aiograd.cuda.driver.protocol.Driver` whose device is this process.
+    """A `aiograd.cuda.driver.protocol.Driver` with this process as its device.
 
     Args:
         ordinal: number of the device.

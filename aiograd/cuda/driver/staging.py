@@ -6,7 +6,7 @@ Note [Copies that overlap]
     copy that touched them is done. The number of copies in flight is bounded: beyond it the oldest copy is waited for, so that
     the device sets the pace.
 
-Note [Who touches a block]
+Note [Threads that use a block]
     Blocks are taken and pinned on the device's thread. A block that backs an array comes back when the array is collected, on any thread: it
     is only appended to a queue, and looked at when the next one is taken.
 """
@@ -118,7 +118,7 @@ class Staging:
         return self._lent.get(address)
 
     def trim(self) -> None:
-        """Unpin what nothing uses."""
+        """Unpin the blocks that are not in use."""
         self._collect()
         for idle in self._idle.values():
             for _ in range(len(idle)):
@@ -129,7 +129,7 @@ class Staging:
                     idle.append(block)
 
     def close(self) -> None:
-        """Unpin everything but what still backs arrays, which is left to the end of the process. Everything has been waited for."""
+        """Unpin all blocks except the ones that back arrays, which stay until the process ends. The device has no work left."""
         self._collect()
         for idle in self._idle.values():
             while idle:

@@ -2,7 +2,7 @@
 
 Note [Forward]
     A block has a tile of queries and goes through the keys by tiles. Each row keeps the largest score so far and the sum of exponentials
-    below it; when the largest grows, what was summed is scaled down (`aiograd.cuda.kernels.online_softmax`). Saved for backward is the
+    below it; when the largest grows, the sum is scaled down (`aiograd.cuda.kernels.online_softmax`). Saved for backward is the
     logarithm of the sum for each query.
 
 Note [Backward]

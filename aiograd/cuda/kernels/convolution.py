@@ -1,10 +1,10 @@
-"""Convolutions as products of matrices whose right operand is read through the windows, so that nothing is unfolded; unfolding and folding besides.
+"""Convolutions as products of matrices: the right operand is read through the windows, without unfolding. Unfolding and folding besides.
 
 Note [One kernel forward and backward]
     An element of the result at place ``(i, j)`` sums, over channels and taps ``(r, s)``, weights times the operand at ``(i · times_y + first_y
     + r · step_y, j · times_x + first_x + s · step_x)``, nothing where that lies outside. Forward, `times` is the stride, `first` the padding
     backwards, `step` the dilation. Backward, places that leave the same rest by the stride see the same taps, at distances that are multiples
-    of it: each such set is a convolution with stride 1 whose taps go backwards, and writes its places of the gradient.
+    of it: each such set is a convolution with stride 1 and reversed taps, and writes its places of the gradient.
 
 Note [Tiles]
     As in `aiograd.cuda.kernels.gemm`; a thread loads the same column of the right operand each time, so it finds the place once. The number of taps
@@ -123,7 +123,7 @@ def convolved(
 
 @functools.lru_cache(maxsize=256)
 def direct(number: Any, made: Any, height: int, width: int, biased: bool) -> Callable[..., None]:
-    """A kernel like that of `convolved`, with a thread for each element: for groups of so few channels that tiles would be mostly empty."""
+    """A kernel as from `convolved`, with a thread for each element: for groups of so few channels that tiles would be mostly empty."""
 
     def convolve_each(
         out: Any, x: Any, weight: Any, bias: Any, size: int, channels: int, m: int, depth: int,

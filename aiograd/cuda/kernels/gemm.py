@@ -5,12 +5,12 @@ counted by two axes, of which `inner` is the length of the second.
 
 Note [Tiles]
     A block computes a tile of ``TILE_M`` by ``TILE_N`` elements. It brings ``TILE_K`` columns of the left and rows of the right operand at a
-    time into shared memory, where `aiograd.cuda.kernels.gemm_microkernel` multiplies them; what is multiplied next is loaded into registers before it
+    time into shared memory, where `aiograd.cuda.kernels.gemm_microkernel` multiplies them; the next operands are loaded into registers before it
     starts. Which way threads go along an operand when they load it is fixed at compile time (``*_by_k``): along its contiguous axis.
 
 Note [Order]
-    An element is summed by one thread in ascending order. Where the result is small and the sums are long, the sums are cut into
-    parts whose number follows from shapes and the device; the parts are added in their order by a second kernel.
+    An element is summed by one thread in ascending order. Where the result is small and the sums are long, the sums are cut into parts; their number
+    follows from shapes and the device, and a second kernel adds them in order.
 
 Rejected: atomic sums of the parts (another order each time); tensor cores by inline PTX (cuBLAS has them, and the simulator does not).
 """
@@ -65,7 +65,7 @@ def tiled(
 
     Args:
         number: numba type in which to multiply and add.
-        made: that of the result.
+        made: numba type of the result.
         tile_m, tile_n, tile_k: see Note [Tiles]; powers of two.
         run_m, run_n: rows and columns of the tile that a thread keeps.
         a_by_k, b_by_k: True if threads load neighbours along `k`.
@@ -134,7 +134,7 @@ def dots(number: Any, made: Any, rows: int, lanes: int, by_k: bool, biased: bool
 
     Args:
         number: numba type in which to multiply and add.
-        made: that of the result.
+        made: numba type of the result.
         rows, lanes: powers of two.
         by_k: True if neighbouring threads go along the row.
         biased: True if a bias is added.

@@ -82,7 +82,7 @@ def cleared(number: Any, run_m: int, run_n: int) -> Callable[..., Any]:
 
 @functools.cache
 def tile_writer(tile: int, tile_k: int, threads: int, by_k: bool) -> Callable[..., Any]:
-    """A device function ``(target, loaded, t)`` that writes what the threads loaded, element ``t + r * threads`` each, into a tile.
+    """A device function ``(target, loaded, t)`` that writes the elements loaded by the threads, ``t + r * threads`` each, into a tile.
 
     Args:
         tile, tile_k: extents, powers of two.

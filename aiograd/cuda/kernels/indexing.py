@@ -1,7 +1,7 @@
 """Taking elements out of arrays at indices, and putting or adding them back.
 
 Note [Three axes]
-    Whatever is indexed is seen as (outer, length, inner): `picks` indices along the middle axis give (outer, picks, inner). Where the array does not
+    An indexed array is seen as (outer, length, inner): `picks` indices along the middle axis give (outer, picks, inner). Where the array does not
     lie in C order, each of the three has a stride, in elements.
 
 Note [Out of range]
@@ -9,9 +9,8 @@ Note [Out of range]
     arrays, and writes nothing.
 
 Note [Adding with repetition]
-    The indices come sorted, as keys ``index * picks + position``, so that what is added to one place is a run of keys in the order of the
-    positions: the same bits every time, without atomics. Runs that are long are split: a chunk of keys that lies in one run whole has
-    been summed before.
+    The indices come sorted, as keys ``index * picks + position``, so that the additions to one place are a run of keys in the order of the positions:
+    the same bits every time, without atomics. Runs that are long are split: a chunk of keys that lies in one run whole has been summed before.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Logits are ``(outer, classes, inner)`` in C order; sample i is the line at ``i // inner, :, i % inner``, and so are its target and its loss.
 
-Targets that came from the host were checked there. Those that only the device has seen cannot be without waiting for it, so a target that is no
-class makes its sample's loss and gradient NaN, and no memory is read for it.
+Targets that came from the host were checked there. Checking a target on the device would mean waiting for it, so a target that is no class makes its
+sample's loss and gradient NaN, and no memory is read for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from aiograd.cuda.kernels.scalar import TYPES, function
 def cross_entropy(precision: str, columns: int, lanes: int, along: bool, weighted: bool, smooth: bool) -> Callable[..., None]:
     """``(loss, count, shift, x, target, weight, m, n, inner, ignored, hard, even)``.
 
-    The loss of each sample, how much it counts in a mean, and the logarithm of the sum of its exponentials. `hard` is what the target counts for,
-    `even` what each class does.
+    The loss of each sample, how much it counts in a mean, and the logarithm of the sum of its exponentials. `hard` is the weight of the target,
+    `even` the weight of each class.
     """
     T: Any = TYPES[precision]
     log = function("log", precision)
@@ -112,7 +112,7 @@ def cross_entropy_backward(
 
 @functools.lru_cache(maxsize=256)
 def nll(precision: str, weighted: bool) -> Callable[..., None]:
-    """``(loss, count, x, target, weight, m, n, inner, ignored)``: what is chosen from each sample, weighted and negated; and the weight."""
+    """``(loss, count, x, target, weight, m, n, inner, ignored)``: the chosen element of each sample, weighted and negated; and the weight."""
     T: Any = TYPES[precision]
     zero, one, nan = T(0), T(1), T(float("nan"))
 

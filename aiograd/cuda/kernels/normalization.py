@@ -23,8 +23,7 @@ def forward(
 ) -> Callable[..., None]:
     """``(out, mean, rstd, x, weight, bias, m, n, count, eps, groups, channels, spatial)``; where a line is not centred, `mean` is not written.
 
-    The deviations are squared in a second pass over the line: what the sum of squares less the square of the sum gives loses all digits where
-    the mean is large.
+    The deviations are squared in a second pass over the line: the sum of squares less the square of the sum loses all digits where the mean is large.
 
     Args:
         precision: to compute in; `mean` and `rstd` have it.

@@ -21,7 +21,7 @@ from aiograd.cuda.kernels.scalar import TYPES, function
 
 @functools.cache
 def shrinkage(number: Any, exp: Any) -> Callable[..., Any]:
-    """A device function ``(before, top)``: what a sum relative to `before` is multiplied by when `top`, not less, takes its place.
+    """A device function ``(before, top)``: the factor for a sum relative to `before` when `top`, not less, takes its place.
 
     Args:
         number: numba type to compute in.

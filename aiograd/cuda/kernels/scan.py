@@ -60,9 +60,9 @@ def apply(kind: str, precision: str, stored: str, reverse: bool, exclusive: bool
     """``(out, x, f, carry, m, n, inner, length)``: the scan, where ``carry[chunk - 1, i]`` enters each chunk but the first.
 
     Args:
-        exclusive: leave out each element itself: what is written is the state before it.
+        exclusive: leave out each element itself: the state before it is written.
         carried: True if there is a carry; else there is one chunk.
-        guarded: a state of zero stays so whatever it is multiplied by: factors that are products of others may have overflowed.
+        guarded: a state of zero stays zero for every factor: factors that are products of others may have overflowed.
     """
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]

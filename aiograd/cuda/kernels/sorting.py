@@ -1,9 +1,9 @@
-"""Sorting keys with the positions they came from, and searching in what is sorted.
+"""Sorting keys with the positions they came from, and searching in sorted keys.
 
 Note [A network on pairs]
     Bitonic networks do not keep the order of equal keys, but no two pairs (key, position) are equal, so here they do. Keys are 64-bit unsigned
-    integers whose order is that of the values (`sortable`). A row is padded to a power of two with the largest key and positions past
-    the end; rows up to a tile are sorted by one block in shared memory, longer ones tile by tile, then merged through global memory.
+    integers in the order of the values (`sortable`). A row is padded to a power of two with the largest key and positions past the end; rows up to a
+    tile are sorted by one block in shared memory, longer ones tile by tile, then merged through global memory.
 
 Source: Batcher, Sorting networks and their applications (1968).
 """

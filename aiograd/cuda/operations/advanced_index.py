@@ -1,4 +1,4 @@
-"""An index with arrays as (outer, length, inner) and one vector of indices; the only kernels launched are those that flatten the indices.
+"""An index with arrays as (outer, length, inner) and one vector of indices; the only kernels launched flatten the indices.
 
 Note [Where indices are checked]
     Index arrays of the host are checked when they are used, as numpy does. The values of an index array on the device are known only to the
@@ -86,7 +86,7 @@ def advanced_index_of(array: CudaArray, index: Any) -> AdvancedIndex | None:
 
 
 def _parts(ndim: int, index: Any) -> list[Any] | None:
-    """The index as a list of slices, None and integer arrays that says something of every axis."""
+    """The index as a list of slices, None and integer arrays, complete for every axis."""
     parts: list[Any] = []
     for part in index if isinstance(index, tuple) else (index,):
         if part is None or part is Ellipsis or isinstance(part, slice):

@@ -35,7 +35,7 @@ def _padded(features: int, least: int) -> int:
 
 
 def forward_tile(device: DeviceCore, size: int, depth: int, width: int) -> Tile | None:
-    """Tiles for the kernel forward; `size` is that of a number, in bytes. None: shared memory is too small for so many features."""
+    """Tiles for the kernel forward; `size` is the bytes of a number. None: shared memory is too small for so many features."""
     if device.properties.is_simulated:
         return (4, 4, 2, 2) if max(depth, width) <= 16 else None
     for own, other in _FORWARD:
@@ -92,7 +92,7 @@ class Heads:
         return forwards(broadcast(array, (*self.leading, *array.shape[-2:])).reshape(self.outer, self.inner, *array.shape[-2:]))
 
     def like(self, array: CudaArray, features: int) -> CudaArray:
-        """A new array whose axes lie in memory as those of `array` do, so that joining the heads again needs no copy."""
+        """A new array with its axes in memory in the order of `array`'s, so that joining the heads again needs no copy."""
         outer, inner, count, _ = array.shape
         if 0 < array.strides[1] < array.strides[2]:
             found: CudaArray = empty(self.device, (outer, count, inner, features), self.dtype).swapaxes(1, 2)
@@ -105,7 +105,7 @@ class Heads:
 
 
 def _heads(q: Any, k: Any, v: Any, mask: Any, scale: float | None) -> Heads | None:
-    """None where no kernel takes the dtype."""
+    """The arguments as `Heads`; None if no kernel takes their dtype."""
     rows.check_attention(q, k, v, mask)
     device = device_of(q, k, v, mask)
     arrays = [None if array is None else as_cuda(device, array) for array in (q, k, v, mask)]
@@ -144,7 +144,7 @@ def attention(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: float |
 def attention_grad(
     g: Any, needs: tuple[bool, ...], q: Any, k: Any, v: Any, mask: Any, out: Any, shift: Any, is_causal: bool, scale: float | None
 ) -> tuple[Any, ...]:
-    """Gradients of q, k, v and what was added to the scores."""
+    """Gradients of q, k, v and the mask that was added to the scores."""
     heads = _heads(q, k, v, mask, scale)
     tile = None if heads is None else backward_tile(heads.device, np.dtype(heads.precision).itemsize, heads.depth, heads.width)
     if heads is None or tile is None or shift is None:

@@ -1,8 +1,8 @@
 """Two-dimensional convolution and its two adjoints.
 
 Note [Places of the gradient]
-    The gradient of the input at height ``h`` gets, from tap ``r``, what the output at ``(h + padding − r · dilation) / stride`` got, where that
-    is whole. Heights with equal ``(h + padding) % stride`` take the same taps, which are ``period = stride / gcd(stride, dilation)`` apart, and
+    The gradient of the input at height ``h`` gets, from tap ``r``, the gradient of the output at ``(h + padding − r · dilation) / stride``, where
+    that is whole. Heights with equal ``(h + padding) % stride`` take the same taps, which are ``period = stride / gcd(stride, dilation)`` apart, and
     so for widths: each pair of rests is a launch of the kernel that also goes forward (`aiograd.cuda.kernels.convolution`).
 
 Windows of one element, one apart and without padding, are products of matrices and go the way of those (to cuBLAS, where it is); others do where

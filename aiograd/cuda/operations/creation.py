@@ -54,7 +54,7 @@ def np_ones_like(a: Any, dtype: Any = None, order: str = "K", subok: bool = True
 
 @tables.function(np.empty_like)
 def np_empty_like(prototype: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None) -> Any:
-    """An array of the shape and dtype of `prototype`, or of those given, whose elements are arbitrary."""
+    """An array with the shape and dtype of `prototype`, or the given ones, and arbitrary elements."""
     return empty_like(prototype, dtype, shape=shape)
 
 

@@ -47,7 +47,7 @@ def setitem(array: CudaArray, index: Any, value: Any) -> None:
     """``array[index] = value``.
 
     Raises:
-        ShapeError: the value does not fit. Whatever numpy raises for the index.
+        ShapeError: the value does not fit. numpy's errors for the index.
     """
     if is_basic(index):
         target = array if index is Ellipsis else getitem(array, index)
@@ -96,7 +96,7 @@ def assign(target: CudaArray, value: Any) -> None:
         source.flush()
         target.flush()
         if source.buffer is target.buffer:
-            source = source.copy()  # it may overlap with what is written
+            source = source.copy()  # it may overlap with the target
             source.flush()
         kernel, arguments = generate.assignment(target, source)
         target.buffer.flush_readers()
@@ -134,7 +134,7 @@ def index_adjoint(g: CudaArray, /, index: Any, shape: Shape) -> Any:
     """Zeros of `shape` with `g` added at an index with arrays, once for every mention of an element."""
     if g.dtype.kind not in "fi" or g.dtype.itemsize < (2 if g.dtype.kind == "f" else 4):
         return NotImplemented
-    advanced = advanced_index_of(empty(g.device, tuple(shape), g.dtype), index)  # whose memory nobody asks for
+    advanced = advanced_index_of(empty(g.device, tuple(shape), g.dtype), index)  # never used for its memory
     if advanced is None:
         return NotImplemented
     outer, length, inner, count = advanced.sizes
@@ -186,7 +186,7 @@ def take_adjoint(g: Any, indices: Any, /, shape: Shape, axis: int = 0) -> Any:
 
 
 def _index_along(x: Any, indices: Any, axis: int) -> tuple[CudaArray, int]:
-    """Indices for one axis of `x`, on the device; those of the host are checked."""
+    """Indices for one axis of `x`, on the device; indices from the host are checked."""
     axis %= x.ndim
     length = x.shape[axis]
     if not isinstance(indices, CudaArray):
@@ -267,7 +267,7 @@ def put_along_axis(arr: CudaArray, indices: Any, values: Any, axis: int | None) 
 
 
 def _row_indices(name: str, indices: Any, rows: int) -> Any:
-    """Indices of rows of a matrix; those of the host are checked."""
+    """Indices of rows of a matrix; indices from the host are checked."""
     if not isinstance(indices, CudaArray):
         indices = np.asarray(indices)
     if indices.dtype.kind not in "iu":

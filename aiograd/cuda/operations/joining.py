@@ -1,6 +1,6 @@
 """Joining, repeating and padding: a new array, and the pieces written where they belong, one launch each.
 
-Repetition is a broadcast view that is copied, so it is one launch whatever the counts.
+Repetition is a broadcast view that is copied, so it is one launch for any counts.
 """
 
 from __future__ import annotations

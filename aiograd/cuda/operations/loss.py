@@ -1,8 +1,8 @@
-"""Losses with integer targets. Those of two arrays, such as the mean square, are reductions of something element-wise as they stand.
+"""Losses with integer targets. Losses of two arrays, such as the mean square, need no kernels: they are reductions of element-wise expressions.
 
 Note [Targets]
-    Targets on the host are checked there, as are class weights, and copied to the device without waiting; what a mean divides by is then a
-    number, and the mean one launch. Of targets on the device only shape and dtype are checked: looking at their values would mean waiting
+    Targets on the host are checked there, as are class weights, and copied to the device without waiting; the divisor of a mean is then a number, and
+    the mean one launch. Of targets on the device only shape and dtype are checked: looking at their values would mean waiting
     (`aiograd.cuda.kernels.loss` says what becomes of wrong ones). A mean then divides by a sum that the device makes.
 """
 
@@ -41,7 +41,7 @@ def _checked(name: str, x: CudaArray, target: Any, weight: Any, ignore_index: in
     check_weight(name, x.shape, weight)
     if isinstance(target, CudaArray):
         check_same(x.device, name, (target,))
-        # zeros are classes whatever the number of classes, so that what is checked is shape and dtype
+        # zero is a class for any number of classes, so that only shape and dtype are checked
         check_targets(name, x.shape, np.broadcast_to(np.zeros((), target.dtype), target.shape), ignore_index)
     else:
         target = check_targets(name, x.shape, target, ignore_index)
@@ -84,7 +84,7 @@ def _reduced(
 
 
 def cross_entropy(logits: CudaArray, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Any) -> tuple[Any, ...]:
-    """The row of that name, the log-sum-exp of each sample, targets and weights on the device, and what a mean divided by if that is there too."""
+    """The row's result, the log-sum-exp of each sample, targets and weights on the device, and the divisor of a mean if it is on the device."""
     if not _is_native(logits):
         return ROWS["cross_entropy"].forward(logits, target, weight, ignore_index, label_smoothing, reduction), None, None, None, None
     target, weight = _checked("cross_entropy", logits, target, weight, ignore_index, reduction)
@@ -132,7 +132,7 @@ def cross_entropy_logits(
 
 
 def nll_loss(logp: CudaArray, target: Any, weight: Any, ignore_index: int, reduction: Any) -> tuple[Any, ...]:
-    """The row of that name, targets and weights on the device, and what a mean divided by if that is there too."""
+    """The row's result, targets and weights on the device, and the divisor of a mean if it is on the device."""
     if not _is_native(logp):
         return ROWS["nll_loss"].forward(logp, target, weight, ignore_index, reduction), None, None, None
     target, weight = _checked("nll_loss", logp, target, weight, ignore_index, reduction)
@@ -178,11 +178,11 @@ tables.fused("nll_loss", Fused(nll_loss, ("classes", "weights", "counted"), {"lo
 def cross_entropy_row(
     logits: CudaArray, /, target: Any, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: Any = "mean"
 ) -> Any:
-    """Without what is kept for the gradient."""
+    """The result alone, without the values kept for the gradient."""
     return cross_entropy(logits, target, weight, ignore_index, label_smoothing, reduction)[0] if _is_native(logits) else NotImplemented
 
 
 @tables.row("nll_loss")
 def nll_loss_row(logp: CudaArray, /, target: Any, weight: Any = None, ignore_index: int = -100, reduction: Any = "mean") -> Any:
-    """Without what is kept for the gradient."""
+    """The result alone, without the values kept for the gradient."""
     return nll_loss(logp, target, weight, ignore_index, reduction)[0] if _is_native(logp) else NotImplemented

@@ -104,7 +104,7 @@ def multiply(out: CudaArray, a: CudaArray, b: CudaArray, bias: CudaArray | None 
 
     Args:
         out: (..., M, N), C-contiguous, not empty.
-        a, b: (..., M, K) and (..., K, N), K > 0; leading axes broadcast to those of `out`.
+        a, b: (..., M, K) and (..., K, N), K > 0; leading axes broadcast to the ones of `out`.
         bias: (N,), with floats only. All of one dtype.
     """
     a, b = forwards(a), forwards(b)
@@ -233,7 +233,7 @@ def _matrix(rows: int, columns: int, row: int, column: int) -> tuple[int, bool] 
 
 
 def _by_library(out: CudaArray, a: CudaArray, b: CudaArray, problem: Problem) -> bool:
-    """Let cuBLAS do it, if it can."""
+    """Compute the product with cuBLAS, if it can."""
     device = out.device
     gemm = getattr(device.driver, "gemm", None)
     if gemm is None or not supports(out.dtype) or min(problem.outer, problem.inner) > _CALLS:

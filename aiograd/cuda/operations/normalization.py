@@ -1,10 +1,10 @@
 """Layer, RMS, group and batch normalisation.
 
-Note [What is one launch]
+Note [Launches]
     A layer, RMS or group norm is one launch forward, which keeps two numbers per line, and one for the gradient of its input. The gradients of
-    weight and bias are sums over columns, in parts where there are many lines, so that their order is that of the shape. Statistics of a batch
-    go across lines, so a batch norm is made of reductions, which compute what they sum on the way, and one pass over the elements: a block per
-    channel would leave most of a device idle.
+    weight and bias are sums over columns, in parts where there are many lines, so that their order follows from the shape. Statistics of a batch go
+    across lines, so a batch norm is made of reductions, which compute their summands on the way, and one pass over the elements: a block per channel
+    would leave most of a device idle.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def layer_norm_gradients(
 
 
 def _weight_gradients(g: CudaArray, x: CudaArray, n: int, mean: CudaArray | None, rstd: CudaArray) -> tuple[Any, Any]:
-    """Of weight and bias, (n,) each, reading `g` and `x` once."""
+    """Gradients of weight and bias, (n,) each, reading `g` and `x` once."""
     device, precision, m = x.device, precision_of(x.dtype), x.size // n
     here = tile(device.properties, n, m, along=False)
     dtype = _PRECISIONS[precision]
@@ -268,11 +268,11 @@ tables.fused("batch_norm", Fused(batch_norm, ("mean", "rstd"), joint={_JOINT: ba
 
 @tables.row("layer_norm")
 def layer_norm_row(x: CudaArray, weight: Any = None, bias: Any = None, /, ndims: int = 1, eps: float = 1e-5) -> Any:
-    """Without what is kept for the gradient."""
+    """The result alone, without the values kept for the gradient."""
     return NotImplemented if not _is_native(x, weight, bias) or not _fits(x, ndims, weight, bias) else layer_norm(x, weight, bias, ndims, eps)[0]
 
 
 @tables.row("rms_norm")
 def rms_norm_row(x: CudaArray, weight: Any = None, /, ndims: int = 1, eps: float | None = None) -> Any:
-    """Without what is kept for the gradient."""
+    """The result alone, without the values kept for the gradient."""
     return NotImplemented if not _is_native(x, weight) or not _fits(x, ndims, weight) else rms_norm(x, weight, ndims, eps)[0]

@@ -3,7 +3,7 @@
 Note [Many small arrays]
     A model's parameters are many and mostly small, so launches would take longer than the arithmetic. A kernel takes a list of arrays, and each block
     looks up which of them it works on: its number against where each array's blocks end. Every element is computed alone, with single
-    roundings (`aiograd.cuda.kernels.scalar`), so the bits do not depend on what is updated together, and are those of the operators.
+    roundings (`aiograd.cuda.kernels.scalar`), so the bits do not depend on the grouping of parameters, and equal the operators'.
 
 Source: the multi-tensor kernels of NVIDIA's apex and of PyTorch's ``_foreach`` functions.
 """
@@ -94,7 +94,7 @@ def update(device: DeviceCore, kind: str, members: Sequence[Member], options: Ma
 
 
 def sum_of_squares(device: DeviceCore, arrays: Sequence[Any]) -> CudaArray | None:
-    """See `aiograd.running.devices.ScalesGradients`: sums of blocks, whose order follows from the sizes, then their sum."""
+    """See `aiograd.running.devices.ScalesGradients`: sums of blocks, in an order that follows from the sizes, then their sum."""
     if not _alike(device, arrays):
         return None
     letters = f"{arrays[0].dtype.kind}{arrays[0].itemsize}"

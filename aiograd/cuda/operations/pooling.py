@@ -25,12 +25,12 @@ def _geometry(win: Window, outputs: tuple[int, int], size: tuple[int, int]) -> t
 
 
 def _host(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The row on the host, which also says what is wrong with arguments that do not fit."""
+    """Run the row on the host; its errors explain arguments that do not fit."""
     return on_host(name, ROWS[name].forward, args, kwargs)
 
 
 def _planes(*arrays: Any) -> list[CudaArray]:
-    """On the device, contiguous."""
+    """The image on the device, contiguous."""
     device = device_of(*arrays)
     found = [as_cuda(device, array) for array in arrays]
     check_same(device, "pooling", found)

@@ -1,4 +1,4 @@
-"""LSTM: a step, and a whole sequence, whose steps are a product and one launch each.
+"""LSTM: a step, and a whole sequence; each step is a product and one launch.
 
 The input's part of all gates is one product before the steps, and so are the gradients of both weights after them.
 """
@@ -36,7 +36,7 @@ def _step(out: CudaArray, after: CudaArray, active: CudaArray, gates: CudaArray,
 def _step_backward(
     dgates: CudaArray, active: CudaArray, before: CudaArray, after: CudaArray, g: CudaArray | None, dh: CudaArray | None, dc: CudaArray | None
 ) -> CudaArray:
-    """Writes the gradient of the gates, returns that of the cell state before the step."""
+    """Write the gradient of the gates; returns the gradient of the cell state before the step."""
     dbefore = empty(after.device, after.shape, after.dtype)
     if after.size:
         kernel = kernels.step_backward(precision_of(after.dtype), f"f{after.itemsize}", g is not None, dh is not None, dc is not None)
@@ -131,7 +131,7 @@ tables.fused("lstm", Fused(lstm, ("cells", "active"), joint={("x", "h0", "c0", "
 
 @tables.row("lstm_cell")
 def lstm_cell_row(gates: Any, c: Any, /) -> Any:
-    """Without what is kept for the gradient."""
+    """The result alone, without the values kept for the gradient."""
     if not isinstance(gates, CudaArray) or not isinstance(c, CudaArray):
         return NotImplemented
     return lstm_cell(gates, c)[0]

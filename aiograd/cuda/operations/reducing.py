@@ -1,9 +1,9 @@
-"""Bringing the elements along axes down to one each: which kernel, over which extents and strides; see `reduction` for what is registered.
+"""Bringing the elements along axes down to one each: which kernel, over which extents and strides; `reduction` registers the functions.
 
-Note [What is one launch]
-    A reduction computes what is pending in its argument, and leaves it pending: an argument that nobody else holds is then never in memory
-    at all. Asked of the same pending argument a second time, it is launched after all, rather than computed ever again. A second launch
-    follows where few results have many elements each (`aiograd.cuda.tiles`).
+Note [Launches]
+    A reduction computes the pending expression of its argument, and leaves it pending: an argument without another reference is then never in memory
+    at all. Asked of the same pending argument a second time, it is launched after all, rather than computed ever again. A second launch follows where
+    few results have many elements each (`aiograd.cuda.tiles`).
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def _plan(
 
 
 def _pending_in(array: CudaArray) -> tuple[tuple[Step, ...], list[CudaArray], list[Any]]:
-    """Operations to compute on the way, what they read, and their scalars; the lock is held."""
+    """Pending operations to compute on the way, the arrays that they read, and their scalars; the lock is held."""
     expression = array.buffer.expression
     if (
         not isinstance(expression, Expression)
@@ -177,7 +177,7 @@ def _aligned(source: _Outline, shape: Shape) -> tuple[int, ...]:
 
 
 def _outermost_first(axes: Sequence[int], strides: Shape) -> list[int]:
-    """The axes by how far apart their neighbours lie in memory, the farthest first; those that repeat elements before all."""
+    """The axes by how far apart their neighbours lie in memory, the farthest first; axes that repeat elements come before all."""
     return sorted(axes, key=lambda axis: -abs(strides[axis]) if strides[axis] else -math.inf)
 
 

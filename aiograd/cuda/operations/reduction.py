@@ -40,7 +40,7 @@ def _is_plain(initial: Any, where: Any) -> bool:
 def reduce_ufunc(
     ufunc: np.ufunc, array: Any, axis: Any, dtype: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True
 ) -> Any:
-    """``ufunc.reduce(array, ...)``; NotImplemented for what has no kernel."""
+    """``ufunc.reduce(array, ...)``; NotImplemented if there is no kernel."""
     if not isinstance(array, CudaArray) or not _is_plain(initial, where) or not is_supported(array.dtype):
         return NotImplemented
     asked = None if dtype is None else np.dtype(dtype)

@@ -140,7 +140,7 @@ def linear_scan(x: Any, factor: Any, /, axis: int = -1, *, reverse: bool = False
 
 @tables.row("prod_others")
 def prod_others(x: CudaArray, /) -> Any:
-    """The row of that name: the product of what comes before each element and of what comes after."""
+    """The row of that name: for each element the product of all others."""
     if x.dtype.kind != "f" or not is_supported(x.dtype):
         return NotImplemented
     return scan("prod", x, -1, x.dtype, exclusive=True) * scan("prod", x, -1, x.dtype, reverse=True, exclusive=True)

@@ -1,4 +1,4 @@
-"""Choosing and limiting elements: all of it element-wise, so all of it pending until somebody needs it."""
+"""Choosing and limiting elements: all element-wise, so results are pending until they are used."""
 
 from __future__ import annotations
 

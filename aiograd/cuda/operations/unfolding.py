@@ -83,7 +83,7 @@ def _matrices(weight: CudaArray, groups: int) -> CudaArray:
 
 
 def _shares(images: int, *elements: int) -> list[slice]:
-    """Images by so many at a time that what they need is within bounds."""
+    """Slices of the images; each needs memory within bounds."""
     step = max(1, _ELEMENTS // max(elements))
     return [slice(first, min(images, first + step)) for first in range(0, images, step)]
 
@@ -123,7 +123,7 @@ def weight_grad(out: CudaArray, x: CudaArray, y: CudaArray, win: Window, groups:
 
 
 def on_host(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The row on the host, which also says what is wrong with arguments that do not fit."""
+    """Run the row on the host; its errors explain arguments that do not fit."""
     return fallback.on_host(name, ROWS[name].forward, args, kwargs)
 
 

@@ -1,7 +1,7 @@
 """Views: other shapes of the same memory.
 
-numpy is asked what a function makes of a stand-in with the same shape and strides; where its result lies in the stand-in's (imagined)
-memory is where the view lies in the array's. None of these functions looks at a value.
+numpy runs each function on a stand-in with the same shape and strides; the view lies in the array's memory where the result lies in the stand-in's
+(imagined) memory. None of these functions looks at a value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _memory = np.zeros(64, np.uint8)
 
 
 def imagined(array: CudaArray) -> np.ndarray[Any, Any]:
-    """A numpy array with the shape and strides of a device array, whose elements must not be read."""
+    """A numpy array with the shape and strides of a device array; its elements must not be read."""
     start = np.ndarray((), array.dtype, _memory.data)
     return np.lib.stride_tricks.as_strided(start, array.shape, array.strides)
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
-from aiograd.distributed.autograd.context_table import ContextTable, is_place
+from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.crossing import Crossing, crossings
-from aiograd.distributed.autograd.discovery import DOWN, UP, check_foreseen, send_node
-from aiograd.distributed.autograd.exchange import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART, TRAILED
+from aiograd.distributed.autograd.discovery import check_foreseen, send_node
 from aiograd.distributed.autograd.participant import PassParticipant
-from aiograd.distributed.kinds import Kind
-from aiograd.distributed.observing import NO_TRAIL, Trail, observe
+from aiograd.distributed.messages.fields import NO_TRACE
+from aiograd.distributed.messages.passes import UP, Abort, Commit, Gradient, GradientsTaken, Mark, Marked, PassMessage, PassOutcome
+from aiograd.distributed.observing import observe
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
 from aiograd.distributed.rpc.timers import expire_at, wait_for
@@ -93,17 +93,17 @@ class BackwardPasses:
         #: passes that this worker took part in, by their ends
         self.committed = self.aborted = 0
         self._first = int.from_bytes(core.entropy(4), "little") << 16
-        core.handlers.update(
+        core.serve(
             {
-                Kind.MARK: self.on_mark,
-                Kind.GRADIENT: self.on_gradient,
-                Kind.COMMIT: self.on_commit,
-                Kind.ABORT: self.on_abort,
-                Kind.OUTCOME: self.on_outcome,
+                Mark: self.on_mark,
+                Gradient: self.on_gradient,
+                Commit: self.on_commit,
+                Abort: self.on_abort,
+                PassOutcome: self.on_outcome,
             }
         )
-        core.multicast.register(Kind.COMMIT, self.on_relayed_commit)
-        core.multicast.register(Kind.ABORT, self.on_abort)
+        core.multicast.register(Commit, self.on_relayed_commit)
+        core.multicast.register(Abort, self.on_abort)
         core.on_lost.append(self.on_lost)
 
     # ---------------------------------------------------------------- on the initiator
@@ -302,72 +302,66 @@ class BackwardPasses:
 
     # ---------------------------------------------------------------- on workers that take part
 
-    async def on_mark(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[int]]:
-        """See `Kind.MARK`."""
-        context, pass_id, (edges, *way) = self._parse(caller, value, 1, 2)
-        if not isinstance(edges, list) or way not in ([], [DOWN], [UP]):
-            raise ProtocolError("a malformed MARK request, which asks for the participants of a pass", code="mark")
-        part = context.parts.get(pass_id)
+    async def on_mark(self, caller: PeerIdentity, message: Mark, timeout: float) -> Marked:
+        """Serve a `Mark`."""
+        context = self._context(caller, message)
+        part = context.parts.get(message.pass_id)
         if part is not None and part.task is not None:
             raise PassAbortedError("edge discovery of a pass goes on although the pass is running already")
-        if way == [UP]:
+        if message.direction == UP:
             if part is None:
                 raise PassAbortedError("edge discovery of a pass goes on although the pass was aborted here")
-            return [], await part.walk.rise(part.walk.take_recvs(edges, caller.name), caller.name)
-        for edge in edges:
+            return Marked([], await part.walk.rise(part.walk.take_recvs(message.edges, caller.name), caller.name))
+        for edge in message.edges:
             send_node(context, edge, caller.name)  # before anything is made
         if part is None:
-            part = self._join(context, pass_id, SMART | (SELECTIVE if way else 0), timeout)
-        names, back = await part.walk.mark(part.walk.take_sends(edges, caller.name), caller.name)
-        return sorted({*names, self.core.name}), back
+            part = self._join(context, message.pass_id, timeout, is_selective=message.direction is not None)
+        names, back = await part.walk.mark(part.walk.take_sends(message.edges, caller.name), caller.name)
+        return Marked(sorted({*names, self.core.name}), back)
 
-    async def on_gradient(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[Any], bool]:
-        """See `Kind.GRADIENT`."""
+    async def on_gradient(self, caller: PeerIdentity, message: Gradient, timeout: float) -> GradientsTaken:
+        """Serve a `Gradient`."""
         failpoints.reach("bwd.before_receive")
-        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4, 5, 6)
-        seen = Trail.parse(rest.pop()) if flags.__class__ is int and flags & TRAILED and rest else NO_TRAIL
-        edges = rest.pop(0) if rest and isinstance(rest[0], list) else []
-        if not (flags.__class__ is int and isinstance(others, list) and isinstance(bundle, tuple) and bundle):
-            raise ProtocolError("malformed gradients", code="gradient")
-        if len(rest) != bool(flags & CREATE) or (rest and not is_place(rest[0])):
+        context = self._context(caller, message)
+        trace = message.trace or NO_TRACE
+        if message.create_graph != (message.place is not None):
             raise ProtocolError("gradients of a pass that records a graph without a place in it", code="gradient")
-        send_node(context, bundle[0], caller.name)
-        part = context.parts.get(pass_id)
+        edge = message.bundle.edge
+        send_node(context, edge, caller.name)
+        part = context.parts.get(message.pass_id)
         if part is None:
-            if edges:  # see Note [Foresight] in `discovery`
-                for edge in edges:
-                    check_foreseen(send_node(context, edge, caller.name), context)
-                part = self._join(context, pass_id, flags, timeout)
-                part.walk.take_sends(edges, caller.name)
-            elif flags & SMART:
-                raise PassAbortedError(f"gradients of message {bundle[0]} for a pass that has not asked for them: it was given up here")
+            options = {"retain_graph": message.retain_graph, "smart": message.smart, "is_selective": message.is_selective}
+            if message.edges:  # see Note [Foresight] in `discovery`
+                for each in message.edges:
+                    check_foreseen(send_node(context, each, caller.name), context)
+                part = self._join(context, message.pass_id, timeout, **options)
+                part.walk.take_sends(message.edges, caller.name)
+            elif message.smart:
+                raise PassAbortedError(f"gradients of message {edge} for a pass that has not asked for them: it was given up here")
             else:
-                part = self._join(context, pass_id, flags, timeout)
+                part = self._join(context, message.pass_id, timeout, **options)
                 part.sends.update(dict.fromkeys(context.send_nodes.values()))
         if part.error is not None:  # it is being wound up, and waits for nothing
             raise part.error
-        part.retain_graph = bool(flags & RETAIN)
-        part.create_graph = bool(flags & CREATE)
-        part.is_selective = bool(flags & SELECTIVE)
-        send, arrays = await part.gradients.parse(bundle, caller.name)
+        part.retain_graph, part.create_graph, part.is_selective = message.retain_graph, message.create_graph, message.is_selective
+        send, arrays = await part.gradients.accept(message.bundle, caller.name)
         failpoints.reach("bwd.after_receive")
         if part.error is not None:
             raise part.error
         is_first = part.task is None
         if is_first:
-            part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
+            part.others = sorted({*part.others, *message.others})
             part.parent = part.gradients.asker = caller.name
-            part.place = tuple(rest[0]) if rest else ()
+            part.place = message.place or ()
             failpoints.reach("bwd.before_compute")
-            anomaly = bool(flags & NAN) if flags & ANOMALY else None
-            profiler = self.core.recorder(caller, seen)
-            collect = context.recorder(part.place) if rest else None
-            with ModeScope(profiler=profiler, anomaly=anomaly, collect=collect):
-                part.start(context=self._surroundings(context, part, seen.traceparent))
+            profiler = self.core.recorder(caller, trace)
+            collect = context.recorder(part.place) if part.create_graph else None
+            with ModeScope(profiler=profiler, anomaly=message.anomaly, collect=collect):
+                part.start(context=self._surroundings(context, part, trace.parent))
         if part.task is not None:
             part.task.deliver(send, arrays)
         if not is_first:
-            return [self.core.name], [], False
+            return GradientsTaken([self.core.name], [], False)
         try:
             with observe(self.core.meter, "receive", "gradients", caller.name, None if part.task is None else part.task.profiler):
                 await part.wait_prepared()
@@ -375,11 +369,11 @@ class BackwardPasses:
             part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
             raise
         failpoints.reach("bwd.before_ack")
-        return sorted({*part.behind, self.core.name}), await part.gradients.answer(), part.has_left
+        return GradientsTaken(sorted({*part.behind, self.core.name}), await part.gradients.answer(), part.has_left)
 
-    async def on_commit(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
-        """See `Kind.COMMIT`."""
-        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+    async def on_commit(self, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
+        """Serve a `Commit`."""
+        context, pass_id = self._context(caller, message, ended=True), message.pass_id
         part = context.parts.get(pass_id)
         if part is None:
             history = context.history
@@ -392,11 +386,10 @@ class BackwardPasses:
             raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
         return await self._commit(caller, part)
 
-    async def on_relayed_commit(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
+    async def on_relayed_commit(self, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
         """As `on_commit`, by way of another worker of the same principal, which is believed as when it is asked what became of the pass."""
-        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
-        part = context.parts.get(pass_id)
-        return await (self.on_commit(caller, value, timeout) if part is None else self._commit(caller, part))
+        part = self._context(caller, message, ended=True).parts.get(message.pass_id)
+        return await (self.on_commit(caller, message, timeout) if part is None else self._commit(caller, part))
 
     async def _commit(self, caller: PeerIdentity, part: PassParticipant) -> bool:
         if not part.commit():
@@ -412,9 +405,9 @@ class BackwardPasses:
         failpoints.reach("commit.before_reply")
         return True
 
-    async def on_abort(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
-        """See `Kind.ABORT`."""
-        context, pass_id, (reason,) = self._parse(caller, value, 1, ended=True)
+    async def on_abort(self, caller: PeerIdentity, message: Abort, timeout: float) -> bool:
+        """Serve an `Abort`."""
+        context, pass_id = self._context(caller, message, ended=True), message.pass_id
         part = context.parts.get(pass_id)
         if part is None:
             if context.history.outcome(pass_id) is Outcome.UNKNOWN:  # never heard of, or in doubt
@@ -423,37 +416,36 @@ class BackwardPasses:
             return True
         if part.is_decided:
             return True
-        error = PassAbortedError(f"the pass was given up by {caller.name}: {str(reason)[:200]}")
+        error = PassAbortedError(f"the pass was given up by {caller.name}: {message.reason[:200]}")
         is_news = part.fail(error, None if part.is_initiator else AbortDecided())
         await part.wait_ended()
         if is_news or caller.name == part.initiator:
             await part.wait_told()
         return True
 
-    async def on_outcome(self, caller: PeerIdentity, value: Any, timeout: float) -> str:
-        """See `Kind.OUTCOME`."""
-        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+    async def on_outcome(self, caller: PeerIdentity, message: PassOutcome, timeout: float) -> str:
+        """Serve a `PassOutcome`."""
+        context, pass_id = self._context(caller, message, ended=True), message.pass_id
         part = context.parts.get(pass_id)
         return (part.transaction.outcome if part is not None else context.history.outcome(pass_id)).value
 
-    def _parse(self, caller: PeerIdentity, value: Any, *more: int, ended: bool = False) -> tuple[Context, PassId, tuple[Any, ...]]:
-        """The beginning of a message about a pass: the context, the pass, and a number of further values that is in `more`."""
-        if not (isinstance(value, tuple) and len(value) - 3 in more and value[1].__class__ is str and value[2].__class__ is int):
-            raise ProtocolError("a malformed message about a backward pass", code="pass")
-        context = self.contexts.find(value[0], caller, self.core.now())
-        pass_id = (value[1], value[2])
+    def _context(self, caller: PeerIdentity, message: PassMessage, ended: bool = False) -> Context:
+        """The context of a message about a pass, which may be over only with `ended`."""
+        context, pass_id = self.contexts.find(message.key, caller, self.core.now()), message.pass_id
         if pass_id in context.history and not ended:
             outcome = context.history.outcome(pass_id)
             raise PassAbortedError(f"the pass is over on {self.core.name} already ({outcome}): too late for more of it")
-        return context, pass_id, value[3:]
+        return context
 
-    def _join(self, context: Context, pass_id: PassId, flags: int, timeout: float) -> PassParticipant:
+    def _join(
+        self, context: Context, pass_id: PassId, timeout: float, *, retain_graph: bool = False, smart: bool = True, is_selective: bool = False
+    ) -> PassParticipant:
         if pass_id[0] == self.core.name:
             raise PassAbortedError(f"{self.core.name} has started no such pass")
         loop = asyncio.get_running_loop()
         part = PassParticipant(
-            self.core, context, pass_id, retain_graph=bool(flags & RETAIN), smart=bool(flags & SMART), deadline=loop.time() + timeout,
-            on_end=self._ended, is_selective=bool(flags & SELECTIVE),
+            self.core, context, pass_id, retain_graph=retain_graph, smart=smart, deadline=loop.time() + timeout, on_end=self._ended,
+            is_selective=is_selective,
         )  # fmt: skip
         part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
         return part

@@ -25,57 +25,17 @@ Note [Tombstones]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiograd.distributed.autograd.context import Context, DistributedPassRunner
+from aiograd.distributed.messages.calls import CallHeader
+from aiograd.distributed.messages.passes import Lease
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.errors import ContextNotFoundError, ContextReleasedError, Overloaded, ProtocolError
+from aiograd.errors import ContextNotFoundError, ContextReleasedError, Overloaded
 
 #: the largest number of released contexts of one principal that are remembered
 TOMBSTONES = 1 << 16
-#: the largest depth of nested calls in one context, each made by the handler of the one before
-NESTED = 64
-
-
-class CallHeader(NamedTuple):
-    """The part of a call that is about its context."""
-
-    key: bytes
-    #: the worker that first opened the context
-    origin: str
-    #: place of the call, see Note [Places] in `context`; without its infinities
-    place: tuple[float, ...]
-    #: message id of the arguments, 0 if none is differentiable
-    edge: int
-    #: True if this call may open the context on the callee
-    opens: bool
-
-    @classmethod
-    def parse(cls, value: Any) -> CallHeader:
-        """Parse and check the header of a call.
-
-        Raises:
-            ProtocolError: the header is malformed.
-        """
-        if not (isinstance(value, tuple) and len(value) == 5):
-            raise ProtocolError("a call with a malformed context", code="call")
-        key, origin, place, edge, opens = value
-        is_sound = (
-            key.__class__ is bytes
-            and len(key) == 16
-            and origin.__class__ is str
-            and 0 < len(origin) <= 128
-            and is_place(place)
-            and len(place) <= NESTED
-            and edge.__class__ is int
-            and edge >= 0
-            and opens.__class__ is bool
-        )
-        if not is_sound:
-            raise ProtocolError("a call with a malformed context", code="call")
-        return cls(key, origin, place, edge, opens)
-
 
 class ContextTable:
     """The contexts of one worker.
@@ -113,33 +73,33 @@ class ContextTable:
         """
         return self._add(self._entropy(16), self.here, principal)
 
-    def enter(self, caller: PeerIdentity, heading: CallHeader, now: float) -> Context:
+    def enter(self, caller: PeerIdentity, header: CallHeader, now: float) -> Context:
         """The context of a call, opened if the call may do that.
 
         Raises:
             ContextNotFoundError, ContextReleasedError, Overloaded: there is no such context, and it cannot be opened.
         """
-        context = self._find(heading.key, caller.principal)
-        if context is None and self._may_open(heading):
-            self._check_tombstone(heading.key, caller.principal, now)
-            context = self._add(heading.key, heading.origin, caller.principal)
+        context = self._find(header.key, caller.principal)
+        if context is None and self._may_open(header):
+            self._check_tombstone(header.key, caller.principal, now)
+            context = self._add(header.key, header.origin, caller.principal)
         if context is None:
-            raise self._unknown(heading.key, caller.principal, now)
+            raise self._unknown(header.key, caller.principal, now)
         if context.openers or context.origin != self.here:
             context.openers[caller.name, caller.incarnation] = now + self.limits.lease_seconds
         return context
 
-    def _may_open(self, heading: CallHeader) -> bool:
+    def _may_open(self, header: CallHeader) -> bool:
         """True if the call may open its context: its header says so, and this worker is not the one that first opened it."""
-        return heading.opens and heading.origin != self.here
+        return header.opens and header.origin != self.here
 
-    def find(self, key: Any, caller: PeerIdentity, now: float) -> Context:
+    def find(self, key: bytes, caller: PeerIdentity, now: float) -> Context:
         """The context of a message that is no call.
 
         Raises:
             ContextNotFoundError, ContextReleasedError: there is none for this caller.
         """
-        context = self._find(key, caller.principal) if key.__class__ is bytes else None
+        context = self._find(key, caller.principal)
         if context is None:
             raise self._unknown(key, caller.principal, now)
         return context
@@ -164,8 +124,8 @@ class ContextTable:
         if key in self._released.get(principal, ()):
             raise self._unknown(key, principal, now)
 
-    def _unknown(self, key: Any, principal: str, now: float) -> ContextNotFoundError | ContextReleasedError:
-        if key.__class__ is bytes and self._released.get(principal, {}).get(key, now) > now:
+    def _unknown(self, key: bytes, principal: str, now: float) -> ContextNotFoundError | ContextReleasedError:
+        if self._released.get(principal, {}).get(key, now) > now:
             return ContextReleasedError(f"the context has been released on {self.here}: nothing can be done in it any more")
         return ContextNotFoundError(
             f"worker {self.here} knows no such autograd context: a context becomes known by the first call made in it, and is forgotten when its "
@@ -184,10 +144,8 @@ class ContextTable:
         self.bury(context.key, context.principal, now)
         return True
 
-    def bury(self, key: Any, principal: str, now: float) -> None:
+    def bury(self, key: bytes, principal: str, now: float) -> None:
         """Remember that a principal's context has been released."""
-        if key.__class__ is not bytes or len(key) != 16:
-            return
         stones = self._released.setdefault(principal, {})
         stones.pop(key, None)
         while stones and ((oldest := next(iter(stones.items())))[1] <= now or len(stones) >= TOMBSTONES):
@@ -208,21 +166,14 @@ class ContextTable:
             del context.openers[opener]
         return not context.openers
 
-    def renew(self, caller: PeerIdentity, renewals: Iterable[Any], now: float) -> None:
-        """Renew the leases that a worker names, see Note [Leases]. Unknown ones are ignored: the renewal may have overtaken the call that opens one.
-
-        Args:
-            renewals: keys of contexts, each with the latest counter value that the worker knows.
-        """
+    def renew(self, caller: PeerIdentity, leases: Iterable[Lease], now: float) -> None:
+        """Renew the leases that a worker names, see Note [Leases]. A lease of an unknown context is ignored: it may overtake the opening call."""
         opener = (caller.name, caller.incarnation)
-        for renewal in renewals:
-            if not (renewal.__class__ is tuple and len(renewal) == 2 and renewal[0].__class__ is bytes and renewal[1].__class__ is int):
-                continue
-            key, beat = renewal
-            context = self._open.get((caller.principal, key))
-            if context is not None and opener in context.openers and beat > context.beats.get(opener, 0):
-                context.beats[opener] = beat
-                context.beat = max(beat, context.beat)
+        for lease in leases:
+            context = self._open.get((caller.principal, lease.key))
+            if context is not None and opener in context.openers and lease.counter > context.beats.get(opener, 0):
+                context.beats[opener] = lease.counter
+                context.beat = max(lease.counter, context.beat)
                 context.openers[opener] = now + self.limits.lease_seconds
 
     def expired(self, now: float) -> list[Context]:
@@ -237,21 +188,12 @@ class ContextTable:
                 over.append(context)
         return over
 
-    def renewals(self) -> dict[tuple[str, str], list[tuple[bytes, int]]]:
+    def renewals(self) -> dict[tuple[str, str], list[Lease]]:
         """(worker, principal) -> the arguments of `renew` there, for the contexts that this worker has opened there."""
-        held: dict[tuple[str, str], list[tuple[bytes, int]]] = {}
+        held: dict[tuple[str, str], list[Lease]] = {}
         for context in self:
             if context.origin == self.here:
                 context.beat += 1
             for name in sorted(context.known_workers - {self.here}):
-                held.setdefault((name, context.principal), []).append((context.key, context.beat))
+                held.setdefault((name, context.principal), []).append(Lease(context.key, context.beat))
         return held
-
-
-def is_place(value: Any) -> bool:
-    """True if a value that came from a peer is a place in its wire form; see Note [Places] in `context`."""
-    return (
-        value.__class__ is tuple
-        and 0 < len(value) <= NESTED + 1
-        and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in value)
-    )

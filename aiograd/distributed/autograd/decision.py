@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from aiograd.coordination.asking import ask_outcome
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.pass_record import PassRecord
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.passes import Abort, Commit, PassOutcome
 from aiograd.distributed.observing import observe
 from aiograd.errors import Overloaded, PassAbortedError, RemoteError, WorkerLostError
 from aiograd.transaction import Acknowledged, Coordinator, Tell, TellFailed, TransactionEvent, Trouble
@@ -38,9 +38,9 @@ async def _spread_commit(part: PassRecord, others: Sequence[str]) -> list[str]:
     """Tell many workers by a tree of them; returns those that have not acknowledged the commit."""
     transaction, now = part.transaction, asyncio.get_running_loop().time
     until = transaction.tell_until if isinstance(transaction, Coordinator) else now()
-    messages = dict.fromkeys(others, part.address())
+    messages = dict.fromkeys(others, Commit(*part.address()))
     with observe(part.core.meter, "commit", "commit", f"{len(others)} workers", None if part.task is None else part.task.profiler):
-        found = await part.core.multicast.spread(Kind.COMMIT, messages, max(until - now(), 0.001), part.context.principal)
+        found = await part.core.multicast.spread(messages, max(until - now(), 0.001), part.context.principal)
     for name, answer in found.items():
         if isinstance(answer, BaseException):
             part.tell_errors[name] = answer
@@ -59,7 +59,7 @@ async def _tell_commit(part: PassRecord, name: str) -> None:
         event: TransactionEvent = Acknowledged(name)
         try:
             with observe(part.core.meter, "commit", "commit", name, None if part.task is None else part.task.profiler):
-                await part.core.request(name, Kind.COMMIT, part.address(), max(until - now(), 0.001), part.context.principal)
+                await part.core.ask(name, Commit(*part.address()), max(until - now(), 0.001), part.context.principal)
             del part.tell_errors[name]
         except Exception as error:
             part.tell_errors[name] = error
@@ -81,17 +81,17 @@ def _trouble(error: Exception) -> Trouble:
 async def tell_abort(part: PassRecord, others: Iterable[str], reason: str) -> None:
     """Tell other workers that the pass is aborted, and wait a moment for their answers, so that they have released the pass when this returns."""
     core = part.core
-    value, principal = (*part.address(), reason), part.context.principal
+    message, principal = Abort(*part.address(), reason), part.context.principal
     names = sorted({*others} - {core.name})
     if are_many(names):
-        found = await core.multicast.spread(Kind.ABORT, dict.fromkeys(names, value), 2 * core.limits.silence, principal)
+        found = await core.multicast.spread(dict.fromkeys(names, message), 2 * core.limits.silence, principal)
         names = [name for name in names if name not in found]
-    await asyncio.gather(*(core.request(name, Kind.ABORT, value, core.limits.silence, principal) for name in names), return_exceptions=True)
+    await asyncio.gather(*(core.ask(name, message, core.limits.silence, principal) for name in names), return_exceptions=True)
 
 
 async def ask(part: PassRecord, peer: str) -> None:
     """Ask a worker for the outcome of the pass."""
     core = part.core
-    event = await ask_outcome(peer, core.request(peer, Kind.OUTCOME, part.address(), core.limits.silence, part.context.principal))
+    event = await ask_outcome(peer, core.ask(peer, PassOutcome(*part.address()), core.limits.silence, part.context.principal))
     if not part.has_ended:
         part.handle(event, PassAbortedError(f"the pass was aborted: {peer} says so"))

@@ -35,7 +35,7 @@ from typing import Any
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.passes import DOWN, UP, Mark, Marked
 from aiograd.engine.run.together import together
 from aiograd.errors import ContextError, GraphError, ProtocolError, WorkerLostError
 from aiograd.graph.node import EDGE_EDITS, Node
@@ -47,8 +47,6 @@ BUDGET = 0.0015
 #: nodes that a worker looks at before it answers a call, and edges of one worker that gradients name, at most; see Note [Foresight]
 FORESIGHT = 128
 FORESEEN_EDGES = 32
-#: the last value of a MARK: the direction of the walk, in a pass that wants some inputs only
-DOWN, UP = 0, 1
 
 
 class EdgeDiscovery(PartHelper):
@@ -122,8 +120,7 @@ class EdgeDiscovery(PartHelper):
         Raises:
             The error with which the part has failed meanwhile; ContextError: the roots depend on another context; errors of other workers.
         """
-        way = (DOWN,) if self._part.is_selective else ()
-        return await self._spread(starts, asker, way, self._reach, self.take_sends)
+        return await self._spread(starts, asker, DOWN if self._part.is_selective else None, self._reach, self.take_sends)
 
     async def rise(self, starts: Iterable[Node], asker: str | None = None) -> list[int]:
         """Walk up from these nodes, and let the workers behind every send node that leads to them do the same.
@@ -140,20 +137,20 @@ class EdgeDiscovery(PartHelper):
         Raises:
             The errors of `mark`.
         """
-        return (await self._spread(starts, asker, (UP,), self._above, self.take_recvs))[1]
+        return (await self._spread(starts, asker, UP, self._above, self.take_recvs))[1]
 
     async def _spread(
         self,
         starts: Iterable[Node],
         asker: str | None,
-        way: tuple[int, ...],
+        direction: int | None,
         find: Callable[[Iterable[Node]], Coroutine[Any, Any, dict[str, list[int]]]],
         take: Callable[[Iterable[Any], str], list[Node]],
     ) -> tuple[set[str], list[int]]:
         part = self._part
         names: set[str] = set()
         back: list[int] = []
-        here, request, address, principal = part.core.name, part.core.request, part.address(), part.context.principal
+        here, ask, address, principal = part.core.name, part.core.ask, part.address(), part.context.principal
         while starts:
             by_peer = await find(starts)
             if part.error is not None:
@@ -163,17 +160,16 @@ class EdgeDiscovery(PartHelper):
             starts = take(own, here)
             part.downstream.update(by_peer)
             left = part.left()
-            answers = await together([request(peer, Kind.MARK, (*address, edges, *way), left, principal) for peer, edges in by_peer.items()])
+            asked = [ask(peer, Mark(*address, edges, direction), left, principal) for peer, edges in by_peer.items()]
+            answers: list[Marked] = await together(asked)
             if part.error is not None:  # the context may have been released meanwhile, and its edges with it
                 raise part.error
             for peer, answer in zip(by_peer, answers, strict=True):
-                if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
-                    raise ProtocolError(f"worker {peer} gave a malformed answer when asked for the participants of a pass", code="mark")
-                names.update(answer[0])
-                starts += take(answer[1], peer)
+                names.update(answer.names)
+                starts += take(answer.edges, peer)
         return names - {here}, back
 
-    def take_sends(self, edges: Iterable[Any], peer: str) -> list[Node]:
+    def take_sends(self, edges: Iterable[int], peer: str) -> list[Node]:
         """Let send nodes take part; returns those that did not already.
 
         Raises:
@@ -188,7 +184,7 @@ class EdgeDiscovery(PartHelper):
                 new.append(send)
         return new
 
-    def take_recvs(self, edges: Iterable[Any], peer: str) -> list[Node]:
+    def take_recvs(self, edges: Iterable[int], peer: str) -> list[Node]:
         """Let recv nodes that a walk has reached send gradients; returns those that did not already.
 
         Raises:
@@ -196,9 +192,9 @@ class EdgeDiscovery(PartHelper):
         """
         new: list[Node] = []
         for edge in edges:
-            recv = self._part.context.recv_nodes.get(edge) if edge.__class__ is int else None
+            recv = self._part.context.recv_nodes.get(edge)
             if recv is None or recv.peer != peer or recv not in self._visited:
-                raise ProtocolError(f"the pass does not depend on message {str(edge)[:20]}", code="edge")
+                raise ProtocolError(f"the pass does not depend on message {edge}", code="edge")
             if recv not in self.leading:
                 self.leading[recv] = None
                 new.append(recv)
@@ -302,19 +298,19 @@ def check_foreseen(send: SendNode, context: Context) -> None:
         )
 
 
-def send_node(context: Context, edge: Any, peer: str) -> SendNode:
+def send_node(context: Context, edge: int, peer: str) -> SendNode:
     """The send node of an edge to `peer`.
 
     Raises:
         WorkerLostError: it was made before this worker was restarted. ProtocolError: there is no such edge.
     """
-    if edge.__class__ is int and not context.has_made(edge):
+    if not context.has_made(edge):
         raise WorkerLostError(
             f"worker {context.here!r} was lost (edge discovery): it has not sent message {edge} of context {context.id} since it was started, so its "
             "part of the graph is gone; run forward again, in another context",
             worker=context.here, stage="edge discovery",
         )  # fmt: skip
-    send = context.send_nodes.get(edge) if edge.__class__ is int else None
+    send = context.send_nodes.get(edge)
     if send is None or send.peer != peer:
-        raise ProtocolError(f"Could not find send function for autograd message id: {str(edge)[:20]}", code="edge")
+        raise ProtocolError(f"Could not find send function for autograd message id: {edge}", code="edge")
     return send

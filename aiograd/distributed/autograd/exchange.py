@@ -33,8 +33,8 @@ import numpy as np
 from aiograd.distributed.autograd.discovery import send_node
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
-from aiograd.distributed.kinds import Kind
-from aiograd.distributed.observing import observe, trail
+from aiograd.distributed.messages.passes import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART, Bundle, Gradient, GradientsTaken
+from aiograd.distributed.observing import observe, trace_context
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.timers import call_at
@@ -45,14 +45,6 @@ from aiograd.running.types import Array
 from aiograd.tensors.core import make
 from aiograd.transaction.tree import witnesses
 
-#: flags of a message of gradients
-RETAIN, SMART, CREATE = 1, 2, 4
-#: the pass was started in anomaly mode; it checks for NaN as well
-ANOMALY, NAN = 8, 16
-#: the pass wants some inputs of its initiator only: nothing accumulates on other workers
-SELECTIVE = 32
-#: the message ends with a trail
-TRAILED = 64
 #: gradients to be sent: the recv node at which they leave, the gradients, and the edge that the message itself makes (0: none)
 Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
@@ -98,7 +90,7 @@ class GradientExchange(PartHelper):
         for outgoing in held:
             self._start(outgoing)
 
-    async def answer(self) -> list[Any]:
+    async def answer(self) -> list[Bundle]:
         """The gradients to be sent with the answer to the first gradients, once the part is prepared or has left."""
         self.asker = None
         held, self._held_back = self._held_back, []
@@ -139,32 +131,29 @@ class GradientExchange(PartHelper):
         self.outgoing[sending] = node
         sending.add_done_callback(functools.partial(self._sent, part))  # the part is there until then
 
-    async def _send(self, outgoing: Outgoing) -> Any:
+    async def _send(self, outgoing: Outgoing) -> list[str]:
         part, node = self._part, outgoing[0]
         flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
         flags |= part.is_selective * SELECTIVE
         if part.task is not None and part.task.anomaly is not None:
             flags |= ANOMALY | part.task.anomaly * NAN
-        more: list[Any] = [part.foreseen[node.peer]] if node.peer in part.foreseen else []
-        if part.create_graph:
-            more.append(part.place)
         profiler = None if part.task is None else part.task.profiler
         with observe(part.core.meter, "send", "gradients", node.peer, profiler) as seen:
             seen.nbytes = sum(grad.nbytes for grad in outgoing[1] if isinstance(grad, np.ndarray))
-            end = trail(profiler)
-            value = (*part.address(), await self._bundle(*outgoing), flags | (TRAILED if end else 0), witnesses(part.others, node.peer), *more, *end)
-            answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
-        if not (isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[0], list) and isinstance(answer[1], list)):
-            raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
-        if answer[2] is True:
+            gradient = Gradient(
+                *part.address(), await self._bundle(*outgoing), flags, witnesses(part.others, node.peer), part.foreseen.get(node.peer),
+                part.place if part.create_graph else None, trace_context(profiler),
+            )  # fmt: skip
+            answer: GradientsTaken = await part.core.ask(node.peer, gradient, part.left(), part.context.principal)
+        if answer.has_left:
             part.idle.add(node.peer)
-        for bundle in answer[1]:
+        for bundle in answer.bundles:
             if part.error is not None:
                 break  # it is being wound up, and waits for nothing
-            send, arrays = await self.parse(bundle, node.peer)
+            send, arrays = await self.accept(bundle, node.peer)
             if part.task is not None:
                 part.task.deliver(send, arrays)
-        return answer[0]
+        return answer.names
 
     def _sent(self, part: PassRecord, sending: asyncio.Task[Any]) -> None:
         del self.outgoing[sending]
@@ -186,8 +175,8 @@ class GradientExchange(PartHelper):
             core = self._part.core
             self._patience = call_at(core.endpoint.context, self._loop, self._loop.time() + core.limits.silence, self._part.fail, hearsay)
 
-    async def _bundle(self, node: RecvNode, grads: list[Array | None], recorded_edge: int) -> tuple[int, list[WireTensor | None], int]:
-        """The wire form of the gradients of one edge: the edge, the gradients, and the edge that the message itself makes (0: none)."""
+    async def _bundle(self, node: RecvNode, grads: list[Array | None], recorded_edge: int) -> Bundle:
+        """The wire form of the gradients of one edge."""
         encoding = self._part.core.gradient_encoding
         wire: list[WireTensor | None] = []
         for grad in grads:
@@ -200,20 +189,18 @@ class GradientExchange(PartHelper):
                 array = await on_host(array)
             plain = array.dtype.kind != "f" or array.dtype.itemsize < 4
             wire.append(WireTensor(array, is_recorded, Encoding.PLAIN if plain else encoding))
-        return node.edge, wire, recorded_edge
+        return Bundle(node.edge, wire, recorded_edge)
 
     # ---------------------------------------------------------------- receiving
 
-    async def parse(self, bundle: Any, peer: str) -> tuple[SendNode, list[Any]]:
+    async def accept(self, bundle: Bundle, peer: str) -> tuple[SendNode, list[Any]]:
         """The send node that gradients are for, and the gradients, each as the node recorded it in forward.
 
         Raises:
             ProtocolError: this part does not wait for such gradients.
         """
         part = self._part
-        if not (isinstance(bundle, tuple) and len(bundle) == 3 and isinstance(bundle[1], list) and bundle[2].__class__ is int):
-            raise ProtocolError("malformed gradients", code="gradient")
-        edge, grads, recorded_edge = bundle
+        edge, grads, recorded_edge = bundle.edge, bundle.gradients, bundle.recorded_edge
         send = send_node(part.context, edge, peer)
         if send not in part.sends or (part.task is not None and send not in part.task.waiting):
             raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
@@ -226,8 +213,8 @@ class GradientExchange(PartHelper):
             if grad is None or metadata is None:
                 arrived.append(None)
                 continue
-            if not isinstance(grad, WireTensor) or grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
-                found = f"{grad.array.dtype} {list(grad.array.shape)}" if isinstance(grad, WireTensor) else type(grad).__name__
+            if grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
+                found = f"{grad.array.dtype} {list(grad.array.shape)}"
                 sent = f"{metadata.dtype} {list(metadata.shape)}"
                 raise ProtocolError(f"gradient {i} of message {edge} is {found}; what was sent in forward was {sent}", code="gradient")
             value: Any = grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device)

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.participant import PassParticipant
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.passes import Lease, Release, Renew
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
-from aiograd.errors import ContextNotFoundError, ContextReleasedError, DistributedError, ProtocolError, UnknownPeerError, WorkerLostError
+from aiograd.errors import ContextNotFoundError, ContextReleasedError, DistributedError, UnknownPeerError, WorkerLostError
 from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
@@ -41,7 +40,7 @@ class ContextLeases:
         #: workers that were lost and have not come back
         self._lost: set[PeerId] = set()
         self._timer: asyncio.TimerHandle | None = None
-        core.handlers.update({Kind.RELEASE: self._on_release, Kind.RENEW: self._on_renew})
+        core.serve({Release: self._on_release, Renew: self._on_renew})
         core.on_lost.append(self._on_lost)
 
     async def aclose(self) -> None:
@@ -78,16 +77,14 @@ class ContextLeases:
         for (name, principal), renewals in self.contexts.renewals().items():
             core.spawn(self._renew(name, principal, renewals), "renew")
 
-    async def _renew(self, name: str, principal: str, renewals: list[tuple[bytes, int]]) -> None:
+    async def _renew(self, name: str, principal: str, renewals: list[Lease]) -> None:
         try:
-            await self.core.request(name, Kind.RENEW, (renewals,), self.core.limits.lease_seconds / 3, principal)
+            await self.core.ask(name, Renew(renewals), self.core.limits.lease_seconds / 3, principal)
         except DistributedError as error:
             logger.debug("worker %s: renewing leases at %s failed: %s", self.core.name, name, error)
 
-    async def _on_renew(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
-        if not (isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], list)):
-            raise ProtocolError("a malformed renewal", code="renew")
-        self.contexts.renew(caller, value[0], self.core.now())
+    async def _on_renew(self, caller: PeerIdentity, message: Renew, timeout: float) -> bool:
+        self.contexts.renew(caller, message.leases, self.core.now())
         return True
 
     # ---------------------------------------------------------------- release
@@ -126,7 +123,7 @@ class ContextLeases:
         lost = 0
         while core.now() < until:
             try:
-                await core.request(name, Kind.RELEASE, (context.key,), min(core.limits.default_deadline, until - core.now()), context.principal)
+                await core.ask(name, Release(context.key), min(core.limits.default_deadline, until - core.now()), context.principal)
                 return
             except (ContextNotFoundError, ContextReleasedError, UnknownPeerError):
                 return
@@ -139,13 +136,11 @@ class ContextLeases:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 10.0)
 
-    async def _on_release(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
-        if not (isinstance(value, tuple) and len(value) == 1):
-            raise ProtocolError("a malformed release", code="release")
+    async def _on_release(self, caller: PeerIdentity, message: Release, timeout: float) -> bool:
         try:
-            context = self.contexts.find(value[0], caller, self.core.now())
+            context = self.contexts.find(message.key, caller, self.core.now())
         except ContextNotFoundError:
-            self.contexts.bury(value[0], caller.principal, self.core.now())
+            self.contexts.bury(message.key, caller.principal, self.core.now())
             raise
         if self.contexts.let_go(context, caller):
             await self.release(context)

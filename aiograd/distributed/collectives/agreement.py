@@ -1,31 +1,30 @@
 """GroupAgreements: decisions that a group takes together: every member applies what it has prepared, or none does.
 
 Note [Agreement]
-    Rank 0 decides (see `aiograd.transaction`). Each other member that is prepared asks it for the decision; that is its vote, and the answer comes
-    once all have voted and rank 0 has applied its own part. A member that loses contact meanwhile asks rank 0 again, then the others, for as long
-    as anybody may still tell; only if nobody can is the outcome unknown to it.
+    Rank 0 decides (see `aiograd.transaction`). Each other member that is prepared asks it for the decision. That request is its vote, and the answer
+    comes once all have voted and rank 0 has applied its own work. A member that loses contact meanwhile asks rank 0 again, then the others, for as
+    long as any of them may still tell; only then is the outcome unknown to it.
 
-    Members agree on one thing after the other, and none goes on before it knows the last decision. So nobody needs to remember more than that, and
-    whoever has come further knows that the earlier ones were to commit. It is remembered when the group has failed as well: somebody may ask.
+    Members agree on one thing after the other, and none goes on before it knows the last decision. So each remembers only that decision, and a
+    member that has come further knows that the earlier ones were to commit. It is remembered when the group has failed as well, for questions.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from aiograd.coordination.asking import ask_outcome
+from aiograd.coordination.client import AfterCommit, TransactionClient
+from aiograd.coordination.drive import CoordinatorDrive, ParticipantDrive
 from aiograd.distributed.error_wire import from_wire, to_wire
-from aiograd.distributed.rpc.timers import wait_for
+from aiograd.distributed.messages.form import WireMessage
+from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
+from aiograd.distributed.rpc.timers import call_at, wait_for
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ProtocolError
 from aiograd.running.log_fields import structured_logger
 from aiograd.transaction import (
-    Applied,
-    Apply,
-    ApplyFailed,
-    Ask,
     Coordinator,
     Failed,
     Outcome,
@@ -35,7 +34,6 @@ from aiograd.transaction import (
     ParticipantsJoined,
     PeerLost,
     Prepared,
-    Tick,
     TransactionEvent,
     TransactionState,
 )
@@ -60,15 +58,15 @@ class AgreeingGroup(Protocol):
     def core(self) -> WorkerCore:
         """The worker."""
 
-    def request(self, peer: str, value: Any, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member."""
 
     def fail(self, error: DistributedError, tell: bool = True) -> None:
         """See `Group.fail`."""
 
 
-class GroupAgreements:
-    """The decisions of a group, on one member.
+class GroupAgreements(TransactionClient):
+    """The decisions of a group, on one member; the client of the last one.
 
     Args:
         group: the group.
@@ -79,11 +77,11 @@ class GroupAgreements:
         self.names = group.names
         #: the number of decisions that this member has voted on, and the last of them
         self._number = 0
-        self._transaction: Coordinator | Participant | None = None
+        self._drive: CoordinatorDrive | ParticipantDrive | None = None
         self._apply: Callable[[], None] | None = None
-        #: the error of the group, or of this member's part in the last decision
+        #: the error of the group, or of this member's work in the last decision
         self.error: BaseException | None = None
-        #: this member could not apply its part
+        #: this member could not apply its work
         self._has_raised = False
         self._changed: asyncio.Future[None] | None = None
         #: votes that wait for the decision
@@ -93,24 +91,22 @@ class GroupAgreements:
         """See `Group.commit`."""
         if self.error is not None:
             raise self.error.with_traceback(None)
-        group, core = self._group, self._group.core
+        core, first = self._group.core, self.names[0]
         due = core.now() + seconds
-        decides = core.name == group.names[0]
-        others = tuple(name for name in group.names if name != core.name)
         self._number += 1
         self._apply = apply
         asking: asyncio.Task[None] | None = None
-        if decides:
-            self._transaction = Coordinator(core.name, pause=core.limits.heartbeat)
-            self._handle(ParticipantsJoined(others))
-            self._handle(Prepared(peer=core.name))
+        if core.name == first:
+            deciding = self._drive = CoordinatorDrive(Coordinator(first, pause=core.limits.heartbeat), self)
+            deciding.handle(ParticipantsJoined(self.names[1:]))
+            deciding.handle(Prepared(peer=first))
         else:
-            participant = self._transaction = Participant(group.names[0], lease=PATIENCE * core.limits.silence, pause=core.limits.heartbeat)
-            participant.others = others[1:]
-            self._handle(Prepared(due))
-            asking = core.loop.create_task(self._vote(self._number, seconds), name=f"aiograd:{core.name}:vote")
+            machine = Participant(first, lease=PATIENCE * core.limits.silence, pause=core.limits.heartbeat)
+            voting = self._drive = ParticipantDrive(machine, self)
+            voting.handle(Prepared(due))
+            asking = core.loop.create_task(self._vote(voting, self._number, seconds), name=f"aiograd:{core.name}:vote")
         try:
-            await self._decided(due)
+            await self._decided(self._drive, due)
             while self._waiting:  # answers to votes are on their way before anything else happens here
                 await self._change(due)
         finally:
@@ -118,110 +114,104 @@ class GroupAgreements:
             if asking is not None and not asking.done():
                 asking.cancel()
 
-    async def _decided(self, due: float) -> None:
+    async def _decided(self, drive: CoordinatorDrive | ParticipantDrive, due: float) -> None:
         """Wait for the decision."""
-        group, core, transaction = self._group, self._group.core, self._transaction
+        group, core = self._group, self._group.core
         cancelled: asyncio.CancelledError | None = None
-        while transaction is not None and transaction.state in _OPEN:
-            decides = isinstance(transaction, Coordinator)
-            when = due if decides else transaction.due
+        while drive.state in _OPEN:
+            decides = isinstance(drive, CoordinatorDrive)
             try:
-                await self._change(when)
+                await self._change(due if decides else None)
             except asyncio.CancelledError as error:
-                if decides and transaction.state in _OPEN:
+                if decides and drive.state in _OPEN:
                     group.fail(CollectiveError(f"group {group.name!r}: {core.name} was cancelled before the group had agreed", worker=core.name))
                     raise
                 cancelled = error  # it has voted, and may not give up by itself any more
                 continue
-            if transaction.state in _OPEN and when is not None and core.now() >= when:
-                if decides:
-                    missing = ", ".join(transaction.missing(core.now())) if isinstance(transaction, Coordinator) else ""
-                    group.fail(DeadlineError(f"group {group.name!r}: {missing} did not get ready to commit in time"))
-                else:
-                    self._handle(Tick())
-        if transaction is not None and transaction.state is not TransactionState.COMMITTED:
-            raise self._failure(transaction)
+            if isinstance(drive, CoordinatorDrive) and drive.state in _OPEN and core.now() >= due:
+                missing = ", ".join(drive.machine.missing(core.now()))
+                group.fail(DeadlineError(f"group {group.name!r}: {missing} did not get ready to commit in time"))
+        if drive.state is not TransactionState.COMMITTED:
+            raise self._failure(drive.state)
         if cancelled is not None:
             raise cancelled
 
-    def _failure(self, transaction: Coordinator | Participant) -> BaseException:
-        group = self._group
-        if transaction.state is TransactionState.IN_DOUBT and not self._has_raised:
+    def _failure(self, state: TransactionState) -> BaseException:
+        group, first = self._group, self.names[0]
+        if state is TransactionState.IN_DOUBT and not self._has_raised:
             text = f"group {group.name!r}: contact was lost when the group was about to commit, and nobody can tell if it has"
-            unknown = CommitUnknown(text, workers=(group.names[0],))
             group.fail(CollectiveError(text, worker=group.core.name))
-            return unknown
-        first = group.names[0]
+            return CommitUnknown(text, workers=(first,))
         error = self.error or CollectiveError(f"group {group.name!r}: {first} has given up before the group had agreed", worker=first)
         if isinstance(error, DistributedError):
             group.fail(error)
         return error.with_traceback(None)
 
-    # ---------------------------------------------------------------- the transaction
-
-    def _handle(self, event: TransactionEvent) -> None:
-        transaction, core = self._transaction, self._group.core
-        if transaction is None:
-            return
-        for command in transaction.handle(event, core.now()):
-            match command:
-                case Apply():
-                    self._perform()
-                case Ask(peers):
-                    for peer in peers:
-                        core.spawn(self._ask(peer, self._number), "outcome")
-                case _:
-                    pass  # what was prepared is dropped with an error; others are told in answers to their votes
-        self._wake()
-
-    def _perform(self) -> None:
-        """Apply this member's part."""
-        try:
-            if self._apply is not None:
-                self._apply()
-        except BaseException as error:
-            self.error, self._has_raised = error, True
-            self._handle(ApplyFailed())
-            if isinstance(self._transaction, Participant):
-                self._handle(OwnerClosed())
-        else:
-            self._handle(Applied())
-
-    async def _vote(self, number: int, seconds: float) -> None:
+    async def _vote(self, drive: ParticipantDrive, number: int, seconds: float) -> None:
         """Ask rank 0 for the decision, once it is taken."""
-        group = self._group
+        group, first = self._group, self.names[0]
         event: TransactionEvent = PeerLost()
         try:
-            word, error = await group.request(group.names[0], ("vote", group.key, group.name, number), seconds)
-            event = OutcomeReply(group.names[0], Outcome(word))
-            if error is not None and self.error is None:
-                self.error = from_wire(error, group.names[0])
-        except Exception as error:  # the vote may have arrived: the outcome is asked for
-            logger.debug("no answer of %s to a vote: %s: %s", group.names[0], type(error).__name__, error)
-        if number == self._number:
-            self._handle(event)
-
-    async def _ask(self, peer: str, number: int) -> None:
-        """Ask a member for the outcome."""
-        group = self._group
-        event = await ask_outcome(peer, group.request(peer, ("outcome", group.key, number), group.core.limits.silence))
-        if number == self._number:
-            self._handle(event)
+            decision: Decision = await group.ask(first, Vote(group.key, group.name, number), seconds)
+            event = OutcomeReply(first, Outcome(decision.outcome))
+            if decision.error is not None and self.error is None:
+                self.error = from_wire(decision.error, first)
+        except Exception as failure:  # the vote may have arrived: the outcome is asked for
+            logger.debug("no answer of %s to a vote: %s: %s", first, type(failure).__name__, failure)
+        drive.handle(event)
 
     def failed(self, error: DistributedError) -> None:
-        """Take note that the group has failed: nobody here votes any more, and what is not decided here is not.
+        """The group has failed: this member votes no more, and what is not decided here is not.
 
         Args:
             error: the reason.
         """
         self.error = self.error or error
-        if isinstance(self._transaction, Coordinator):
-            self._handle(Failed())
-        self._wake()
+        if isinstance(self._drive, CoordinatorDrive):
+            self._drive.handle(Failed())
+        self.changed()
+
+    # ---------------------------------------------------------------- as the client of a transaction
+
+    def apply(self) -> AfterCommit:
+        """Apply this member's work."""
+        if self._apply is not None:
+            self._apply()
+        return None
+
+    def apply_failed(self, error: BaseException) -> None:
+        """Take note that this member's work is lost; a participant drops it, whatever was decided."""
+        self.error, self._has_raised = error, True
+        if isinstance(self._drive, ParticipantDrive):
+            self._drive.handle(OwnerClosed())
+
+    def ask(self, peer: str) -> Coroutine[Any, Any, str]:
+        """Ask a member for the outcome."""
+        group = self._group
+        return group.ask(peer, GroupOutcome(group.key, self._number), group.core.limits.silence)
+
+    def witnesses(self) -> Sequence[str]:
+        """All other members that do not decide."""
+        return [name for name in self.names[1:] if name != self._group.core.name]
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """See `WorkerCore.spawn`."""
+        return self._group.core.spawn(coroutine, name)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """See `rpc.timers.call_at`."""
+        core = self._group.core
+        return call_at(core.endpoint.context, core.loop, when, callback)
+
+    def changed(self) -> None:
+        """Wake the tasks that wait for a change."""
+        changed, self._changed = self._changed, None
+        if changed is not None and not changed.done():
+            changed.set_result(None)
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def vote(self, peer: str, number: int) -> tuple[str, Any]:
+    async def vote(self, peer: str, number: int) -> Decision:
         """Another member is prepared, and waits for the decision of this one. Cancelling changes nothing.
 
         Args:
@@ -238,20 +228,20 @@ class GroupAgreements:
             raise ProtocolError(f"{peer} votes where nothing is decided", code="collective")
         while number > self._number and self.error is None:
             await self._change(None)
-        transaction = self._transaction
-        if number == self._number and transaction is not None:
-            if transaction.state is TransactionState.ACTIVE:
-                self._handle(Prepared(peer=peer))
+        drive = self._drive
+        if number == self._number and drive is not None:
+            if drive.state is TransactionState.ACTIVE:
+                drive.handle(Prepared(peer=peer))
             self._waiting += 1
             try:
-                while transaction.state in _OPEN:
+                while drive.state in _OPEN:
                     await self._change(None)
             finally:
                 self._waiting -= 1
-                self._wake()
+                self.changed()
         outcome, error = self.outcome(number), self.error
         is_told = error is not None and outcome is not Outcome.COMMITTED
-        return outcome.value, to_wire(error, self._group.core.name, "commit", "") if is_told else None  # type: ignore[arg-type]
+        return Decision(outcome.value, to_wire(error, self._group.core.name, "commit", "") if is_told else None)  # type: ignore[arg-type]
 
     def outcome(self, number: int) -> Outcome:
         """This member's answer to a question about a decision.
@@ -261,16 +251,9 @@ class GroupAgreements:
         """
         if number < self._number:
             return Outcome.COMMITTED
-        if number == self._number and self._transaction is not None:
-            return self._transaction.outcome
+        if number == self._number and self._drive is not None:
+            return self._drive.machine.outcome
         return Outcome.UNDECIDED if self.error is None else Outcome.ABORTED
-
-    # ---------------------------------------------------------------- waiting
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, None
-        if changed is not None and not changed.done():
-            changed.set_result(None)
 
     async def _change(self, when: float | None) -> None:
         """Wait until something has changed, at most until a time of the loop."""

@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Protocol
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.error_wire import from_wire, to_wire
+from aiograd.distributed.messages.groups import GIVEN_UP, NONCE, GroupJoin, GroupWithdraw, JoinRefused
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker_core import WorkerCore
@@ -42,11 +43,6 @@ from aiograd.errors import ArgumentError, CollectiveError, DeadlineError, Distri
 REMEMBERED = 64
 #: seconds between two attempts to reach a member that has not started
 LOOK_AGAIN = 0.1
-#: bytes of a nonce and of a group's key
-NONCE = 16
-#: the first word of the answer of a member that has given up; its error follows
-GIVEN_UP = "given up"
-
 #: errors of joining that others raise as they are
 _TYPED = (CollectiveError, DeadlineError, WorkerLostError)
 
@@ -55,9 +51,6 @@ class FormedGroups(Protocol):
     """The groups of a worker, as those that are formed see them."""
 
     core: WorkerCore
-
-    def request(self, peer: str, value: Any, timeout: float, principal: str) -> Any:
-        """Send a request about groups to another worker."""
 
     def open(self, name: str, names: tuple[str, ...], key: bytes, principal: str, nonces: Mapping[str, bytes]) -> Group:
         """A new group."""
@@ -200,25 +193,25 @@ class GroupForming:
 
     async def _ask(self, joining: _Joining, name: str, other: str, seconds: float, principal: str) -> None:
         core = self._core
-        value = ("join", name, list(joining.names), joining.nonces[core.name])
+        message = GroupJoin(name, list(joining.names), joining.nonces[core.name])
         joining.unanswered[other] = None
         while True:
             try:
-                answer = await self._owner.request(other, value, seconds, principal)
+                answer: bytes | list[bytes] | JoinRefused = await core.ask(other, message, seconds, principal)
                 break
             except WorkerLostError as error:  # see Note [A member that has not started]
                 if not error.is_gone or core.endpoint.was_there(PeerId(principal, other)):
                     raise
             await asyncio.sleep(LOOK_AGAIN)
         joining.unanswered.pop(other, None)
-        match answer:
-            case (str(word), error) if word == GIVEN_UP:
-                joining.fail(self._told(name, other, error))
-                return
+        if isinstance(answer, JoinRefused):
+            joining.fail(self._told(name, other, answer.error))
+            return
         of = joining.names if is_large(len(joining.names)) else (other,)
         nonces = dict(zip(of, answer if isinstance(answer, list) else [answer], strict=False))
-        if other not in nonces or any(not isinstance(nonce, bytes) or len(nonce) != NONCE for nonce in nonces.values()):
-            raise ProtocolError(f"worker {other} gave a malformed answer to joining a group", code="collective")
+        if other not in nonces:
+            found, expected = len(nonces), len(joining.names)
+            raise ProtocolError(f"worker {other} gave a malformed answer to COLLECTIVE join: {found} nonces; expected {expected}", code="collective")
         joining.add(nonces)
 
     async def _ask_later(self, joining: _Joining, name: str, seconds: float, principal: str) -> None:
@@ -263,11 +256,11 @@ class GroupForming:
             met = () if core.name == joining.names[0] else joining.names[:1]
         for other in met:
             if other != core.name and core.endpoint.is_connected(PeerId(principal, other)):
-                core.spawn(self._tell(other, ("withdraw", name, joining.nonces[core.name], told), principal), f"join {name}")
+                core.spawn(self._tell(other, GroupWithdraw(name, joining.nonces[core.name], told), principal), f"join {name}")
 
-    async def _tell(self, other: str, value: Any, principal: str) -> None:
+    async def _tell(self, other: str, message: GroupWithdraw, principal: str) -> None:
         try:
-            await self._owner.request(other, value, self._core.limits.silence, principal)
+            await self._core.ask(other, message, self._core.limits.silence, principal)
         except DistributedError:
             return  # lost as well, or it knows
 
@@ -292,26 +285,26 @@ class GroupForming:
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def on_join(self, caller: PeerIdentity, name: str, names: list[Any], nonce: bytes) -> Any:
+    async def on_join(self, caller: PeerIdentity, join: GroupJoin, timeout: float) -> bytes | list[bytes] | JoinRefused:
         """A member joins as well. Cancelling changes nothing.
 
         Args:
             caller: the member.
-            name: of the group.
-            names: of all members, as it has them.
-            nonce: its own.
+            join: its request.
+            timeout: seconds that are left.
 
         Returns:
-            This worker's nonce, of a large group those of all; `GIVEN_UP` and an error where this worker has given up.
+            The answer; see `GroupJoin`.
 
         Raises:
             CollectiveError: it has given other names than this worker.
         """
+        name, names, nonce = join.name, join.names, join.nonce
         where = caller.principal, name
         for group in self._owner.former(*where):
             if group.nonces.get(caller.name) == nonce:  # this worker had its answer before it was asked
                 if group.error is not None:
-                    return GIVEN_UP, to_wire(group.error, self._core.name, "join_group", "")
+                    return JoinRefused(GIVEN_UP, to_wire(group.error, self._core.name, "join_group", ""))
                 return self._known(group.nonces, group.names)
         for group in self._owner.named(*where):
             if caller.name in group.names:
@@ -320,7 +313,7 @@ class GroupForming:
             over = self._given_up.get(where)
             if over is not None and list(over.names) == names and caller.name not in over.told and self._core.now() < over.due:
                 over.told.add(caller.name)
-                return GIVEN_UP, over.error
+                return JoinRefused(GIVEN_UP, over.error)
             await self._changed.wait()
         if list(joining.names) != names:
             theirs = ", ".join(map(str, names[:64]))
@@ -335,30 +328,34 @@ class GroupForming:
             either: list[asyncio.Future[Any]] = [joining.complete, joining.over]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not joining.complete.done():
-                return GIVEN_UP, joining.over.result()
+                return JoinRefused(GIVEN_UP, joining.over.result())
         return self._known(joining.nonces, names)
 
-    def _known(self, nonces: Mapping[str, bytes], names: Sequence[str]) -> Any:
+    def _known(self, nonces: Mapping[str, bytes], names: Sequence[str]) -> bytes | list[bytes]:
         """The answer to a member that joins as well: this worker's nonce; of a large group those of all, by rank."""
         return [nonces[each] for each in names] if is_large(len(names)) else nonces[self._core.name]
 
-    def on_withdraw(self, caller: PeerIdentity, name: str, nonce: bytes, value: Any) -> None:
-        """A member has given up joining.
+    async def on_withdraw(self, caller: PeerIdentity, withdrawal: GroupWithdraw, timeout: float) -> bool:
+        """A member has withdrawn from forming a group.
 
         Args:
             caller: the member.
-            name: of the group.
-            nonce: the member's.
-            value: its error, for the wire.
+            withdrawal: its message.
+            timeout: seconds that are left.
+
+        Returns:
+            True.
         """
+        name, nonce = withdrawal.name, withdrawal.nonce
         where = caller.principal, name
-        error = self._told(name, caller.name, value)
+        error = self._told(name, caller.name, withdrawal.error)
         joining = self._joining.get(where)
         if joining is not None and caller.name in joining.names:
             joining.withdraw(caller.name, nonce, error)
         for group in self._owner.named(*where):
             if group.nonces.get(caller.name) == nonce:
                 group.fail(error)
+        return True
 
     async def formed(self, caller: PeerIdentity, name: str) -> None:
         """Wait until a group that is being formed is there, or cannot be. Returns at once if there is none that the caller joins as well.

@@ -33,6 +33,9 @@ from aiograd.distributed.collectives.operation import (
 )
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
+from aiograd.distributed.error_wire import to_wire
+from aiograd.distributed.messages.form import WireMessage
+from aiograd.distributed.messages.groups import GroupFail, GroupLeave, GroupLeft, Leaver
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError
 from aiograd.running.caller import called
@@ -49,9 +52,6 @@ class GroupOwner(Protocol):
     @property
     def core(self) -> WorkerCore:
         """The worker."""
-
-    def request(self, peer: str, value: Any, timeout: float, principal: str) -> Coroutine[Any, Any, Any]:
-        """Send a request about groups to another worker."""
 
     def forget(self, group: Group) -> None:
         """The group is over."""
@@ -129,7 +129,7 @@ class Group:
         if self.operations.running:
             self.fail(CollectiveError(f"group {self.name!r}: {self.names[self.rank]} has left it during {self.operations}"))
         elif self.error is None:
-            self._tell(("leave", self.key, self.name, self.operations.next))
+            self._tell(GroupLeave(self.key, self.name, self.operations.next))
         self.operations.wake()
         if self._told:
             await asyncio.wait(self._told)
@@ -332,18 +332,18 @@ class Group:
         """The worker."""
         return self._owner.core
 
-    def request(self, peer: str, value: Any, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member.
 
         Args:
             peer: its name.
-            value: the request.
+            message: the request.
             timeout: seconds.
 
         Returns:
             To be awaited: the answer. Cancelling it withdraws the request.
         """
-        return self._owner.request(peer, value, timeout, self.principal)
+        return self.core.ask(peer, message, timeout, self.principal)
 
     @property
     def passes_on(self) -> bool:
@@ -354,7 +354,7 @@ class Group:
         await asyncio.sleep(GATHERING)
         leavers, self._leavers = self._leavers, {}
         if self.error is None and not self._is_closed:
-            self._tell(("left", self.key, self.name, [list(each) for each in leavers.items()]))
+            self._tell(GroupLeft(self.key, self.name, [Leaver(*each) for each in leavers.items()]))
 
     def fail(self, error: DistributedError, tell: bool = True, lost: str = "") -> None:
         """The group is over; see Note [A group that fails].
@@ -370,7 +370,7 @@ class Group:
         self._owner.forget(self)
         self.agreements.failed(error)
         if tell:
-            self._tell(("fail", self.key, self.name, error), lost)
+            self._tell(GroupFail(self.key, self.name, to_wire(error, self.core.name, "collective", "")), lost)
         self.operations.end()
 
     def gave_up(self, what: str, error: BaseException) -> None:
@@ -386,20 +386,20 @@ class Group:
         why = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
         self.fail(CollectiveError(f"group {self.name!r}: {what} on {self.operations.here} {why}", worker=self.names[self.rank]))
 
-    def _tell(self, value: tuple[Any, ...], lost: str = "") -> None:
+    def _tell(self, message: WireMessage, lost: str = "") -> None:
         """Tell the other members something, without waiting for that."""
         core = self._owner.core
         if core.is_closing or not core.endpoint.is_open:
             return
         for name in self.names[:1] if is_large(self.size) and self.rank else self.names:
             if name not in (core.name, lost):
-                task = core.spawn(self._tell_one(name, value), f"group {self.name}")
+                task = core.spawn(self._tell_one(name, message), f"group {self.name}")
                 self._told.add(task)
                 task.add_done_callback(self._told.discard)
 
-    async def _tell_one(self, name: str, value: tuple[Any, ...]) -> None:
+    async def _tell_one(self, name: str, message: WireMessage) -> None:
         try:
-            await self._owner.request(name, value, self._owner.core.limits.silence, self.principal)
+            await self.ask(name, message, self._owner.core.limits.silence)
         except DistributedError:
             return  # lost as well, or it knows
 

@@ -10,10 +10,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed.collectives.agreement import GroupAgreements
-from aiograd.distributed.collectives.forming import NONCE, GroupForming
+from aiograd.distributed.collectives.forming import GroupForming
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.error_wire import from_wire, to_wire
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.error_wire import from_wire
+from aiograd.distributed.messages.groups import (
+    Decision,
+    GroupFail,
+    GroupJoin,
+    GroupLeave,
+    GroupLeft,
+    GroupOutcome,
+    GroupPiece,
+    GroupWithdraw,
+    PieceContent,
+    Vote,
+)
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, DistributedError, ProtocolError, WorkerLostError
@@ -36,14 +47,19 @@ class GroupServer:
         #: those and the last that are over: members may still ask what they decided, or be about to form one of them
         self._former: dict[tuple[str, bytes], Group] = {}
         self.forming = GroupForming(self)
-        core.handlers[Kind.COLLECTIVE] = self._serve
+        core.serve(
+            {
+                GroupJoin: self.forming.on_join,
+                GroupWithdraw: self.forming.on_withdraw,
+                GroupPiece: self._on_piece,
+                Vote: self._on_vote,
+                GroupOutcome: self._on_outcome,
+                GroupLeave: self._on_news,
+                GroupLeft: self._on_news,
+                GroupFail: self._on_news,
+            }
+        )
         core.on_lost.append(self._lost)
-
-    def request(self, peer: str, value: Any, timeout: float, principal: str) -> Any:
-        """Send a request about groups to another worker."""
-        if value[0] == "fail":
-            value = (*value[:-1], to_wire(value[-1], self.core.name, "collective", ""))
-        return self.core.request(peer, Kind.COLLECTIVE, value, timeout, principal)
 
     def forget(self, group: Group) -> None:
         """The group is over."""
@@ -72,26 +88,34 @@ class GroupServer:
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def _serve(self, caller: PeerIdentity, value: Any, timeout: float) -> Any:
-        match value:
-            case ("join", str(name), list(names), bytes(nonce)) if len(nonce) == NONCE:
-                return await self.forming.on_join(caller, name, names, nonce)
-            case ("withdraw", str(name), bytes(nonce), error):
-                self.forming.on_withdraw(caller, name, nonce, error)
-                return True
-            case ("piece", bytes(key), str(name), int(number), *message):
-                group = await self._find(caller, key, name)
-                return await group.operations.piece(group.names.index(caller.name), number, tuple(message))
-            case ("vote", bytes(key), str(name), int(number)):
-                await self._await(caller, key, name)
-                return await self._agreements_of(caller, key).vote(caller.name, number)
-            case ("outcome", bytes(key), int(number)):
-                return self._agreements_of(caller, key).outcome(number).value
-            case ("leave" | "left" | "fail", bytes(key), str(name), news):
-                if (known := await self._await(caller, key, name)) is not None:
-                    self._hear(known, caller.name, value[0], news)
-                return True
-        raise ProtocolError("a malformed request about a group", code="collective")
+    async def _on_piece(self, caller: PeerIdentity, piece: GroupPiece, timeout: float) -> PieceContent | None:
+        group = await self._find(caller, piece.key, piece.name)
+        return await group.operations.piece(group.names.index(caller.name), piece.number, piece.content)
+
+    async def _on_vote(self, caller: PeerIdentity, vote: Vote, timeout: float) -> Decision:
+        await self._await(caller, vote.key, vote.name)
+        return await self._agreements_of(caller, vote.key).vote(caller.name, vote.number)
+
+    async def _on_outcome(self, caller: PeerIdentity, question: GroupOutcome, timeout: float) -> str:
+        return self._agreements_of(caller, question.key).outcome(question.number).value
+
+    async def _on_news(self, caller: PeerIdentity, news: GroupLeave | GroupLeft | GroupFail, timeout: float) -> bool:
+        """Serve the news of a member about a group; see Note [News of a large group] in `group`."""
+        group, sender = await self._await(caller, news.key, news.name), caller.name
+        if group is None:
+            return True
+        if isinstance(news, GroupFail):
+            found = from_wire(news.error, sender)
+            group.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=group.passes_on)
+        elif isinstance(news, GroupLeave):
+            group.left(group.names.index(sender), news.number)
+        else:
+            if sender != group.names[0]:
+                raise ProtocolError(f"{sender} tells which members have left group {group.name!r}; only {group.names[0]} does", code="collective")
+            for leaver in news.leavers:
+                if leaver.rank < group.size:
+                    group.left(leaver.rank, leaver.number)
+        return True
 
     def _group_of(self, caller: PeerIdentity, key: bytes) -> Group | None:
         group = self._groups.get((caller.principal, key))
@@ -102,23 +126,6 @@ class GroupServer:
         if group is None or caller.name not in group.names:
             raise CollectiveError(f"worker {self.core.name} knows nothing of what that group has agreed on")
         return group.agreements
-
-    @staticmethod
-    def _hear(group: Group, sender: str, what: str, news: Any) -> None:
-        """A member has news about a group; see Note [News of a large group] in `group`."""
-        match what, news:
-            case "fail", _:
-                found = from_wire(news, sender)
-                group.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=group.passes_on)
-            case "leave", int(number):
-                group.left(group.names.index(sender), number)
-            case "left", list(leavers) if sender == group.names[0]:
-                for leaver in leavers:
-                    match leaver:
-                        case [int(rank), int(number)] if 0 <= rank < group.size:
-                            group.left(rank, number)
-            case _:
-                raise ProtocolError("malformed news about a group", code="collective")
 
     async def _await(self, caller: PeerIdentity, key: bytes, name: str) -> Group | None:
         """The group with a key; one that is being formed here is awaited. None: there is no such group."""

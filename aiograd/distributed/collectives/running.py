@@ -23,6 +23,8 @@ from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.collectives.exchange import CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import Operation
 from aiograd.distributed.collectives.ring import new_exchange
+from aiograd.distributed.messages.form import WireMessage
+from aiograd.distributed.messages.groups import GroupPiece, PieceContent
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
@@ -47,7 +49,7 @@ class OperatingGroup(Protocol):
     def core(self) -> WorkerCore:
         """The worker."""
 
-    def request(self, peer: str, value: Any, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member."""
 
     def fault(self, number: int) -> DistributedError | None:
@@ -211,11 +213,9 @@ class RunningOperations:
         try:
             while queue:
                 message = queue.popleft()
-                operation = running.exchange.operation.to_wire()  # the shapes of a broadcast may have come while the last message was sent
-                arrays = [WireTensor(array) for array in message.arrays]
-                value = ("piece", self._group.key, self._group.name, running.number, operation, message.round, message.part, message.piece, arrays)
+                piece = GroupPiece(self._group.key, self._group.name, running.number, _content(running, message))
                 left = max(1e-3, running.due - now())
-                answer = await self._group.request(self._names[rank], value, left)
+                answer: PieceContent | None = await self._group.ask(self._names[rank], piece, left)
                 if answer is not None:
                     self._receive(running, rank, answer)
         except DistributedError as error:
@@ -235,20 +235,13 @@ class RunningOperations:
             return CollectiveError(f"{what}: {error}", worker=error.worker)
         return CollectiveError(f"{what}: {self._names[rank]} (rank {rank}): {error}", worker=self._names[rank])
 
-    def _receive(self, running: RunningOperation, rank: int, value: Any) -> None:
+    def _receive(self, running: RunningOperation, rank: int, content: PieceContent) -> None:
         """A message of a rank for an operation that is under way."""
-        try:
-            operation, round, part, piece, arrays = value
-            mine = running.exchange.operation
-            other = mine if operation == mine.to_wire() else Operation.parse(operation)
-            indices = (round, part, piece)
-            if other is None or any(index.__class__ is not int for index in indices) or arrays.__class__ is not list:
-                raise ValueError
-            data = [array.array for array in arrays if isinstance(array, WireTensor)]
-            if len(data) != len(arrays):
-                raise ValueError
-        except (TypeError, ValueError):
-            raise ProtocolError(f"{self._names[rank]} sent a malformed message of a collective", code="collective") from None
+        mine = running.exchange.operation
+        other = mine if content.operation == mine.to_wire() else Operation.parse(content.operation)
+        if other is None:
+            text = f"a malformed COLLECTIVE piece: field content.operation of {self._names[rank]} is no operation that this worker knows"
+            raise ProtocolError(text, code="collective")
         if mine.mismatch(other):
             error = CollectiveError(
                 f"group {self._group.name!r}: operation {running.number} is {other} on {self._names[rank]} (rank {rank}) and {mine} on "
@@ -257,7 +250,8 @@ class RunningOperations:
             )
             self._group.fail(error)
             raise error
-        self._post(running, running.exchange.receive(rank, other, round, part, piece, data))
+        arrays = [array.array for array in content.arrays]
+        self._post(running, running.exchange.receive(rank, other, content.round, content.part, content.piece, arrays))
         self._advance(running)
 
     def _advance(self, running: RunningOperation) -> None:
@@ -283,13 +277,13 @@ class RunningOperations:
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def piece(self, rank: int, number: int, value: tuple[Any, ...]) -> Any:
+    async def piece(self, rank: int, number: int, content: PieceContent) -> PieceContent | None:
         """A message of another rank; waits until the operation has begun here.
 
         Args:
             rank: of the sender.
             number: of the operation.
-            value: the message.
+            content: the message.
 
         Returns:
             The message to that rank that is the answer, or None.
@@ -309,11 +303,9 @@ class RunningOperations:
         running = self.running.get(number)
         if running is None:
             raise ProtocolError(f"{self._names[rank]} sent a message of operation {number}, which is over", code="collective")
-        self._receive(running, rank, value)
+        self._receive(running, rank, content)
         answer = running.answers.pop(rank, None)
-        if answer is None:
-            return None
-        return running.exchange.operation.to_wire(), answer.round, answer.part, answer.piece, [WireTensor(array) for array in answer.arrays]
+        return None if answer is None else _content(running, answer)
 
     # ---------------------------------------------------------------- descriptions
 
@@ -323,3 +315,9 @@ class RunningOperations:
     def _describe_missing(self, running: RunningOperation) -> str:
         missing = [f"{self._names[rank]} (rank {rank})" for rank in running.exchange.awaited]
         return f"nothing more has come from {', '.join(missing)}" if missing else "not every member has taken what was sent to it"
+
+
+def _content(running: RunningOperation, message: Message) -> PieceContent:
+    """The wire form of a message of an operation: the shapes of a broadcast may have come since the last one."""
+    arrays = [WireTensor(array) for array in message.arrays]
+    return PieceContent(running.exchange.operation.to_wire(), message.round, message.part, message.piece, arrays)

@@ -3,7 +3,7 @@
 =============================  ====================================================================================================
 `controller`                   replicas that one process drives (`DataParallel`)
 `coordinator`                  all replicas as that process sees them: a step, its commit, who joins and who is lost
-`replica_host`                 one replica on its worker, as that process asks it
+`replica_member`                 one replica on its worker, as that process asks it
 `replica`                      the module, the optimizer and what else makes up the state of a replica
 `replica_step`                 one step of it, up to the commit
 `staged_optimizer`             an optimizer step whose result waits until it is written or dropped
@@ -17,4 +17,4 @@
 from __future__ import annotations
 
 from aiograd.distributed.data_parallel.controller import DataParallel as DataParallel
-from aiograd.distributed.data_parallel.replica_host import ReplicaHost as ReplicaHost
+from aiograd.distributed.data_parallel.replica_member import ReplicaMember as ReplicaMember

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from aiograd.coordination.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
@@ -22,7 +23,6 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, 
 from aiograd.running import tracing
 from aiograd.running.modes import current_mode, no_grad
 from aiograd.running.random import default_generator
-from aiograd.steps.buckets import BUCKET_BYTES
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.norms import checked_norm

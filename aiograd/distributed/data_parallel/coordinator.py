@@ -1,10 +1,10 @@
-"""ReplicaCoordinator: all replicas as the process that drives them sees them: their steps, who joins and who is lost.
+"""ReplicaCoordinator: all replicas as the coordinating process sees them: their steps, and their membership.
 
 Note [Equal replicas]
-    Replicas begin with one state and change it by the same commits, so whoever has the highest version has the state of all. When everything goes
-    well nobody asks. After a failure, a loss or a change of the membership, before anything else: hosts are told what was decided and not confirmed,
-    all are asked for their versions, those that are behind get the state of one that is not, and all join a new group. So it does not matter how
-    the failure came about.
+    Replicas begin with one state and change it by the same commits, so a replica with the highest version has the state of all. Without a failure
+    no versions are compared. After a failure, a loss or a change of the membership, before anything else: replicas are told the decisions that
+    they have not confirmed, all are asked for their versions, a replica that is behind gets the state of one that is not, and all join a new group.
+    So it does not matter how the failure came about.
 
 Note [Lost after the decision]
     A step that is decided was taken, as soon as one replica confirms it: a replica that was lost before it could confirm settles it when it is
@@ -19,7 +19,10 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost, ReplicaSession
+from aiograd.coordination.coordinator import StepCoordinator, restarted
+from aiograd.coordination.decisions import StepDecision
+from aiograd.coordination.session import StepWork
+from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
@@ -29,10 +32,10 @@ from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
 from aiograd.running.assembly import REPLICA_HOST_ADAPTER
-from aiograd.steps.coordinator import StepCoordinator, restarted
 from aiograd.transaction import Prepared
 
 T = TypeVar("T")
+ReplicaDecision = StepDecision[StepWork, "RemoteReplica"]
 
 #: replicas that one which is in doubt may ask, beside this process
 NEIGHBOURS = 8
@@ -41,8 +44,6 @@ SHARD = (
     "a shard of the state of the optimizer, which is divided among the replicas (shard_optimizer=True)",
     "go on with that of a checkpoint: remove() the lost replicas or add() new ones, and call load_optimizer_state_dict()",
 )
-#: the advice to whoever has to wait until a commit is confirmed
-SETTLING = "The next call settles it, once they can be reached"
 
 
 class RemoteReplica:
@@ -50,7 +51,7 @@ class RemoteReplica:
 
     Args:
         owner: name of the worker.
-        module, optimizer, ref: the module, its optimizer and its host there.
+        module, optimizer, ref: the module, its optimizer and its `ReplicaMember` there.
     """
 
     def __init__(self, owner: str, module: RemoteRef, optimizer: RemoteRef, ref: RemoteRef) -> None:
@@ -65,14 +66,14 @@ class RemoteReplica:
         return f"the replica on {self.owner}"
 
 
-class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
+class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
     """All replicas.
 
     Args:
         driver: this process's worker.
         module_class, args: of the module.
         optimizer, optimizer_options: of the optimizer, the class by its name.
-        options: for `ReplicaHost`.
+        options: for `ReplicaMember`.
         timeout: seconds for each request; None: the driver's default.
     """
 
@@ -86,7 +87,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         options: Mapping[str, Any],
         timeout: float | None,
     ) -> None:
-        super().__init__(ReplicaHost([], {}), timeout, SETTLING)
+        super().__init__(WORDING, timeout)
         self.driver = driver
         self._module_class = module_class
         self._args = args
@@ -162,7 +163,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
     async def leave(self, replica: RemoteReplica) -> None:
         """Go on without a replica."""
         self.remotes.remove(replica)
-        self.pending.forget(replica)
+        self.decisions.forget(replica)
         self._is_ready = False
         await self._divide_soon()
         await self.drop([replica])
@@ -187,7 +188,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             self.remotes.append(made)
         else:
             self.remotes[self.remotes.index(before)] = made
-            self.pending.forget(before)
+            self.decisions.forget(before)
         await self._divide_soon()
 
     async def _divide_soon(self) -> None:
@@ -229,14 +230,14 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
         asked = zip(self.remotes, others, shards, strict=True)
         names, group = self.gathering(self.remotes, self.driver)
-        version, driver = list(self.version), self.refer(self.driver)
-        await together([self.ask(each, "join", names, group, version, driver, rest, stamp) for each, rest, stamp in asked])
+        version, outcomes = list(self.version), self.refer(self.driver)
+        await together([self.ask(each, "join", names, group, version, outcomes, rest, stamp) for each, rest, stamp in asked])
         self._is_ready = True
 
     async def _equalise(self) -> None:
         """See that all replicas are there and have the same parameters and buffers; the state of the optimizer too, unless it is divided."""
-        for host, error in (await self._tell_all(None)).items():
-            raise self.explained(restarted(host, error) if isinstance(error, ReferenceLostError) else error)
+        for remote, error in (await self._tell_all(None)).items():
+            raise self.explained(restarted(remote, error) if isinstance(error, ReferenceLostError) else error)
         versions = dict(zip(self.remotes, await together([self._version(each) for each in self.remotes]), strict=True))
         source = self._newest(versions)
         for each, version in versions.items():
@@ -354,22 +355,22 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         """
         await self.get_ready()
         self._steps += 1
-        session = self.open(self._steps)
+        decision = self.decisions.begin(StepWork(self._steps), self.remotes)
         try:
             work = [
-                self._run(replica, session, shard, weight, [*seed, self.version[1], rank])
+                self._run(replica, decision, shard, weight, [*seed, self.version[1], rank])
                 for rank, (replica, shard, weight) in enumerate(zip(self.remotes, shards, weights, strict=True))
             ]
             losses = await together(work)
-            while asked := self._to_ask(session):
-                await self._collect(session, asked)
+            while asked := self._to_ask(decision):
+                await self._collect(decision, asked)
         except BaseException as error:
             self._is_ready = False
-            await self.abort(session)
+            await self.abort(decision)
             if isinstance(error, WorkerLostError):
                 raise self.explained(error) from error
             raise
-        await self.commit(session)
+        await self.commit(decision)
         return losses
 
     async def evaluate(self, shards: Sequence[list[Any]]) -> list[Any]:
@@ -381,27 +382,27 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             self._is_ready = False
             raise self.explained(error) from error
 
-    async def _run(self, replica: RemoteReplica, session: ReplicaSession, shard: list[Any], weight: float, seed: list[int]) -> Any:
+    async def _run(self, replica: RemoteReplica, decision: ReplicaDecision, shard: list[Any], weight: float, seed: list[int]) -> Any:
         now = asyncio.get_running_loop().time
         began = now()
-        match await self.ask(replica, "run", session.step, shard, weight, seed):
+        match await self.ask(replica, "run", decision.step, shard, weight, seed):
             case {"loss": loss, "kept": float(kept)}:
-                session.handle(Prepared(began + kept, replica.name))
+                decision.drive.handle(Prepared(began + kept, replica.name))
                 self._promised, self._took = kept, now() - began
                 return loss
         raise ProtocolError(f"worker {replica.owner} gave a malformed answer to a step of {SUBJECT}", code="replica")
 
-    async def commit(self, session: ReplicaSession) -> None:
+    async def commit(self, decision: ReplicaDecision) -> None:
         """Take a prepared step on every replica. Cancelling does not stop it once it has begun. See Note [Lost after the decision].
 
         Raises:
             CommitUnknown: no replica has confirmed. DistributedError: all replicas had given it up; nothing has changed.
         """
         self._is_ready = False
-        await self._decide(session)
+        await self._decide(decision)
         remotes = list(self.remotes)
         try:
-            failed = await self._to_its_end(self._tell_all(session.step))
+            failed = await self._to_its_end(self._tell_all(decision.step))
         except BaseException as error:
             mark_committed(error)
             raise
@@ -410,12 +411,13 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             self.version = loads, taken + 1
             self._is_ready = not failed
             return
-        unknown = self.pending.unconfirmed()
+        unknown = self.decisions.unconfirmed()
         first = next(iter(failed.values()))
         if not unknown:
             raise DistributedError(f"a step of {SUBJECT} was given up: all replicas had dropped it before it was committed ({first})") from first
         doubt = CommitUnknown(
-            f"a step of {SUBJECT} was committed, but no replica has confirmed it ({first}): it is in doubt on {', '.join(unknown)}. {SETTLING}",
+            f"a step of {SUBJECT} was committed, but no replica has confirmed it ({first}): it is in doubt on {', '.join(unknown)}. "
+            f"{WORDING.unconfirmed}",
             workers=unknown,
         )
         mark_committed(doubt)
@@ -424,12 +426,12 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
     async def _tell_all(self, step: int | None) -> dict[RemoteReplica, BaseException]:
         """Tell replicas what was decided about a step, or about all; returns those that have not confirmed it, with the error."""
         failed: dict[RemoteReplica, BaseException] = {}
-        for host, error in (await self.pending.attempt(step)).items():
-            replica = next((each for each in self.remotes if each is host), None)
+        for told, error in (await self.decisions.attempt(step)).items():
+            replica = next((each for each in self.remotes if each is told), None)
             if replica is None:
                 continue
             if isinstance(error, ReferenceLostError) or type(error) is DistributedError:
-                self.pending.forget(replica)  # it has nothing of the step any more: its version says so
+                self.decisions.forget(replica)  # it has nothing of the step any more: its version says so
                 if step is None and not isinstance(error, ReferenceLostError):
                     continue
             failed[replica] = error

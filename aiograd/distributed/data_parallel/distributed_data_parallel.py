@@ -20,11 +20,11 @@ from typing import Any, Self
 
 import numpy as np
 
+from aiograd.coordination.buckets import BUCKET_BYTES
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.steps.buckets import BUCKET_BYTES
 from aiograd.tensors import inplace
 from aiograd.tensors.creation import asarray
 

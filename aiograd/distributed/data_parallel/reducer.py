@@ -19,6 +19,8 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
+from aiograd.coordination.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
+from aiograd.coordination.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.engine.run import current_engine
@@ -28,8 +30,6 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.reducing import LEAF_REDUCERS
 from aiograd.running.devices import device
 from aiograd.running.types import Array
-from aiograd.steps.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
-from aiograd.steps.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import asarray

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
+from aiograd.coordination.module_calls import ModuleCalls
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
@@ -19,8 +21,6 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError
 from aiograd.running.modes import no_grad
 from aiograd.running.offloading import ready
 from aiograd.running.types import Array
-from aiograd.steps.buckets import GradientBuckets, ParameterSpec
-from aiograd.steps.module_calls import ModuleCalls
 
 
 class HoldsOptimizer(Protocol):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.outline import tensors_of
 from aiograd.errors import ArgumentError, ProtocolError
 from aiograd.running.types import Array
-from aiograd.steps.outline import tensors_of
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.creation import asarray

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.module_calls import BufferSnapshot
+from aiograd.coordination.reduced_pass import ReducedPass
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
@@ -26,8 +28,6 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
 from aiograd.running.random import Generator, drawing_from
 from aiograd.running.types import Array
-from aiograd.steps.module_calls import BufferSnapshot
-from aiograd.steps.reduced_pass import ReducedPass
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.creation import asarray

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aiograd.coordination.buckets import nothing
 from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError
 from aiograd.running.offloading import offload
 from aiograd.running.types import Array
-from aiograd.steps.buckets import nothing
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.norms import factor_for, norm_of, size_of, sum_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import array_functions as af
+from aiograd.array_functions import public as af
 from aiograd.distributed.moe.runtime.backend import ExpertBackend
 from aiograd.distributed.moe.runtime.task_pool import TaskPool
 from aiograd.distributed.moe.uid import parse_uid

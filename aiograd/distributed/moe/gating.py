@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import array_functions as af
+from aiograd.array_functions import public as af
 from aiograd.distributed.moe.uid import ExpertUid
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.tensors.core import TensorCore, host_array, make

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import array_functions as af
+from aiograd.array_functions import public as af
 from aiograd.distributed.moe.gating import Grid, combine_experts, expert_scores, split_scores
 from aiograd.distributed.moe.runtime.call_many import CallManyResult, call_many
 from aiograd.distributed.moe.uid import check_prefix, parse_uid

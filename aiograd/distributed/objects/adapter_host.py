@@ -7,11 +7,12 @@ itself, because nobody has asked for too long, belongs to no request: it runs he
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.group_server import GroupServer
+from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.worker_core import WorkerCore
 
@@ -50,3 +51,8 @@ class AdapterHost:
         context = self._core.endpoint.context.copy()
         context.run(SCOPE.set, Scope(self._core.worker, None, self._principal))
         return self._core.spawn(coroutine, name, context)
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        """Call a function at a time of the loop, apart from any request, unless the worker is closed by then."""
+        core = self._core
+        return call_at(core.endpoint.context, core.loop, when, lambda: None if core.is_closing else callback())

@@ -26,15 +26,14 @@ import numpy as np
 
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.calls import Calls
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.messages.calls import Post
+from aiograd.distributed.messages.fields import NO_TRACE
 from aiograd.distributed.objects.adapter_host import AdapterHost
 from aiograd.distributed.objects.chunks import Chunk, flatten, join, unflatten
 from aiograd.distributed.objects.reference_table import Held
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import Transfers
-from aiograd.distributed.observing import NO_TRAIL, Trail
 from aiograd.distributed.payload import Unpacking
-from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.scope import current_context
 from aiograd.distributed.service import Exposed, ExposedClass
@@ -47,7 +46,6 @@ from aiograd.errors import (
     DistributedError,
     NoContextError,
     NotExposedError,
-    ProtocolError,
     ReferenceLostError,
 )
 from aiograd.tensors.core import TensorCore, make
@@ -101,6 +99,12 @@ def register_adapter(name: str, load: Callable[[], type[Any]]) -> None:
         load: returns the class. Called once, for the first adapter: most workers never make one, and need not import it.
     """
     ADAPTERS[name] = functools.cache(lambda: ExposedClass(name, load()))
+
+
+@functools.cache
+def _exposed_adapter(cls: type[Any]) -> ExposedClass:
+    """The methods of an adapter that this process has made itself, for the peers that it gives a reference to."""
+    return ExposedClass(cls.__name__, cls)
 
 
 class SteppedOptimizer:
@@ -203,7 +207,7 @@ class ObjectServer:
                 "aiograd.optimizer.load_state_dict": self._load_optimizer_state,
             }
         )
-        core.prompt_handlers[Kind.POST] = self._on_post
+        core.serve_promptly(Post, self._on_post)
         core.on_lost.append(lambda identity, error: self.transfers.forget(identity))
 
     def clear(self) -> None:
@@ -218,8 +222,7 @@ class ObjectServer:
         """A reference to an object of this worker's own code; it belongs to whom that code serves."""
         exposed, adapter = self.core.service.class_of(value), None
         if exposed is None and isinstance(value, Adapter):
-            exposed = next((kind for load in ADAPTERS.values() if (kind := load()).cls is type(value)), None)
-            adapter = value if exposed is not None else None
+            exposed, adapter = _exposed_adapter(type(value)), value
         wire = self.table.add(value, exposed, self.core.acting_principal(), self.core.name)
         if adapter is not None:
             self.adapters[wire.id] = adapter
@@ -261,24 +264,20 @@ class ObjectServer:
             raise NotExposedError(f"{ref!r} has no methods that others may call: its class is not exposed with @service.reference")
         return await self.calls.invoke(held.exposed.method(held.value, method), args, kwargs)
 
-    def _on_post(self, caller: PeerIdentity, message: Any) -> bool:
-        """See `Kind.POST`."""
-        match message:
-            case (WireReference() as ref, list(values), bool(waits), *rest) if len(rest) <= 1:
-                seen = Trail.parse(rest[0]) if rest else NO_TRAIL
-            case _:
-                raise ProtocolError("malformed values for an object", code="post")
+    def _on_post(self, caller: PeerIdentity, post: Post) -> bool:
+        """Serve a `Post`."""
+        ref, trace = post.reference, post.trace or NO_TRACE
         self.table.find(ref.id, ref.epoch, caller.principal)
         take = getattr(self.adapters.get(ref.id), "_take", None)
         if take is None:
             raise NotExposedError(f"a {ref.type_name:.80} takes no values in this way; call its methods")
-        profiler = self.core.recorder(caller, seen)
+        profiler = self.core.recorder(caller, trace)
         what, about = f"{ref.type_name:.80}.post", {"client.address": caller.name}
-        with self.calls.observe("serve", "aiograd.post", what, caller.name, profiler, "SERVER", seen.traceparent, **about):
+        with self.calls.observe("serve", "aiograd.post", what, caller.name, profiler, "SERVER", trace.parent, **about):
             unpacking = Unpacking(self.calls.reference)
-            for value in values:
+            for value in post.values:
                 take(unpacking.unpack(value))
-        return waits
+        return post.waits
 
     async def _get(self, caller: PeerIdentity, ref: RemoteRef) -> Any:
         return self._find(caller, ref).value

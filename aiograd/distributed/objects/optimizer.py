@@ -14,15 +14,15 @@ import numpy as np
 
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
+from aiograd.distributed.objects.optimizer_step import OptimizerStep
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import fetch, store
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError, StepError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
-from aiograd.transaction import Acknowledged, Applied, Coordinator, ParticipantsJoined, Prepared
 
 logger = structured_logger("aiograd.distributed")
 
@@ -233,39 +233,12 @@ class DistributedOptimizer:
                 self.worker._objects.check_certain(owners=self._optimizers)
             self._steps += 1
             self._attempts += 1
-            number = self._steps
-            own = () if ctx is not None else (self._attempts,)
-            transaction = Coordinator("", pause=0.0)
-            transaction.handle(ParticipantsJoined(self._optimizers, votes=False), 0.0)  # in one phase: see Note [Optimizer steps] in `object_server`
-            transaction.handle(Prepared(), 0.0)
-            transaction.handle(Applied(), 0.0)
-            failures: dict[str, BaseException] = {}
-
-            async def tell(owner: str) -> None:
-                try:
-                    await self.worker.call(owner, "aiograd.optimizer.step", self._optimizers[owner], number, *own, timeout=timeout)
-                except BaseException as error:
-                    failures[owner] = error
-                else:
-                    transaction.handle(Acknowledged(owner), 0.0)
-
-            owners = list(self._optimizers)
-            await asyncio.gather(*map(tell, owners))
-        failed = tuple(owner for owner in owners if owner in transaction.unacknowledged)
-        if not failed:
-            return
-        first = failures[failed[0]]
-        applied = tuple(owner for owner in owners if owner not in failed)
-        if not applied:
-            self._steps -= 1  # nobody has taken it, as far as is known: it may be tried again under its number
-        if not isinstance(first, Exception):
-            raise first
-        raise StepError(
-            f"optimizer step {number} was taken on {', '.join(applied) or 'no worker'} and not confirmed by {', '.join(failed)} ({first})",
-            step=number,
-            applied=applied,
-            failed=failed,
-        ) from first
+            step = OptimizerStep(self.worker, self._optimizers, self._steps, None if ctx is not None else self._attempts, timeout)
+            try:
+                await step.take()
+            finally:
+                if step.confirmed == ():
+                    self._steps -= 1  # no worker is known to have taken it: it may be tried again under its number
 
     async def set_options(self, **options: Any) -> None:
         """Change options on every worker, for the steps to come: ``await optimizer.set_options(lr=1e-4)``.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed.error_wire import to_wire
+from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.rpc.budget import Budget, PeerBudget
 from aiograd.distributed.rpc.codec import encode
 from aiograd.distributed.rpc.effects import NOT_KNOWN, Former
@@ -55,6 +56,7 @@ class Endpoint:
             back and is lost again.
         incarnation: 16 bytes that differ each time the worker starts; None: drawn.
         describe: names the function that a request is about, for errors; None: the kind of the request.
+        failpoints: by kind of request, where its requests and answers pass any.
 
     Raises:
         ArgumentError, ArgumentTypeError: the name cannot be used.
@@ -72,6 +74,7 @@ class Endpoint:
         on_lost: Callable[[PeerIdentity, WorkerLostError], None] | None = None,
         incarnation: bytes | None = None,
         describe: Callable[[int, Any], str] | None = None,
+        failpoints: Mapping[int, RequestPoints] | None = None,
     ) -> None:
         self.name = check_name("worker name", name)
         self.transport = transport
@@ -79,6 +82,7 @@ class Endpoint:
         self.limits = limits
         self.handler = handler
         self.prompt_handlers: Mapping[int, PromptHandler] = {} if prompt_handlers is None else prompt_handlers
+        self.failpoints: Mapping[int, RequestPoints] = failpoints or {}
         self.incarnation = transport.entropy(16) if incarnation is None else incarnation
         self.url: str | None = None
         #: True if a worker keeps its name for as long as it is connected; otherwise the latest worker to connect takes it over

@@ -39,7 +39,7 @@ from aiograd.errors import ProtocolError, VersionMismatch
 HEADER: Final = struct.Struct("<4sBBHQQQIIIQ")
 MAGIC: Final = b"AGRD"
 #: oldest and newest version of the protocol that this side speaks
-PROTOCOL_VERSIONS: Final = (4, 4)
+PROTOCOL_VERSIONS: Final = (5, 5)
 
 _OLDEST, _NEWEST = PROTOCOL_VERSIONS
 _SIZE = HEADER.size

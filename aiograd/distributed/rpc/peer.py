@@ -37,6 +37,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.rpc.effects import Former
 from aiograd.distributed.rpc.handshake import Dialler, Secured
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
@@ -85,6 +86,7 @@ class LocalEndpoint(Protocol):
     context: contextvars.Context
     handler: Handler
     prompt_handlers: Mapping[int, PromptHandler]
+    failpoints: Mapping[int, RequestPoints]
 
     def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
         """The message that tells a peer of an error of a handler."""
@@ -127,7 +129,7 @@ class Peer:
     """
 
     __slots__ = (
-        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "prompt_handlers", "failure", "conversations",
+        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "prompt_handlers", "failpoints", "failure", "conversations",
         "_best", "_dialling",
     )  # fmt: skip
 
@@ -140,6 +142,7 @@ class Peer:
         self.context = owner.context
         self.handler = owner.handler
         self.prompt_handlers = owner.prompt_handlers
+        self.failpoints = owner.failpoints
         self.failure = owner.failure
         self.conversations: list[PeerSession] = []
         self._best: PeerSession | None = None

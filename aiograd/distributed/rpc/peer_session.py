@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.error_wire import from_wire
-from aiograd.distributed.kinds import Kind
+from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.rpc.codec import NOTHING, decode, encode, message_size
 from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Expired, Former
 from aiograd.distributed.rpc.former_requests import FormerRequests, PendingRequest
@@ -61,6 +61,8 @@ class SessionOwner(Protocol):
     handler: Handler
     #: by kind of request
     prompt_handlers: Mapping[int, PromptHandler]
+    #: by kind of request, where there are any
+    failpoints: Mapping[int, RequestPoints]
 
     @property
     def failure(self) -> Callable[[BaseException, int, Any], Sequence[Buffer]]:
@@ -136,7 +138,6 @@ class PeerSession:
         self._tolerance = peer.limits.heartbeat / 2
         #: for bytes of unanswered requests
         self._room = OutboundRoom(peer.limits.bytes_per_peer)
-        #: requests of ended sessions
         self._former = FormerRequests(self, peer.loop, peer.context, peer.limits.silence)
         self._arm(self.heard)
 
@@ -165,8 +166,8 @@ class PeerSession:
         del message
         request = self._requests[id] = PendingRequest(self, id, answer, kind, size, timeout)
         self._pump(now)
-        if kind == Kind.GRADIENT:
-            failpoints.reach("bwd.after_send")
+        if (points := self.peer.failpoints.get(kind)) is not None:
+            failpoints.reach(points.request_sent)
         try:
             return await answer
         except asyncio.CancelledError:
@@ -233,9 +234,10 @@ class PeerSession:
         if self._handlers.pop(id, None) is not None:
             now = self._loop.time()
             self.session.respond(id, answer, now, failed)
-            self._pump(now, "fwd.mid_send" if kind == Kind.CALL else None)
-            if kind == Kind.CALL:
-                failpoints.reach("fwd.after_send")
+            points = peer.failpoints.get(kind)
+            self._pump(now, points)
+            if points is not None:
+                failpoints.reach(points.answer_sent)
         if stop is not None:  # somebody at a terminal means the process: it leaves the loop, as out of any task, but the answer goes first
             self._loop.call_soon(_raise, stop)
 
@@ -327,21 +329,19 @@ class PeerSession:
         else:
             request.answer.set_result(value)
 
-    def _pump(self, now: float, point: str | None = None) -> None:
-        """Send frames while the link accepts them; the failpoint `point` is reached between two frames."""
+    def _pump(self, now: float, points: RequestPoints | None = None) -> None:
+        """Send frames while the link accepts them; `points.answer_begun` is reached between two frames."""
         link, session = self.link, self.session
         if link is not None and not self._blocked and session.has_output:
             while (frame := session.next_frame(now)) is not None:
                 self._blocked = not link.send(frame)
                 if link.frame_bytes != session.frame_bytes:
                     session.resize(link.frame_bytes)
-                if self._blocked:
+                if self._blocked or not session.has_output:
                     break
-                if not session.has_output:
-                    break
-                if point is not None:
+                if points is not None and points.answer_begun:
                     link.flush()
-                    failpoints.reach(point)
+                    failpoints.reach(points.answer_begun)
             link.flush()
         self._arm(now)
 

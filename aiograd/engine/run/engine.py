@@ -62,6 +62,14 @@ class Engine:
 
     Raises:
         ArgumentError: a number below what makes sense.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> async with ag.Engine(threads=2) as engine:
+    ...     await (x * x).sum().backward()
+    >>> engine.statistics().committed
+    1
+    >>> x.grad
+    tensor([2., 4.])
     """
 
     def __init__(
@@ -149,6 +157,9 @@ class Engine:
         """Close the engine: passes started with `execute` are cancelled, passes that are being awaited raise `EngineClosedError`, threads end.
 
         The pass that this is called from, if any, goes on until it needs the engine again. Idempotent.
+
+        >>> engine = ag.Engine(threads=1)
+        >>> await engine.aclose()
         """
         self._closed = True
         current = asyncio.current_task()
@@ -247,6 +258,14 @@ class Engine:
 
         Returns:
             As `run`, and cancelling does what it does there.
+
+        >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> y = (x * x).sum()
+        >>> async with ag.Engine(threads=1) as engine:
+        ...     await engine.run_new([(y.grad_fn, 0)], [np.float32(1.0)])
+        []
+        >>> x.grad
+        tensor([2., 4.])
         """
         self._bind(asyncio.get_running_loop())
         turns = not_none(self._loop_budget)
@@ -276,6 +295,15 @@ class Engine:
 
         Returns:
             One gradient for each captured edge, in their order; an empty list for a pass that accumulates.
+
+        >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+        >>> y = (x * x).sum()
+        >>> task = ag.GraphTask([(y.grad_fn, 0)], [np.float32(1.0)])
+        >>> async with ag.Engine(threads=1) as engine:
+        ...     await engine.run(task)
+        []
+        >>> task.completed, x.grad
+        (True, tensor([2., 4.]))
         """
         loop = asyncio.get_running_loop()
         if runner is None:
@@ -346,6 +374,10 @@ class Engine:
 
         Returns:
             Its result.
+
+        >>> async with ag.Engine(threads=1) as engine:
+        ...     await engine.offload(lambda: 1 + 1)
+        2
         """
         loop = asyncio.get_running_loop()
         self._bind(loop)
@@ -423,6 +455,10 @@ async def aclose_default_engine() -> None:
     """Close the running loop's default engine, if it has one; the next pass makes another.
 
     Cancelling it stops the waiting; the engine is closed all the same.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> await (x * x).sum().backward()
+    >>> await ag.aclose_default_engine()
     """
     engine = _default_engines.pop(asyncio.get_running_loop(), None)
     if engine is not None:

@@ -43,6 +43,12 @@ class tuned_gc:
         LoopError: the block is entered a second time.
 
     Cancellation inside the block puts the settings back, as any other end does.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> async with ag.tuned_gc():
+    ...     await (x * x).sum().backward()
+    >>> x.grad
+    tensor([2., 4.])
     """
 
     def __init__(self, *, cpu_time: Callable[[], float] = time.process_time, collector: PacedCollector = PROCESS_COLLECTOR) -> None:

@@ -53,6 +53,11 @@ class IsolatedContext:
 
     Attributes:
         needs_input_grad: per argument, True if it is a Tensor that required grad.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> context, (y,) = await ag.parallel.run_isolated_forward(ag.sin, x)
+    >>> type(context).__name__, y.requires_grad
+    ('IsolatedContext', False)
     """
 
     __slots__ = ("needs_input_grad", "_outputs", "_boundary", "_arguments", "_function")
@@ -190,6 +195,11 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
     Raises:
         ArgumentTypeError: `fn` cannot be called, or returned None. ContextError: `fn` has called another worker with a Tensor that requires grad.
         Exceptions of `fn` pass through.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> context, (y,) = await ag.parallel.run_isolated_forward(lambda x: x * x, x)
+    >>> y
+    tensor([1., 4.])
     """
     context, outputs = await isolate(fn, *args)
     if is_grad_enabled():
@@ -265,6 +275,12 @@ async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> t
 
     Raises:
         ArgumentError: not one gradient per output. ArgumentTypeError: `ctx` is no such context. Exceptions of the function's backward pass through.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> square = lambda x: x * x
+    >>> context, _ = await ag.parallel.run_isolated_forward(square, x)
+    >>> await ag.parallel.run_isolated_backward(square, context, ag.ones(2))
+    (tensor([2., 4.]),)
     """
     flat = gradients_of(ctx, grads)
     current = CURRENT.get()

@@ -2,7 +2,7 @@
 
 Note [Derivatives of callbacks]
     JAX may drop, repeat and reorder callbacks, so none leaves anything behind for another. A derivative is the callback of another aiograd function,
-    which calls the first one and runs a pass over what it recorded; it is given its derivative in the same way.
+    which calls the first one and runs a pass over the graph that it recorded; it is given its derivative in the same way.
 
 Note [The loop of a callback]
     JAX calls back from threads of its own, while the thread that runs the program waits. If that is an event loop's, coroutines on this loop could

@@ -1,4 +1,4 @@
-"""Arrays of the host for JAX and from it, without a change of dtype that nobody asked for.
+"""Arrays of the host for JAX and from it, without an unasked change of dtype.
 
 Note [Shared memory]
     JAX takes an array to be immutable and may go on reading the memory of one that it was given. So an array of a program's own is copied

@@ -7,7 +7,7 @@ Note [Flat functions]
 
 Note [Residuals]
     ``jax.vjp`` inside ``jax.jit`` returns a pytree of the values that backward needs. They are saved as Tensors, so that they are released with
-    the graph and seen by hooks for saved tensors; those of a dtype that numpy does not have stay with the context. The Tensors among the arguments
+    the graph and seen by hooks for saved tensors; arrays of a dtype that numpy does not have stay with the context. The Tensors among the arguments
     are saved beside them: JAX may read their memory again, so they must not have been modified.
 
 Note [Complex gradients]
@@ -169,7 +169,7 @@ def _save(ctx: Any, leaves: Sequence[Any]) -> None:
 
 
 def wrap(function: Callable[..., Any], *, static_argnames: Sequence[str] = ()) -> WrappedFunction:
-    """A JAX function as a function of Tensors: each call records one node, whose backward is ``jax.vjp`` on the engine's executor.
+    """A JAX function as a function of Tensors: each call records one node; its backward is ``jax.vjp`` on the engine's executor.
 
     Arguments and results are pytrees. In the arguments Tensors of the host stand for arrays; JAX arrays, numpy arrays and Python numbers are
     constants, and other objects, such as strings, are static. In the results every array is a Tensor, which shares JAX's memory and is therefore
@@ -184,7 +184,7 @@ def wrap(function: Callable[..., Any], *, static_argnames: Sequence[str] = ()) -
 
     Returns:
         The function on Tensors. It raises `ArgumentTypeError` for a dtype that JAX would change in silence (64 bits while ``jax_enable_x64`` is off),
-        for results whose dtype numpy does not have, and inside a JAX transformation, where `function` is for; `DeviceError` for Tensors and JAX
+        for results of a dtype that numpy does not have, and inside a JAX transformation, where `function` is for; `DeviceError` for Tensors and JAX
         arrays elsewhere than on the host. Exceptions of the function pass through.
 
     Raises:

@@ -42,7 +42,7 @@ class Passed(NamedTuple):
     #: torch's tensor over its memory, and the version that torch counts
     given: Any
     version: int
-    #: aiograd's version counter, where the two are not one, and what it counts
+    #: aiograd's version counter, where the two are not one, and the object that it counts for
     counter: Any
     counted: int
 
@@ -135,7 +135,7 @@ def _timed(layer: Any, tree: Any, given: Sequence[Any]) -> tuple[Any, int]:
 
 
 def _explained(layer: Any, error: Exception, given: Sequence[Any]) -> Exception | None:
-    """The error of aiograd for one that a torch module has raised because of what it was given; None for any other."""
+    """The error of aiograd for one that a torch module has raised because of its arguments; None for any other."""
     name = type(layer.module).__name__
     if "leaf Variable that requires grad" in str(error) and "in-place operation" in str(error):
         return _modified(name)
@@ -208,7 +208,7 @@ def _take(layer: Any, passed: Sequence[Passed], returned: list[Any], result: Any
 
 
 def _refuse_hidden(layer: Any, other: Any) -> None:
-    """Raise if an object that the module has returned, or that is in what it has returned, keeps tensors of torch's graph."""
+    """Raise if an object that the module has returned, or that is in its result, keeps tensors of torch's graph."""
     if isinstance(other, torch.nn.Module):
         return
     is_iterator = isinstance(other, Iterator)
@@ -245,13 +245,13 @@ def go_to_state(state: tuple[Any, Any]) -> None:
 
 @contextmanager
 def _keeping_buffers(module: Any) -> Iterator[None]:
-    """A block after which the module's buffers are what they were: running statistics count each batch once."""
+    """A block after which the module's buffers have their old values: running statistics count each batch once."""
     kept = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
         yield
     finally:
         for buffer, value in kept:
-            buffer.data.copy_(value)  # behind the counter: for whoever has saved the buffer, nothing has changed
+            buffer.data.copy_(value)  # behind the counter: for nodes that have saved the buffer, nothing has changed
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 Note [Two graphs]
     A call runs the function on detached Tensors over torch's memory and records a graph of its own. The node in torch's graph pulls gradients
     through that graph in one pass, which gives the gradients of the arguments; those of other Tensors, such as the function's parameters, are
-    held back until torch's whole pass has succeeded, and are then committed, those of all calls in the pass together (one commit for each loop, where
+    held back until torch's whole pass has succeeded, and are then committed, all calls of the pass together (one commit for each loop, where
     calls are on several). A torch pass that fails changes no ``grad`` of aiograd.
 
     Where the function has called other workers with what requires grad, its graph cannot be run apart: its pass is `Context.backward` of the
-    context in which it was called. All gradients but those of the arguments go to the context's `grads` then, on every worker, at one commit
+    context in which it was called. All gradients but the arguments' go to the context's `grads` then, on every worker, at one commit
     of that pass.
 
 Note [Memory]
@@ -159,7 +159,7 @@ class BridgedCall:
 
         Args:
             tensors: the torch tensors among its arguments.
-            needs: True for those that require grad.
+            needs: True for each that requires grad.
             records: False: without a graph.
 
         Returns:
@@ -226,7 +226,7 @@ class BridgedCall:
             return await self._call(*inputs)
 
     async def _record(self, inputs: Sequence[Any]) -> Sequence[Any]:
-        sequence = _next_sequence()  # lower than those of the nodes that the function records
+        sequence = _next_sequence()  # lower than the numbers of the nodes that the function records
         self.isolated, outputs = await isolate(self._call, *inputs)
         if self.isolated.is_crossed:
             context = current_context()
@@ -259,7 +259,7 @@ class BridgedCall:
             with enable_grad():
                 products = [(output * seed.conj()).real.sum() if output.dtype.kind == "c" else (output * seed).sum() for output, seed in pairs]
             await context.backward(*products, retain_graph=keep)
-            slots = [context.slots.pop(leaf._node, None) for leaf in leaves]  # they are nobody's leaves but this call's
+            slots = [context.slots.pop(leaf._node, None) for leaf in leaves]  # they are leaves of this call alone
             found = [None if slot is None else slot.grad for slot in slots]
         else:
             ends, given = zip(*pairs, strict=True)
@@ -276,12 +276,12 @@ class HeldBack:
     _of_passes: ClassVar[weakref.WeakValueDictionary[int, HeldBack]] = weakref.WeakValueDictionary()
 
     def __init__(self) -> None:
-        #: by loop: a call, whose surroundings the commit has, the edges with their gradients in the order of the pass, and whether to keep graphs
+        #: by loop: a call, in the surroundings of the commit, the edges with their gradients in the order of the pass, and whether to keep graphs
         self._of_loops: dict[AnyLoop, tuple[BridgedCall, list[tuple[Any, Any]], bool]] = {}
 
     @classmethod
     def of_running_pass(cls) -> HeldBack:
-        """Those of the pass that torch runs in this thread."""
+        """The calls of the pass that torch runs in this thread."""
         number = torch._C._current_graph_task_id()
         with cls._lock:  # the threads of torch's devices share a pass
             found = cls._of_passes.get(number)
@@ -297,7 +297,7 @@ class HeldBack:
             held_back += grads
 
     def commit(self) -> None:
-        """Accumulate what was held back; all of a loop at one commit."""
+        """Accumulate the gradients held back; all of a loop at one commit."""
         for call, held_back, keep in self._of_loops.values():
             call.run(_accumulate(held_back, keep))
 
@@ -326,7 +326,7 @@ def _torch_function() -> Any:
             accumulates = torch._C._will_engine_execute_node(ctx.next_functions[0][0])  # the anchor's leaf
             with torch.no_grad():
                 found = ctx.call.backward(grads, keep=keep, accumulates=accumulates)
-            if torch.is_grad_enabled():  # the pass is recorded, which this is not: whoever differentiates it is told
+            if torch.is_grad_enabled():  # the pass is recorded, which this is not: a derivative of it is refused
                 found = _refusing().apply(repr(ctx.call.owner), torch.empty(0, requires_grad=True), *found)
             return None, None, *found
 

@@ -3,7 +3,7 @@
 Note [Torch's graph is kept for another node]
     Torch frees a graph bit by bit while it runs, unless it is told to keep it. It is told so where the pass keeps the graph, and where other nodes of
     aiograd need the same nodes of torch: gradients that were recorded lead through the graph from which they were computed. Such graphs know of each
-    other, weakly. A node that has been released has dropped its graph, so the last of them frees what they share. In all other cases the graph is not
+    other, weakly. A node that has been released has dropped its graph, so the last of them frees the shared part. In all other cases the graph is not
     kept, which modules compiled by torch insist on.
 """
 
@@ -23,7 +23,7 @@ else:
 
 
 class Watched:
-    """A torch tensor over memory whose writes aiograd counts by itself.
+    """A torch tensor over memory with writes that aiograd counts by itself.
 
     Args:
         counter: aiograd's version counter.
@@ -101,7 +101,7 @@ class TorchGraph:
 
 
 def run(outputs: Sequence[Any], grads: Sequence[Any], targets: Sequence[Any], *, keep: bool, create_graph: bool = False) -> list[Any]:
-    """Gradients of `targets` from those of `outputs`; both are torch tensors or gradient edges."""
+    """Gradients of `targets` from the gradients of `outputs`; both are torch tensors or gradient edges."""
     if not outputs or not targets:
         return [None] * len(targets)
     try:

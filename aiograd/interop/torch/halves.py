@@ -1,4 +1,4 @@
-"""The backward of a torch graph in two halves: gradients of inputs first, those of parameters later, with no product of matrices made twice.
+"""The backward of a torch graph in two halves: gradients of inputs first, of parameters later, with no product of matrices made twice.
 
 Note [How torch's graph is divided]
     As aiograd divides its own (`aiograd.engine.split_backward`). Call *upper* the torch nodes from which an input can be reached, and *lower* the
@@ -8,13 +8,13 @@ Note [How torch's graph is divided]
 
 Note [Hooks run once]
     Torch's engine calls the hooks of a tensor where it ends a pass or begins one. So the two halves meet where it does neither: a prehook, which
-    comes after all others, keeps what a start is given, and the second half calls the start without the engine. That is done inside of a pass
-    of its own (`_within`) whose targets are the edges that are left, since a node asks the running pass which of its gradients are wanted.
+    comes after all others, keeps the gradients that a start is given, and the second half calls the start without the engine. That is done inside
+    of a pass of its own (`_within`) with the edges that are left as targets, since a node asks the running pass which of its gradients are wanted.
 
-Note [What is not left to the second half]
-    A start that makes all its gradients at once would do the work twice. The parameters that it leads to, and those that share a lower node with one
-    of them, get their gradients in the first half. So do all where a part of the graph was compiled by torch: such a part runs once, and gives its
-    memory away as it does.
+Note [Work of the first half]
+    A start that makes all its gradients at once would do the work twice. The parameters that it leads to, and the ones that share a lower node with
+    one of them, get their gradients in the first half. So do all where a part of the graph was compiled by torch: such a part runs once, and gives
+    its memory away as it does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TorchStart(NamedTuple):
 
 
 class WeightHalf:
-    """The second half: what the first has left.
+    """The second half: the rest.
 
     Args:
         graph: the graph of the call.
@@ -69,8 +69,8 @@ class WeightHalf:
         Args:
             graph: the graph of the call.
             grads: torch tensors, one for each output, None where no gradient arrived.
-            wanted: numbers of the sources whose gradients are wanted now.
-            left: numbers of those that are left to the second half.
+            wanted: numbers of the sources with gradients that are wanted now.
+            left: numbers of the sources left to the second half.
             keep: True if the graph is needed again when both halves have run.
 
         Returns:
@@ -97,7 +97,7 @@ class WeightHalf:
         """Run the second half.
 
         Args:
-            wanted: numbers of the sources whose gradients are wanted.
+            wanted: numbers of the sources with wanted gradients.
             keep: True if the graph is needed again.
 
         Returns:
@@ -203,7 +203,7 @@ def _is_compiled(node: Any) -> bool:
 
 @functools.cache
 def _within() -> Any:
-    """The class of the node in whose backward a function is called, which so runs inside of a pass of torch."""
+    """The class of the node that calls a function in its backward, which so runs inside of a pass of torch."""
 
     class Within(torch.autograd.Function):
         @staticmethod

@@ -1,6 +1,6 @@
 """`wrap` and TorchModule: a torch module as a module of aiograd.
 
-Note [What a module of aiograd is asked]
+Note [Look-ups in the torch module]
     Parameters, buffers, ``training`` and the state are looked up in the torch module each time, under its own paths. So ``outer.eval()``, which sets
     ``training`` of every module below without calling their ``train()``, reaches the torch module through a property, and ``state_dict`` of both
     have the same keys.
@@ -93,7 +93,7 @@ class TorchModule(Module):
             **kwargs: its arguments by name.
 
         Returns:
-            What it returns, with Tensors in the place of torch tensors; containers of all these kinds keep their class.
+            Its result, with Tensors in the place of torch tensors; containers of all these kinds keep their class.
 
         Raises:
             GraphError: a torch tensor that requires grad among the arguments, or a result within an object of another kind. InPlaceError: the module

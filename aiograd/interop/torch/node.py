@@ -1,20 +1,20 @@
 """TorchNode: the node of one call of a wrapped module.
 
 Note [Where it runs]
-    Nobody knows the cost of a torch module from its shapes. But its forward has run when the node is made, and backward takes about twice as long.
+    The cost of a torch module does not follow from its shapes. But its forward has run when the node is made, and backward takes about twice as long.
     Where that is more than the loop should wait, the node runs on the executor, where torch lets go of the interpreter's lock, as one of user code.
     A small one is run as rows are, by the short paths of a pass.
 
 Note [Gradients are given away]
-    Gradients that torch has made belong to nobody else, and the engine may take them over instead of copying them. Those that are the memory of
+    Gradients that torch has made belong to the node alone, and the engine may take them over instead of copying them. Those that are the memory of
     something else (a gradient that passes through, one for two sources, an expanded one) are copied here.
 
 Note [Higher orders]
     With ``create_graph`` torch records the computation of the gradients, from the same sources and the gradients that came. That is the graph of
-    another `TorchNode`, whose edges are those of this one and of the gradients that came.
+    another `TorchNode`; its edges are the edges of this one and of the gradients that came.
 
 Note [Recomputed]
-    Under saved-tensor hooks, those of a checkpoint among them, what the node saves are the inputs. Torch's graph is dropped, and backward calls the
+    Under saved-tensor hooks, a checkpoint's among them, the node saves the inputs. Torch's graph is dropped, and backward calls the
     module once more: with the same random numbers, and buffers are left as they are. A parameter that has been written to since is an error.
 """
 
@@ -123,7 +123,7 @@ class TorchNode(Node):
         """Shape, dtype and device of an output.
 
         Args:
-            input_nr: its number among those that require grad.
+            input_nr: its number among the outputs that require grad.
 
         Returns:
             An `InputMetadata`.
@@ -287,11 +287,11 @@ def backward_ns(elapsed_ns: int) -> int:
 def recorded(
     results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int
 ) -> list[Any]:
-    """Tensors over torch tensors (None stays None), with a node for those that require grad.
+    """Tensors over torch tensors (None stays None), with a node for each that requires grad.
 
     Args:
         results: torch tensors.
-        graph: gets those that require grad as its outputs.
+        graph: gets the ones that require grad as its outputs.
         edges: where the gradients of the graph's sources go.
         mode: the caller's.
         line: file and line of the call.

@@ -1,10 +1,10 @@
 """Parameters of a torch module as Parameters: one memory, one gradient, one ``requires_grad``, which are torch's.
 
 Note [Torch is asked]
-    Whatever both libraries can change is kept in one place, the torch parameter, and looked up there. So nothing has to be brought up to date, be it
-    that a torch optimizer's ``zero_grad`` comes between forward and backward, that ``module.half()`` replaces the memory, that a parameter is frozen,
-    or that a module of aiograd is moved. `SharedParameter` has properties in the place of a Tensor's slots for this, and `SharedGradient`, the node
-    where its gradient arrives, has one in the place of its ``grad``.
+    Everything that both libraries can change is kept in one place, the torch parameter, and looked up there. So nothing has to be brought up to
+    date, be it that a torch optimizer's ``zero_grad`` comes between forward and backward, that ``module.half()`` replaces the memory, that a
+    parameter is frozen, or that a module of aiograd is moved. `SharedParameter` has properties in the place of a Tensor's slots for this, and
+    `SharedGradient`, the node where its gradient arrives, has one in the place of its ``grad``.
 
 Note [One for each]
     A torch parameter has one `SharedParameter`, whichever modules it belongs to and however often they are wrapped. Two would each stage a sum
@@ -39,7 +39,7 @@ SIDES = ("both", "aiograd", "torch")
 
 
 class SharedHooks(HookDict):
-    """The post-accumulate hooks of a `SharedParameter`, and after them those of the torch parameter, as long as that has a gradient.
+    """The post-accumulate hooks of a `SharedParameter`, and after them the hooks of the torch parameter, as long as that has a gradient.
 
     Args:
         source: the torch parameter.
@@ -170,7 +170,7 @@ class SharedParameter(Parameter):
             leaf.shape, leaf.dtype, leaf.device = self._facts()
 
     def edge(self) -> tuple[AccumulateGrad, int]:
-        """Where its gradient arrives, whatever memory the torch parameter has been given meanwhile."""
+        """The node at which its gradient arrives, even if the torch parameter has other memory meanwhile."""
         if self.torch_parameter.data_ptr() != self._place[0]:
             self._look_up()
         return self.leaf, 0
@@ -231,7 +231,7 @@ _known: weakref.WeakValueDictionary[int, SharedParameter] = weakref.WeakValueDic
 
 
 def shared_parameter(source: Any, side: str, name: str) -> SharedParameter:
-    """The Parameter of a torch parameter; always the same one, as long as somebody has it.
+    """The Parameter of a torch parameter; always the same one, as long as it is referred to.
 
     Args:
         source: the torch parameter.

@@ -1,4 +1,4 @@
-"""Attention head by head, in blocks of queries whose scores stay in cache.
+"""Attention head by head, in blocks of queries with scores that stay in cache.
 
 Neither the scores nor the weights of a whole head are ever in memory: the forward pass keeps the log-sum-exp of each query, and the
 backward pass computes the weights again from it.

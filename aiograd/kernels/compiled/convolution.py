@@ -1,4 +1,4 @@
-"""Convolution as a matrix product whose left operand is read through the windows in place.
+"""Convolution as a matrix product with a left operand that is read through the windows in place.
 
 Rows of the product are windows, columns are output channels, and the sums run over channels and taps. The input gradient of a
 convolution with stride 1 is such a convolution too (of the padded gradient with the mirrored weight); the weight gradient has
@@ -19,7 +19,7 @@ from aiograd.kernels.compiled.jit import inline, kernel, reads, whole, writes
 from aiograd.kernels.compiled.matrix import blocks
 from aiograd.kernels.compiled.transpose import transposed_copy
 
-#: windows whose results are turned into NCHW order together; a multiple of ROWS and of the side of what `transposed_copy` copies
+#: windows with results that are turned into NCHW order together; a multiple of ROWS and of the side of what `transposed_copy` copies
 _BAND = 24
 
 

@@ -40,7 +40,7 @@ def _distances(split: Any, geometry: Any) -> Any:
 
 @inline
 def _line(top: int, remainder: int, split: Any, geometry: Any) -> int:
-    """Where the numbers of row `top` lie in the scratch plane whose columns, padding included, have this remainder; `sh` rows on is a line later."""
+    """Place of the numbers of row `top` in the scratch plane of the columns with this remainder, padding included; `sh` rows on, the next line."""
     sh, ph = geometry[2], geometry[4]
     return (((top + ph) % sh * split[1] + remainder) * split[2] + (top + ph) // sh) * split[3]  # type: ignore[no-any-return]
 

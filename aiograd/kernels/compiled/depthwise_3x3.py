@@ -6,8 +6,8 @@ Note [A strip of a plane]
     So a number is loaded three times and not nine, and nothing is copied to scratch memory (see ``depthwise``, for all other windows).
 
 Note [Stride 2]
-    A strip is as many columns of outputs as a vector holds. Two vectors of neighbouring inputs are taken apart into the even and the odd ones: those
-    that the first and the second tap meet; the third meets the even ones of two columns on. Rows of padding are loaded as rows of no width: with a
+    A strip is as many columns of outputs as a vector holds. Two vectors of neighbouring inputs are taken apart into the even and the odd ones, which
+    the first and the second tap meet; the third meets the even ones of two columns on. Rows of padding are loaded as rows of no width: with a
     branch in their place the sums leave their registers, which takes four times as long. A row of the input's gradient is put together likewise:
     of two neighbouring columns one is met by two taps, the other by one.
 
@@ -166,13 +166,13 @@ def convolve_by_2(x: Any, weight: Any, bias: Any, out: Any, geometry: Any, block
 
 @inline
 def _pair(left: Any, right: Any, w: Any, first: int, sums: Any) -> Any:
-    """Add what the first and the third tap of a row bring to one column of the input's gradient."""
+    """Add the terms of the first and the third tap of a row to one column of the input's gradient."""
     return multiply_add(filled(w[first + 2]), left, multiply_add(filled(w[first]), right, sums))
 
 
 @inline
 def _put(both: Any, one: Any, padding: int, out: Any, place: int, count: int) -> None:
-    """Store the columns that two taps meet and those that one meets in turns."""
+    """Store the columns that two taps meet and the columns that one meets in turns."""
     step = lanes(out)
     if padding % 2:
         both, one = one, both

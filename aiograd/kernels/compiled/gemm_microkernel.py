@@ -131,7 +131,7 @@ def gemm_microkernel(context: Any, a: Any, a_start: Any, row_offsets: Any, row: 
     """Write one block of the product to `c`.
 
     Args:
-        a: array whose memory the offsets (in elements) refer to, after `a_start`.
+        a: array with the memory that the offsets (in elements) refer to, after `a_start`.
         a_start: offset of the operand.
         row_offsets: int64 table; entries `row` to ``row + ROWS - 1`` are used.
         row: first entry.
@@ -148,5 +148,5 @@ def gemm_microkernel(context: Any, a: Any, a_start: Any, row_offsets: Any, row: 
 
 @intrinsic
 def gemm_microkernel_add(context: Any, a: Any, a_start: Any, row_offsets: Any, row: Any, depth_offsets: Any, depth: Any, b: Any, b_start: Any, c: Any, c_start: Any, c_stride: Any) -> Any:  # noqa: E501
-    """`gemm_microkernel` that begins its sums with what is in `c`."""
+    """`gemm_microkernel` that begins its sums with the numbers in `c`."""
     return _compile_block(a, row_offsets, depth_offsets, b, c, adds=True)

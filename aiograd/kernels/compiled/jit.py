@@ -114,7 +114,7 @@ def _fingerprint() -> str:
 
 
 _DIRECTORY = private_directory()
-#: of all kernels' sources: a kernel must be compiled anew when a function it calls has changed, in whatever file
+#: of all kernels' sources: a kernel must be compiled anew when a function it calls has changed, in any file
 _STAMP = _fingerprint()
 
 

@@ -1,7 +1,7 @@
 """Copies of short lines by vectors, whole or every second number: what lies between a kernel's arrays and its scratch memory.
 
-A loop over 14 or 28 numbers spends its time in what the vectoriser leaves over at the end. Here the last vector of a line is loaded and stored
-under a mask, so that nothing beyond the line is read or written.
+A loop over 14 or 28 numbers spends its time in the remainder that the vectoriser leaves at the end. Here the last vector of a line is loaded and
+stored under a mask, so that nothing beyond the line is read or written.
 
 Measured by ``tests/benchmarks/layers.py`` (depthwise convolution: a third of the time).
 """

@@ -35,7 +35,7 @@ def _activate(gates: Any, before: Any, after: Any, out: Any) -> None:
 
 @inline
 def _deactivate(gates: Any, before: Any, after: Any, dh: Any, dc: Any) -> None:
-    """The adjoint of `_activate`: gates become their gradients, `dc` that of the cell state before."""
+    """The adjoint of `_activate`: gates become their gradients, `dc` the gradient of the cell state before."""
     n = before.size
     one = gates.dtype.type(1)
     i, f, z, o = gates[:n], gates[n : 2 * n], gates[2 * n : 3 * n], gates[3 * n :]
@@ -59,7 +59,7 @@ def lstm_cell(gates: Any, before: Any, after: Any, out: Any, block: int, low: in
 
 @kernel(writes(2), reads(2), reads(2), reads(2), writes(2))
 def lstm_cell_grad(gates: Any, before: Any, after: Any, dh: Any, dc: Any, block: int, low: int, high: int) -> None:
-    """The adjoint of `lstm_cell`: gates become their gradients, `dc` that of the cell state before."""
+    """The adjoint of `lstm_cell`: gates become their gradients, `dc` the gradient of the cell state before."""
     for n in range(low, high):
         _deactivate(gates[n], before[n], after[n], dh[n], dc[n])
 
@@ -98,7 +98,7 @@ def lstm_grad(g: Any, gates: Any, cells: Any, dh: Any, dc: Any, panels: Any, blo
         g: (T, N, H), gradient of the hidden states.
         gates: (T, N, 4H), as the forward left them; becomes their gradients.
         cells: (T + 1, N, H).
-        dh: (N, H), gradient of the last hidden state; becomes that of the first.
+        dh: (N, H), gradient of the last hidden state; becomes the gradient of the first.
         dc: (N, H), likewise of the cell state.
         panels: the recurrent weight, (blocks, 4H, width).
     """

@@ -52,7 +52,7 @@ def _power_of_two(context: Any, n: Any) -> Any:
 
 @intrinsic
 def _as_real(context: Any, bits: Any) -> Any:
-    """The float whose bits are those of a whole number of the same size."""
+    """The float with the bits of a whole number of the same size."""
     single = bits.bitwidth == 32
 
     def codegen(target: Any, builder: Any, signature: Any, args: Any) -> Any:

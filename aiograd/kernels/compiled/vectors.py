@@ -1,4 +1,4 @@
-"""A vector of numbers as a value of compiled code: a loop whose sums must stay in registers says so, rather than hope for the vectoriser.
+"""A vector of numbers as a value of compiled code: a loop with sums that must stay in registers says so, rather than hope for the vectoriser.
 
 Vectors have as many lanes as `aiograd.kernels.compiled.gemm_microkernel` finds best for the CPU.
 """

@@ -16,7 +16,7 @@ from aiograd.kernels.compiled.jit import inline, kernel, reads, wholes, writes
 
 @inline
 def inside(offset: int, stride: int, length: int, count: int) -> tuple[int, int]:
-    """The range of windows whose position ``window * stride + offset`` lies in [0, length)."""
+    """The range of windows with a position ``window * stride + offset`` in [0, length)."""
     first = 0 if offset >= 0 else (-offset + stride - 1) // stride
     last = (length - 1 - offset) // stride + 1 if length > offset else 0
     return min(first, count), max(min(last, count), min(first, count))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from aiograd.array_functions import activation as functions
@@ -13,6 +14,7 @@ from aiograd.array_functions.manipulation import split
 from aiograd.array_functions.searching import where
 from aiograd.array_functions.special import logit as _logit
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn.functional.documentation import document
 from aiograd.tensors.tensor import Tensor
 
 #: of `selu`
@@ -20,129 +22,54 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.050700987355480493
 
 
 def relu(input: ArrayLike) -> Tensor:
-    """``max(x, 0)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``max(x, 0)``."""
     return functions.relu(input)
 
 
 def gelu(input: ArrayLike, approximate: str = "none") -> Tensor:
-    """``x`` times the probability of a standard normal below it; `approximate` is "none" or "tanh".
-
-    Args:
-        input: any shape.
-        approximate: "none", or "tanh" for the usual approximation.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``x`` times the probability of a standard normal below it; `approximate` is "none" or "tanh"."""
     return functions.gelu(input, approximate=approximate)
 
 
 def silu(input: ArrayLike) -> Tensor:
-    """``x * sigmoid(x)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``x * sigmoid(x)``."""
     return functions.silu(input)
 
 
 def elu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
-    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere.
-
-    Args:
-        input: any shape.
-        alpha: the limit for large negative elements is ``-alpha``.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
     return functions.elu(input, alpha=alpha)
 
 
 def leaky_relu(input: ArrayLike, negative_slope: float = 0.01) -> Tensor:
-    """`x` where positive, ``negative_slope * x`` elsewhere.
-
-    Args:
-        input: any shape.
-        negative_slope: the factor of negative elements.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`x` where positive, ``negative_slope * x`` elsewhere."""
     return functions.leaky_relu(input, negative_slope=negative_slope)
 
 
 def softplus(input: ArrayLike, beta: float = 1.0, threshold: float | None = None) -> Tensor:
-    """``log(1 + exp(beta * x)) / beta``, without overflow.
-
-    Args:
-        input: any shape.
-        beta: sharpness.
-        threshold: where ``beta * x`` is above it the result is `x` itself, as in PyTorch; None: nowhere, for accuracy does not need it.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``log(1 + exp(beta * x)) / beta``, without overflow."""
     x = as_tensor(input)
     out = functions.softplus(x, beta=beta)
     return out if threshold is None else where(x * beta > threshold, x, out)
 
 
 def softsign(input: ArrayLike) -> Tensor:
-    """``x / (1 + |x|)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``x / (1 + |x|)``."""
     return functions.softsign(input)
 
 
 def sigmoid(input: ArrayLike) -> Tensor:
-    """``1 / (1 + exp(-x))``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``1 / (1 + exp(-x))``."""
     return functions.sigmoid(input)
 
 
 def logsigmoid(input: ArrayLike) -> Tensor:
-    """``log(sigmoid(x))``, accurate for large negative `x`.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``log(sigmoid(x))``, accurate for large negative `x`."""
     return functions.log_sigmoid(input)
 
 
 def tanh(input: ArrayLike) -> Tensor:
-    """Hyperbolic tangents.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """Hyperbolic tangents."""
     return _tanh(input)
 
 
@@ -150,25 +77,12 @@ def selu(input: ArrayLike) -> Tensor:
     """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer.
 
     Source: Klambauer et al., Self-normalizing neural networks (2017).
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
     """
     return functions.elu(input, alpha=SELU_ALPHA) * SELU_SCALE
 
 
 def celu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
     """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere.
-
-    Args:
-        input: any shape.
-        alpha: the limit for large negative elements is ``-alpha``; not 0.
-
-    Returns:
-        A Tensor of the shape of `input`.
 
     Raises:
         ArgumentError: `alpha` is 0.
@@ -182,54 +96,24 @@ def celu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
 
 
 def mish(input: ArrayLike) -> Tensor:
-    """``x * tanh(softplus(x))``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``x * tanh(softplus(x))``."""
     x = as_tensor(input)
     return x * _tanh(functions.softplus(x))
 
 
 def tanhshrink(input: ArrayLike) -> Tensor:
-    """``x - tanh(x)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``x - tanh(x)``."""
     x = as_tensor(input)
     return x - _tanh(x)
 
 
 def logit(input: ArrayLike, eps: float | None = None) -> Tensor:
-    """``log(x / (1 - x))``, the inverse of `sigmoid`.
-
-    Args:
-        input: in [0, 1].
-        eps: numbers are limited to [eps, 1 - eps] first; None: they are not.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``log(x / (1 - x))``, the inverse of `sigmoid`."""
     return _logit(input, eps)
 
 
 def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:
     """The first half along an axis (the last by default) times the sigmoid of the second half.
-
-    Args:
-        input: any shape with an even length along the axis.
-        dim: the axis; the last by default.
-        axis: another name of `dim`.
-
-    Returns:
-        A Tensor of half the length along the axis.
 
     Raises:
         ShapeError: the length is odd.
@@ -242,17 +126,7 @@ def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) ->
 
 
 def softmin(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """``softmax(-x)`` along an axis, the last by default.
-
-    Args:
-        input: any shape.
-        dim: the axis along which the results add up to 1; the last by default.
-        axis: another name of `dim`.
-        dtype: cast to this first.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``softmax(-x)`` along an axis, the last by default."""
     return functions.softmax(-as_tensor(input), axis=axis_of("softmin", dim, axis))
 
 
@@ -269,32 +143,15 @@ def axis_of(name: str, dim: int | None, axis: int | None, default: int = -1) -> 
 
 
 def softmax(input: ArrayLike, dim: int | None = None, *, axis: int | None = None, dtype: Any = None) -> Tensor:
-    """``exp(x) / sum(exp(x))`` along an axis, the last by default.
-
-    Args:
-        input: any shape.
-        dim: the axis along which the results add up to 1; the last by default.
-        axis: another name of `dim`.
-        dtype: cast to this first.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``exp(x) / sum(exp(x))`` along an axis, the last by default."""
     x = as_tensor(input)
     return functions.softmax(x if dtype is None else x.astype(dtype, copy=False), axis=axis_of("softmax", dim, axis))
 
 
 def log_softmax(input: ArrayLike, dim: int | None = None, *, axis: int | None = None, dtype: Any = None) -> Tensor:
-    """``log(softmax(x))`` along an axis, the last by default.
-
-    Args:
-        input: any shape.
-        dim: the axis along which the probabilities add up to 1; the last by default.
-        axis: another name of `dim`.
-        dtype: cast to this first.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``log(softmax(x))`` along an axis, the last by default."""
     x = as_tensor(input)
     return functions.log_softmax(x if dtype is None else x.astype(dtype, copy=False), axis=axis_of("log_softmax", dim, axis))
+
+
+document(sys.modules[__name__])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors,
 from aiograd.array_functions.manipulation import matrix_transpose, repeat
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn.functional.documentation import document
 from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -20,15 +22,6 @@ _attention = row("scaled_dot_product_attention")
 
 def dropout(input: ArrayLike, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
     """Each element set to 0 with probability `p`, the others scaled so that the mean stays; nothing changes unless `training`.
-
-    Args:
-        input: any shape, real floating.
-        p: in [0, 1].
-        training: True to drop.
-        generator: the generator to draw from; the default generator if None.
-
-    Returns:
-        A Tensor of the shape of `input`; `input` itself if nothing is dropped.
 
     Raises:
         ArgumentError: `p` is no probability.
@@ -55,41 +48,17 @@ def _dropped_channels(name: str, axes: int, input: ArrayLike, p: float, training
 
 
 def dropout1d(input: ArrayLike, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
-    """`dropout` of whole channels of lines: a channel is kept or set to 0 as one.
-
-    Args:
-        input: (N, C, L) or (C, L).
-        p, training, generator: as of `dropout`.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`dropout` of whole channels of lines: a channel is kept or set to 0 as one."""
     return _dropped_channels("dropout1d", 1, input, p, training, generator)
 
 
 def dropout2d(input: ArrayLike, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
-    """`dropout` of whole channels of images.
-
-    Args:
-        input: (N, C, H, W); three axes are (N, C, L), as in PyTorch.
-        p, training, generator: as of `dropout`.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`dropout` of whole channels of images."""
     return _dropped_channels("dropout2d", 2, input, p, training, generator)
 
 
 def dropout3d(input: ArrayLike, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
-    """`dropout` of whole channels of volumes.
-
-    Args:
-        input: (N, C, D, H, W) or (C, D, H, W).
-        p, training, generator: as of `dropout`.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`dropout` of whole channels of volumes."""
     return _dropped_channels("dropout3d", 3, input, p, training, generator)
 
 
@@ -159,3 +128,6 @@ def attention_weights(
     if allowed is not None:
         scores = where(allowed, scores, -math.inf)
     return call(row("safe_softmax"), (scores,), {"axis": -1})  # type: ignore[no-any-return]
+
+
+document(sys.modules[__name__])

@@ -35,7 +35,7 @@ def single(value: Any, name: str) -> int:
 
 
 def flat(value: Any, name: str, other: int) -> tuple[int, int]:
-    """A setting of a line as that of an image: `other` for the height."""
+    """A setting of a line as a setting of an image: `other` for the height."""
     return other, single(value, name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 from aiograd.array_functions.activation import log_softmax
@@ -12,6 +13,7 @@ from aiograd.array_functions.elementwise import clip, exp, minimum, xlogy
 from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn.functional.documentation import document
 from aiograd.running import devices
 from aiograd.tensors.constants import refuse_graph
 from aiograd.tensors.record import call
@@ -40,7 +42,7 @@ def _same_shape(name: str, input: ArrayLike, target: ArrayLike) -> tuple[Tensor,
 
 
 def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
-    """The target for the row: the device array if the input's device has it and a kernel for the row; else the Tensor, whose values are checked."""
+    """The target for the row: the device array if the input's device has it and a kernel for the row; else the Tensor, to check its values."""
     place = input.device if isinstance(input, Tensor) else "cpu"
     if place == "cpu" or target.device != place:
         return target
@@ -124,94 +126,35 @@ def nll_loss(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = Non
 
 
 def mse_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
-    """Squared differences of arrays of one shape.
-
-    Args:
-        input: predictions.
-        target: of the same shape.
-        reduction: "mean", "sum" or "none".
-
-    Returns:
-        A scalar, or elements of the shape of `input` where `reduction` is "none".
-    """
+    """Squared differences of arrays of one shape."""
     return call(_mse_loss, (input, target), {"reduction": reduction})  # type: ignore[no-any-return]
 
 
 def l1_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
-    """Magnitudes of differences of arrays of one shape.
-
-    Args:
-        input: predictions.
-        target: of the same shape.
-        reduction: "mean", "sum" or "none".
-
-    Returns:
-        A scalar, or elements of the shape of `input` where `reduction` is "none".
-    """
+    """Magnitudes of differences of arrays of one shape."""
     x, y = _same_shape("l1_loss", input, target)
     return _reduced("l1_loss", (x - y).abs(), reduction)
 
 
 def huber_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Half the square of differences below `delta`, ``delta * (|d| - delta / 2)`` beyond.
-
-    Args:
-        input: predictions.
-        target: of the same shape.
-        reduction: "mean", "sum" or "none".
-        delta: where the square ends.
-
-    Returns:
-        A scalar, or elements of the shape of `input` where `reduction` is "none".
-    """
+    """Half the square of differences below `delta`, ``delta * (|d| - delta / 2)`` beyond."""
     return call(_huber_loss, (input, target), {"delta": delta, "reduction": reduction})  # type: ignore[no-any-return]
 
 
 def smooth_l1_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Half the square over `beta` of differences below `beta`, ``|d| - beta / 2`` beyond.
-
-    Args:
-        input: predictions.
-        target: of the same shape.
-        reduction: "mean", "sum" or "none".
-        beta: where the square ends.
-
-    Returns:
-        A scalar, or elements of the shape of `input` where `reduction` is "none".
-    """
+    """Half the square over `beta` of differences below `beta`, ``|d| - beta / 2`` beyond."""
     return call(_smooth_l1_loss, (input, target), {"beta": beta, "reduction": reduction})  # type: ignore[no-any-return]
 
 
 def binary_cross_entropy_with_logits(
     input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean", pos_weight: ArrayLike | None = None
 ) -> Tensor:
-    """Cross entropy between probabilities `target` and the sigmoid of `input`, of one shape, without overflow.
-
-    Args:
-        input: logits.
-        target: in [0, 1].
-        weight: broadcasts: how much each element counts, or None.
-        reduction: "mean", "sum" or "none".
-        pos_weight: broadcasts: how much the positive part counts, or None.
-
-    Returns:
-        A scalar, or elements of the shape of `input` where `reduction` is "none".
-    """
+    """Cross entropy between probabilities `target` and the sigmoid of `input`, of one shape, without overflow."""
     return call(_binary, (input, target, _plain(weight), _plain(pos_weight)), {"reduction": reduction})  # type: ignore[no-any-return]
 
 
 def binary_cross_entropy(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean") -> Tensor:
-    """Cross entropy between probabilities `target` and probabilities `input`, of one shape; of logits `binary_cross_entropy_with_logits`.
-
-    Args:
-        input: in [0, 1]. Logarithms are cut off at -100, so that 0 and 1 have finite losses.
-        target: in [0, 1].
-        weight: broadcasts: how much each element counts, or None.
-        reduction: "mean", "sum" or "none".
-
-    Returns:
-        A scalar, or elements of the shape of `input` where `reduction` is "none".
-    """
+    """Cross entropy between probabilities `target` and probabilities `input`, of one shape; of logits `binary_cross_entropy_with_logits`."""
     loss: Tensor = call(_probabilities, _same_shape("binary_cross_entropy", input, target), {})
     return _reduced("binary_cross_entropy", loss if weight is None else loss * _plain(weight), reduction)
 
@@ -285,3 +228,6 @@ def triplet_margin_loss(
     if swap:
         far = minimum(far, pairwise_distance(positive, negative, p, eps))
     return _reduced("triplet_margin_loss", clip(pairwise_distance(anchor, positive, p, eps) - far + margin, 0), reduction)
+
+
+document(sys.modules[__name__])

@@ -48,7 +48,7 @@ def embedding(input: ArrayLike, weight: ArrayLike, padding_idx: int | None = Non
     if padding_idx is not None and padding_idx < 0:
         padding_idx += table.shape[0]
     indices = as_tensor(input)
-    # a device looks up with the indices that it has; those of elsewhere are read and checked
+    # a device looks up with the indices that it has; indices of another device are read and checked
     there = indices._data if indices.device == table.device != "cpu" else indices
     return call(_embedding, (table,), {"indices": there, "padding_idx": padding_idx})  # type: ignore[no-any-return]
 
@@ -160,7 +160,7 @@ def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: flo
     fill = 0.0 if value is None else value
     if grown == widths:
         return pad_axes(x, grown, mode=names[mode], value=fill)
-    if mode == "circular":  # what is left goes round, as in PyTorch; the other modes repeat what was there
+    if mode == "circular":  # the border repeats the cropped array, as in PyTorch; in other modes the array before it is cropped
         return pad_axes(_cropped(x, widths), grown, mode="wrap")
     return _cropped(pad_axes(x, grown, mode=names[mode], value=fill), widths)
 

@@ -47,7 +47,7 @@ def layer_norm(
 
 
 def rms_norm(input: ArrayLike, normalized_shape: int | Sequence[int], weight: ArrayLike | None = None, eps: float | None = None) -> Tensor:
-    """Root mean square 1 over the last axes, then scaled; arguments as in `layer_norm`, `eps` None is that of the dtype.
+    """Root mean square 1 over the last axes, then scaled; arguments as in `layer_norm`, `eps` None is the machine epsilon of the dtype.
 
     Args:
         input: of a shape that ends with `normalized_shape`.
@@ -171,7 +171,7 @@ def instance_norm(
 
 
 def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> None:
-    """Move a running statistic towards what a batch measures, times `factor`."""
+    """Move a running statistic towards the statistic of a batch, times `factor`."""
     if factor != 1.0:
         measured = measured * factor
     step = measured - running._data

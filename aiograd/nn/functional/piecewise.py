@@ -5,24 +5,19 @@ Compositions: elementwise chains of rows that a device fuses and a compiled func
 
 from __future__ import annotations
 
+import sys
+
 from aiograd.array_functions.comparison import greater, greater_equal, less_equal, logical_and
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
 from aiograd.array_functions.elementwise import abs
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn.functional.documentation import document
 from aiograd.tensors.tensor import Tensor
 
 
 def hardtanh(input: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """`x` between the limits, the nearer limit elsewhere.
-
-    Args:
-        input: any shape.
-        min_val: the lower limit.
-        max_val: the upper limit, above the lower one.
-
-    Returns:
-        A Tensor of the shape of `input`.
 
     Raises:
         ArgumentError: no such limits.
@@ -35,53 +30,24 @@ def hardtanh(input: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> T
 
 
 def relu6(input: ArrayLike) -> Tensor:
-    """``min(max(x, 0), 6)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``min(max(x, 0), 6)``."""
     return hardtanh(input, 0.0, 6.0)
 
 
 def hardsigmoid(input: ArrayLike) -> Tensor:
-    """``min(max(x / 6 + 1 / 2, 0), 1)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``min(max(x / 6 + 1 / 2, 0), 1)``."""
     return hardtanh(input, -3.0, 3.0) / 6.0 + 0.5
 
 
 def hardswish(input: ArrayLike) -> Tensor:
-    """``x * hardsigmoid(x)``.
-
-    Args:
-        input: any shape.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """``x * hardsigmoid(x)``."""
     x = as_tensor(input)
     out: Tensor = where(less_equal(x, -3.0), 0.0, where(greater_equal(x, 3.0), x, x * (x / 6.0 + 0.5)))
     return out
 
 
 def hardshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
-    """`x` where its magnitude is above `lambd`, 0 elsewhere.
-
-    Args:
-        input: any shape.
-        lambd: the limit.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`x` where its magnitude is above `lambd`, 0 elsewhere."""
     x = as_tensor(input)
     out: Tensor = where(less_equal(abs(x.detach()), lambd), 0.0, x)
     return out
@@ -89,13 +55,6 @@ def hardshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
 
 def softshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
     """`x` moved towards 0 by `lambd`, 0 where that would cross it.
-
-    Args:
-        input: any shape.
-        lambd: at least 0.
-
-    Returns:
-        A Tensor of the shape of `input`.
 
     Raises:
         ArgumentError: `lambd` is below 0.
@@ -109,16 +68,7 @@ def softshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
 
 
 def threshold(input: ArrayLike, threshold: float, value: float) -> Tensor:
-    """`x` where it is above `threshold`, `value` elsewhere.
-
-    Args:
-        input: any shape.
-        threshold: the threshold.
-        value: the value of elements that are not above it.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """`x` where it is above `threshold`, `value` elsewhere."""
     x = as_tensor(input)
     out: Tensor = where(less_equal(x, threshold), value, x)
     return out
@@ -143,3 +93,6 @@ def prelu(input: ArrayLike, weight: ArrayLike) -> Tensor:
     slopes = slopes.reshape((-1,) + (1,) * (x.ndim - 2)) if slopes.size != 1 else slopes.reshape(())
     out: Tensor = where(greater(x, 0.0), x, x * slopes)
     return out
+
+
+document(sys.modules[__name__])

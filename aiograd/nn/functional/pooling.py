@@ -1,9 +1,9 @@
 """Maxima and means of windows as functions. Images are (N, C, H, W) or (C, H, W), lines (N, C, L) or (C, L).
 
 Note [Windows over the edge]
-    With ``ceil_mode`` a last window may reach beyond the padding, if it begins in the input or the padding before it. The rows know nothing
-    of that: the input grows by what the window needs, below every value for a maximum, zeros for a mean, and a mean is multiplied by the
-    taps of a whole window over those that count.
+    With ``ceil_mode`` a last window may reach beyond the padding, if it begins in the input or the padding before it. The rows do not:
+    the input grows to the end of the window, below every value for a maximum, zeros for a mean, and a mean is multiplied by the
+    taps of a whole window over the taps that count.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def max_pool2d(
 
 
 def _places(x: Any, window: Window, width: int) -> Any:
-    """Where the maximum of each window is in its plane, whose rows are of `width`."""
+    """The place of the maximum of each window in its plane, with rows of `width`."""
     taps = max_pool(x, window)[1].astype(np.int64)
     rows, columns = (
         np.arange(count)[place] * s - p + tap * d
@@ -215,7 +215,7 @@ def max_pool1d(
     Args:
         input: (N, C, L) or (C, L).
         kernel_size: length of the window.
-        stride: distance of windows; None: that of `kernel_size`.
+        stride: distance of windows; None: `kernel_size`.
         padding: border on both sides, which is never the maximum.
         dilation: distance of the elements of a window.
         ceil_mode: True if a last window may reach over the edge.
@@ -243,7 +243,7 @@ def avg_pool1d(
     Args:
         input: (N, C, L) or (C, L).
         kernel_size: length of the window.
-        stride: distance of windows; None: that of `kernel_size`.
+        stride: distance of windows; None: `kernel_size`.
         padding: zeros on both sides.
         ceil_mode: True if a last window may reach over the edge.
         count_include_pad: True if padding counts as values.
@@ -261,7 +261,7 @@ def adaptive_avg_pool2d(input: ArrayLike, output_size: int | tuple[int | None, i
 
     Args:
         input: images.
-        output_size: (height, width), or one number for both; None keeps what the image has. Window i of n covers i / n to (i + 1) / n of the
+        output_size: (height, width), or one number for both; None keeps the extent of the image. Window i of n covers i / n to (i + 1) / n of the
             extent, rounded outwards.
 
     Returns:
@@ -284,7 +284,7 @@ def adaptive_avg_pool2d(input: ArrayLike, output_size: int | tuple[int | None, i
 
 
 def _means(x: Tensor, windows: int, axis: int) -> Tensor:
-    """Means of windows along an axis, whose taps are taken side by side."""
+    """Means of windows along an axis, with the taps of each side by side."""
     length = x.shape[axis]
     number = np.arange(windows)
     starts, ends = number * length // windows, -(-(number + 1) * length // windows)

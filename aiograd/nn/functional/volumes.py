@@ -1,4 +1,4 @@
-"""Convolution and pooling of volumes, (N, C, D, H, W) or (C, D, H, W), by those of images.
+"""Convolution and pooling of volumes, (N, C, D, H, W) or (C, D, H, W), made of convolution and pooling of images.
 
 Note [A volume as images]
     The planes that one window touches in depth lie side by side as channels of one image, so that a convolution of a volume is one convolution of

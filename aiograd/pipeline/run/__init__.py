@@ -1,22 +1,23 @@
 """Running pipelines: everything of `aiograd.pipeline` that waits on an event loop.
 
 ===================  =========================================================================================
-`pipeline`           the public face
-`coordinator`        all hosts of a pipeline: what they do together, the replacement of lost ones; the commit is that of `aiograd.steps`
-`remote_host`        such a host, as the pipeline sees it; which stages live where
-`host`               the ranks that live in one process, from step to step; also on workers
-`stage_assignment`   what those ranks have to do
-`replicated_stages`  the stages of one host of several replicas: their common state, and the sum of their gradients
-`session`            one step of theirs: the values for ranks beside its transaction
-`step_execution`     those ranks while they carry it out
+`pipeline`           the public class
+`coordinator`        all members of a pipeline: what they do together, the replacement of lost ones
+`remote_stages`      the ranks on a worker, as the coordinating process sees them; the places of stages
+`member`             the ranks on a worker, as a member of steps
+`stage_ranks`        the ranks in one process, from step to step
+`stage_assignment`   their stages and rows of the schedule
+`replicated_stages`  stages of one of several replicas: their common state, and the sum of their gradients
+`work`               one step in one process: the values for its ranks
+`step_execution`     the ranks of one process while they carry out a step
 `outbox`             values on their way to other processes
 `mailbox`            values that wait for a rank
-`together`           coroutines that stand or fall together
+`together`           coroutines that succeed or fail together
 ===================  =========================================================================================
 """
 
 from __future__ import annotations
 
-from aiograd.pipeline.run.host import StageHost as StageHost
+from aiograd.pipeline.run.member import StageMember as StageMember
 from aiograd.pipeline.run.pipeline import Pipeline as Pipeline
-from aiograd.pipeline.run.step_execution import ExecutedAction as ExecutedAction
+from aiograd.pipeline.run.stage_assignment import ExecutedAction as ExecutedAction

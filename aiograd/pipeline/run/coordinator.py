@@ -1,19 +1,18 @@
-"""PipelineCoordinator: all the hosts of one pipeline: the one in this process and those on workers, and what they do together.
+"""PipelineCoordinator: all members of one pipeline, and the ranks of this process: what they do together.
 
 Note [Replacing a worker]
-    With `respawn` the loss of a worker before a step is decided (see Note [Commit across workers] in `aiograd.steps.coordinator`) is no failure.
-    Its stages are put somewhere else, with the same parameters, and carry out
-    the step from its start, since its sums of weight gradients are gone, and so every backward that it had done has to be done again, with the
-    forward before it; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked now and
-    then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in
-    the same order from the same values and with the same random numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of
-    earlier steps that a lost worker held are gone with it.
+    With `respawn` the loss of a worker before a step is decided (see Note [Commit across workers] in `aiograd.coordination.coordinator`) is no
+    failure. Its stages are put somewhere else, with the same parameters, and carry out the step from its start, since its sums of weight gradients
+    are gone: every backward that it had done is done again, with the forward before it, and the others repeat what they had sent (see Note
+    [Repeating what was sent] in `outbox`). Members that are done are asked now and then whether they are still there, for as long as others are
+    not: a replacement may wait for them. All that is computed again is computed in the same order from the same values and with the same random
+    numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of earlier steps that a lost worker held are gone with it.
 
 Note [Replicas]
-    Of a pipeline in replicas every replica has hosts of its own, which exchange values among themselves; its ranks have numbers of their own, too.
-    The hosts of the same stages in all replicas form a group, which adds up gradients. All hosts of all replicas take one step together: there is
-    one coordinator, one session and one decision, as if they were one pipeline. After a failure, and whenever the replicas are others, the hosts
-    form new groups before the next step; a host that is new gets the state of the first replica, which is the state of all.
+    Of a pipeline in replicas every replica has members of its own, which exchange values among themselves; its ranks have numbers of their own,
+    too. The members with the same stages in all replicas form a group, which adds up gradients. All members of all replicas take one step
+    together: there is one coordinator and one decision, as if they were one pipeline. After a failure, and whenever the replicas are others, the
+    members form new groups before the next step; a member that is new gets the state of the first replica, which is the state of all.
 """
 
 from __future__ import annotations
@@ -26,31 +25,29 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.coordinator import GONE, StepCoordinator
+from aiograd.coordination.decisions import StepDecision
+from aiograd.coordination.session import COORDINATOR, PAUSE
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
-from aiograd.pipeline.run.host import StageHost
-from aiograd.pipeline.run.remote_host import RemoteHost, check_apart, hosts_on, owner_of, owners_of, part_of, reference
-from aiograd.pipeline.run.session import PipelineSession
+from aiograd.pipeline.run.member import WORDING, PipelineOutcomes
+from aiograd.pipeline.run.remote_stages import RemoteStages, check_apart, owner_of, owners_of, part_of, reference, stages_on
 from aiograd.pipeline.run.stage_assignment import StageAssignment
+from aiograd.pipeline.run.stage_ranks import StageRanks
 from aiograd.pipeline.run.together import together
+from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.assembly import STAGE_HOST_ADAPTER
-from aiograd.steps.coordinator import GONE, StepCoordinator
-from aiograd.steps.session import DRIVER, PAUSE
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
-from aiograd.transaction import ParticipantsJoined, ParticipantsLeft
+from aiograd.transaction import TransactionState
 
-#: the advice to whoever has to wait until a commit is confirmed
-SETTLING = (
-    "Call the pipeline's settle() once they can be reached; where it says the same again, restore all workers from one checkpoint and make a new "
-    "Pipeline"
-)
+PipelineDecision = StepDecision[PipelineWork, RemoteStages]
 
 
-class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
-    """All the hosts of one pipeline.
+class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
+    """All members of one pipeline.
 
     Args:
         replicas: for each everything that is to be done, as if it all were in this process.
@@ -62,8 +59,6 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
     Raises:
         ArgumentError: the stages of one rank live in different places, or replicas are not on workers of their own.
     """
-
-    local: StageHost
 
     def __init__(
         self,
@@ -80,22 +75,25 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         first = self.replicas[0]
         #: where stages of the first replica have been replaced
         self.stages = dict(first.stages)
-        remotes = [remote for replica in self.replicas for remote in self._hosts_of(replica)]
-        super().__init__(StageHost([], part_of(first, first.stages, self.local_ranks)), timeout, SETTLING)
+        remotes = [remote for replica in self.replicas for remote in self._remotes_of(replica)]
+        super().__init__(WORDING, timeout)
+        #: the ranks of this process
+        self.local = StageRanks(part_of(first, first.stages, self.local_ranks))
+        self.outcomes = PipelineOutcomes(self.decisions, self.local)
         self.remotes = remotes
         if is_replicated:
             check_apart(self.replicas, remotes)
         #: how often each rank has been replaced
         self._generations: Counter[int] = Counter()
-        #: the groups of hosts are as they should be
+        #: the groups of members are formed
         self._has_joined = not is_replicated
-        #: of the running step: of its random numbers; the share of each replica; whether hosts say how large gradients are, and the factor for them
+        #: of the running step: of its random numbers; the share of each replica; whether members say how large gradients are, and the factor for them
         self.seed: tuple[int, ...] = ()
         self._shares: Mapping[int, list[Any]] = {}
         self._measures = False
         self._factor: Any = None
         self._replacing = asyncio.Lock()
-        #: hosts that are not done with the running step, and whether all are
+        #: the number of members that are not done with the running step, and an event for its end
         self._busy = 0
         self._quiet = asyncio.Event()
         if self.remotes and (self.local_ranks or is_replicated) and self._worker is None:
@@ -116,17 +114,17 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         """For each replica the number of computations in a step by rank."""
         return [{rank: sum(action.kind.is_compute for action in row) for rank, row in replica.training.items()} for replica in self.replicas]
 
-    def _hosts_of(self, replica: StageAssignment) -> list[RemoteHost]:
-        """The hosts of a replica, which are new."""
+    def _remotes_of(self, replica: StageAssignment) -> list[RemoteStages]:
+        """The members of a replica, which are new."""
         owners = owners_of(replica)
         if self._worker is None:
             self._worker = next((getattr(stage.module, "worker", None) for stage in replica.stages.values() if stage.is_remote), None)
-        return hosts_on(replica, replica.stages, owners)
+        return stages_on(replica, replica.stages, owners)
 
-    # ---------------------------------------------------------------- hosts
+    # ---------------------------------------------------------------- members
 
     async def connect(self) -> None:
-        """See that every worker has its host. Cancelled or failed midway, the next time goes on."""
+        """See that every worker has its member. Cancelled or failed midway, the next time goes on."""
         if self.remotes and self._worker is not None:
             self.refer(self._worker)
         await together({remote.name: self._make(remote) for remote in self.remotes if remote.ref is None})
@@ -136,42 +134,42 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             except GONE as error:
                 raise self.explained(error) from error
 
-    async def _make(self, remote: RemoteHost) -> None:
+    async def _make(self, remote: RemoteStages) -> None:
         refs = [reference(stage) for stage in remote.assignment.stages.values()]
         remote.ref = await refs[0].adapt(STAGE_HOST_ADAPTER, refs[1:], remote.assignment.to_wire(), timeout=self._timeout)
 
     async def _join(self) -> None:
-        """Let the hosts of each stage form a group. See Note [Replicas]."""
-        groups: dict[tuple[int, ...], list[RemoteHost]] = {}
+        """Let the members of each stage form a group. See Note [Replicas]."""
+        groups: dict[tuple[int, ...], list[RemoteStages]] = {}
         for remote in self.remotes:
             groups.setdefault(remote.stages, []).append(remote)
-        new = {stages: [host for host in hosts[1:] if host.is_new] for stages, hosts in groups.items()}
+        new = {stages: [each for each in members[1:] if each.is_new] for stages, members in groups.items()}
         names = {stages: f"the replicas of stages {', '.join(map(str, stages))}" for stages in groups}
-        await together({names[stages]: self.check_alike([groups[stages][0], *hosts], names[stages]) for stages, hosts in new.items() if hosts})
+        await together({names[stages]: self.check_alike([groups[stages][0], *each], names[stages]) for stages, each in new.items() if each})
         joining: dict[str, Coroutine[Any, Any, Any]] = {}
-        for hosts in groups.values():
-            copies = any(host.is_new for host in hosts)
-            gathering = self.gathering(hosts, self._worker)
-            joining |= {host.name: self.ask(host, "join", *gathering, copies) for host in hosts}
+        for members in groups.values():
+            copies = any(each.is_new for each in members)
+            gathering = self.gathering(members, self._worker)
+            joining |= {each.name: self.ask(each, "join", *gathering, copies) for each in members}
         await together(joining)
         for remote in self.remotes:
             remote.is_new = False
         self._has_joined = True
 
     async def leave(self, replica: StageAssignment) -> None:
-        """Go on without a replica."""
+        """Remove a replica."""
         gone = [remote for remote in self.remotes if remote.replica is replica]
         self.remotes = [remote for remote in self.remotes if remote.replica is not replica]
         self.replicas = [each for each in self.replicas if each is not replica]
         self.stages = dict(self.replicas[0].stages)
         self._has_joined = False
         for remote in gone:
-            self.pending.forget(remote)
+            self.decisions.forget(remote)
         await self._forget(remote.ref for remote in gone if remote.ref is not None)
 
     async def enter(self, replica: StageAssignment) -> None:
         """Take in a new replica, with the state of the first. Cancelled or failed, the replicas are those of before."""
-        remotes = self._hosts_of(replica)
+        remotes = self._remotes_of(replica)
         self.replicas.append(replica)
         try:
             check_apart(self.replicas, [*self.remotes, *remotes])
@@ -183,32 +181,32 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             raise
 
     def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
-        """Where all ranks but these live, of one replica or of all."""
+        """The places of all ranks but these, of one replica or of all."""
         places: dict[str, Any] = {}
         for remote in self.remotes:
             if replica is None or remote.replica is replica:
                 places |= {str(rank): [self._generations[rank], remote.ref] for rank in remote.ranks - ranks}
-        if self._local_ref is not None:
-            places |= {str(rank): [self._generations[rank], self._local_ref] for rank in self.local_ranks - ranks}
+        if self._outcomes_ref is not None:
+            places |= {str(rank): [self._generations[rank], self._outcomes_ref] for rank in self.local_ranks - ranks}
         return places
 
     # ---------------------------------------------------------------- a step
 
-    def open(self, step: int) -> PipelineSession:
-        """Begin a step; values for it can be put into the session."""
-        session = super().open(step)
-        session.outbox.route(self.peers(self.local_ranks))
-        return session
+    def open(self, step: int) -> PipelineDecision:
+        """Begin a step; values for it can be put into its work."""
+        decision = self.decisions.begin(self.local.work(step), self.remotes)
+        decision.work.outbox.route(self.peers(self.local_ranks))
+        return decision
 
     async def run(
-        self, session: PipelineSession, trains: bool, shares: Sequence[list[Any]] | None = None, clip_norm: float | None = None
+        self, decision: PipelineDecision, trains: bool, shares: Sequence[list[Any]] | None = None, clip_norm: float | None = None
     ) -> dict[str, Any]:
-        """Carry out a step on every host, up to the commit.
+        """Carry out a step on every member, up to the commit.
 
         Args:
-            session: the step.
+            decision: the step.
             trains: with backward.
-            shares: of the replicas in the batch, see `StageHost.run`.
+            shares: of the replicas in the batch, see `StageMember.run`.
             clip_norm: the largest norm of all gradients together; None: any.
 
         Returns:
@@ -217,16 +215,16 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         Raises:
             PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
         """
-        step = session.step
-        self.seed, self._factor, self._measures = StepRandom().seed, None, clip_norm is not None
+        step, random = decision.step, StepRandom()
+        self.seed, self._factor, self._measures = random.seed, None, clip_norm is not None
         self._shares = {} if shares is None else {id(replica): share for replica, share in zip(self.replicas, shares, strict=True)}
-        local = self.local.run(step, trains, {}, None, self.seed, None, self._measures)
+        local = self._run_here(decision, trains, random)
         if not self.remotes and clip_norm is None:
             return await local
         try:
             work = {remote.name: self._run(remote, step, trains) for remote in self.remotes}
             # even without ranks this process sends microbatches and targets
-            work[DRIVER] = self._counted(local)
+            work[COORDINATOR] = self._counted(local)
             self._busy = len(work)
             self._quiet.clear()
             replica_of = {remote.name: remote.replica for remote in self.remotes}
@@ -235,31 +233,35 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             if clip_norm is not None:
                 await self._clip(step, parts[0], clip_norm)
             results = _joined(map(_merged, parts))
-            while asked := self._to_ask(session):
-                for remote in await self._collect(session, asked):
+            while asked := self._to_ask(decision):
+                for remote in await self._collect(decision, asked):
                     self._busy += 1
                     results |= _given(await self._run_elsewhere(remote, step, trains))
             return results
         except BaseException as error:
             self._has_joined = not self.is_replicated
-            await self.abort(session)
+            await self.abort(decision)
             if isinstance(error, GONE):
                 raise self.explained(error) from error
             raise
 
-    async def commit(self, session: PipelineSession) -> None:
-        """Commit a prepared step on every host; see `StepCoordinator.commit`."""
+    async def _run_here(self, decision: PipelineDecision, trains: bool, random: StepRandom) -> dict[str, Any]:
+        decision.work.begin()
+        return await self.local.run(decision, trains, random, self.local.assignment.scale, self._measures)
+
+    async def commit(self, decision: PipelineDecision) -> None:
+        """Commit a prepared step on every member; see `StepCoordinator.commit`."""
         try:
-            await super().commit(session)
+            await super().commit(decision)
         except BaseException:
             self._has_joined = not self.is_replicated
             raise
 
     async def _clip(self, step: int, parts: Iterable[Mapping[str, Any]], clip_norm: float) -> None:
-        """Scale the gradients of all hosts, so that those of one replica together have at most this norm.
+        """Scale the gradients of all members, so that the gradients of one replica together have at most this norm.
 
         Args:
-            parts: the results of the hosts of one replica: the gradients of all replicas are the same.
+            parts: the results of the members of one replica: the gradients of all replicas are the same.
         """
         by_stage = sorted((int(stage), each) for part in parts for stage, each in part["sizes"].items())
         sizes = [size.detach()._data[()] for _, each in by_stage for size in each]
@@ -267,9 +269,13 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         if factor != 1.0:
             self._factor = make(np.asarray(factor))
             scaling = {remote.name: self._scale(remote, step) for remote in self.remotes}
-            await together({DRIVER: self.local.scale(step, self._factor), **scaling})
+            await together({COORDINATOR: self._scale_here(step), **scaling})
 
-    async def _scale(self, remote: RemoteHost, step: int) -> None:
+    async def _scale_here(self, step: int) -> None:
+        decision = self.decisions.last
+        await self.local.scale(None if decision is None else decision.work, step, self._factor)
+
+    async def _scale(self, remote: RemoteStages, step: int) -> None:
         try:
             await self.ask(remote, "scale", step, self._factor)
         except GONE:
@@ -278,11 +284,11 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             self._busy += 1
             await self._run_elsewhere(remote, step, True)  # which scales as well, and gives what is known already
 
-    async def _run(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
+    async def _run(self, remote: RemoteStages, step: int, trains: bool) -> dict[str, Any]:
         try:
             peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
             share = self._shares.get(id(remote.replica))
-            results = await self.ask(remote, "run", step, trains, peers, self._local_ref, seed, share, self._measures)
+            results = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)
         except GONE:
@@ -311,8 +317,8 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         if not self._busy:
             self._quiet.set()
 
-    async def _run_elsewhere(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
-        """A worker is lost that counts as busy: see Note [Replacing a worker]."""
+    async def _run_elsewhere(self, remote: RemoteStages, step: int, trains: bool) -> dict[str, Any]:
+        """Replace a lost worker, which counts as busy: see Note [Replacing a worker]."""
         if self._respawn is None:
             raise PipelineError(f"worker {remote.owner} was lost")
         async with self._replacing:
@@ -322,7 +328,7 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         work = {each.name: self._run(each, step, trains) for each in replacements}
         return _merged((await together(work)).values())
 
-    async def _replace(self, remote: RemoteHost, step: int, respawn: Callable[[int], Any]) -> list[RemoteHost]:
+    async def _replace(self, remote: RemoteStages, step: int, respawn: Callable[[int], Any]) -> list[RemoteStages]:
         ranks = remote.ranks
         for index in remote.assignment.stages:
             module = respawn(index)
@@ -331,19 +337,21 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
                 raise ArgumentTypeError(f"respawn({index}) returned {stage!r}; expected a module on a worker, in place of the one on {remote.owner}")
             self.stages[index] = stage
         owners = (owner_of(self.stages[index]) for index in remote.assignment.stages)
-        replacements = hosts_on(remote.replica, self.stages, owners, ranks)
+        replacements = stages_on(remote.replica, self.stages, owners, ranks)
         await together({each.name: self._make(each) for each in replacements})
         self.remotes = [each for each in self.remotes if each is not remote] + replacements
-        self.pending.forget(remote)
-        session = self.local._session
-        if session is not None and session.step == step:
-            session.handle(ParticipantsLeft((remote.name,)))
-            session.handle(ParticipantsJoined([each.name for each in replacements]))
+        self.decisions.forget(remote)
+        decision = self.decisions.last
+        is_running = decision is not None and decision.step == step and decision.state is not TransactionState.ABORTED
+        if decision is not None and is_running:
+            decision.leave(remote)
+            decision.join(replacements)
         for rank in ranks:
             self._generations[rank] += 1
         peers = {rank: place for rank, place in self.peers(set()).items() if int(rank) in ranks}
         others = [each.ref.call("reroute", step, peers, timeout=self._timeout) for each in self.remotes if each not in replacements]
-        await asyncio.gather(self.local.reroute(step, peers), *map(_ignoring_loss, others))
+        work = decision.work if decision is not None and is_running else None
+        await asyncio.gather(self.local.reroute(work, peers), *map(_ignoring_loss, others))
         return replacements
 
 
@@ -352,7 +360,7 @@ def _given(results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of all hosts: each has a part."""
+    """The results of all members: each has a part."""
     results: dict[str, Any] = {"losses": None, "outputs": None}
     for part in parts:
         results |= _given(part)
@@ -373,4 +381,4 @@ async def _ignoring_loss(coroutine: Coroutine[Any, Any, Any]) -> None:
     try:
         await coroutine
     except GONE:
-        return  # whoever runs a step there will see
+        return  # running a step there will show it

@@ -9,7 +9,7 @@ Note [Repeating what was sent]
 Note [Values that go together]
     A message costs far more than a small value. So the values that are posted for a rank in one turn of the loop, such as the microbatches at the
     beginning of a step, travel together, up to `TOGETHER` of them and `TOGETHER_BYTES` of their tensors; and their delivery is confirmed with
-    whatever the other host sends next (`RemoteRef.post`), until this one has nothing more to send and waits for that.
+    the next message of the other member (`RemoteRef.post`), until this one has nothing more to send and waits for that.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import contextlib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.coordinator import GONE
+from aiograd.coordination.session import PAUSE
 from aiograd.errors import ArgumentError, DistributedError, LimitError, PipelineError, UnknownPeerError
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
 from aiograd.running.trees import leaves_of
-from aiograd.steps.coordinator import GONE
-from aiograd.steps.session import PAUSE
 from aiograd.tensors.core import TensorCore
 
 #: values that travel together, at most, and bytes of their tensors
@@ -56,7 +56,7 @@ class StepOutbox:
     def __init__(self, step: int, keeps: bool) -> None:
         self._step = step
         self._keeps = keeps
-        #: where each rank is: how often it has been replaced, and its host
+        #: where each rank is: how often it has been replaced, and its member
         self._routes: dict[int, tuple[int, Any]] = {}
         self._entries: dict[Entry, None] = {}
         self._undelivered = 0
@@ -83,8 +83,8 @@ class StepOutbox:
         return changed
 
     @property
-    def hosts(self) -> list[Any]:
-        """The hosts of ranks elsewhere, each once."""
+    def members(self) -> list[Any]:
+        """The members with the ranks that live elsewhere, each once."""
         return list(dict.fromkeys(ref for _, ref in self._routes.values()))
 
     def post(self, rank: int, key: Key, value: Any) -> None:
@@ -159,8 +159,8 @@ class StepOutbox:
         urged = {self._routes[entry.rank][1] for entry in self._entries if not entry.is_delivered and entry.rank in self._routes}
         urged -= {self._routes[rank][1] for rank in self._queues if rank in self._routes}
         self._flush()
-        for host in urged:  # what it has taken it may not have said yet
-            self._start(_urge(host), "urge")
+        for member in urged:  # what it has taken it may not have said yet
+            self._start(_urge(member), "urge")
         while self._undelivered:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle, self.failure], return_when=asyncio.FIRST_COMPLETED)
@@ -197,10 +197,10 @@ def _batches(entries: list[Entry]) -> Iterator[list[Entry]]:
     yield batch
 
 
-async def _urge(host: Any) -> None:
-    """Let a host say at once what it has taken. Where it cannot be reached, the values themselves show it."""
+async def _urge(member: Any) -> None:
+    """Let a member say at once what it has taken. Where it cannot be reached, the values themselves show it."""
     with contextlib.suppress(DistributedError):
-        await host.post([])
+        await member.post([])
 
 
 def received(kind: str, value: Any) -> Any:

@@ -9,7 +9,7 @@
 Note [One commit point]
     Each step has a `GradientAccumulator`. When every rank is done its sums are written to the leaves in one synchronous step;
     before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in
-    `aiograd.steps.coordinator`.
+    `aiograd.coordination.coordinator`.
 
 Note [Scaling]
     Losses are means over their microbatches as a rule, so that the mean of the losses is the loss of the batch: 1/m scales the seed of each
@@ -28,11 +28,9 @@ from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
-from aiograd.pipeline.run.coordinator import PipelineCoordinator
-from aiograd.pipeline.run.remote_host import owner_of
-from aiograd.pipeline.run.session import PipelineSession
-from aiograd.pipeline.run.stage_assignment import StageAssignment
-from aiograd.pipeline.run.step_execution import ExecutedAction
+from aiograd.pipeline.run.coordinator import PipelineCoordinator, PipelineDecision
+from aiograd.pipeline.run.remote_stages import owner_of
+from aiograd.pipeline.run.stage_assignment import ExecutedAction, StageAssignment
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.schedule.schedule import Schedule
@@ -371,19 +369,19 @@ class Pipeline:
         async with self._turn:
             profiler, began = current_mode().profiler, time.perf_counter_ns()
             shares = self._shares(calls)
-            session = await self._begin(calls, targets)
-            session.keeps_outputs = keeps_outputs
-            results = await self._coordinator.run(session, True, shares, self.clip_norm)
+            decision = await self._begin(calls, targets)
+            decision.work.keeps_outputs = keeps_outputs
+            results = await self._coordinator.run(decision, True, shares, self.clip_norm)
             losses = results["losses"]
             if losses is None or len(losses) != self._count:
-                await self._coordinator.abort(session)
+                await self._coordinator.abort(decision)
                 raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._count} microbatches")
             try:
                 outputs = merge_microbatches(results["outputs"] or [], self._specs[2]) if keeps_outputs else None
             except BaseException:
-                await self._coordinator.abort(session)
+                await self._coordinator.abort(decision)
                 raise
-            await self._coordinator.commit(session)
+            await self._coordinator.commit(decision)
             if profiler is not None:
                 profiler.end_pipeline_step(began, self, self._coordinator.seed, self._coordinator.computations)
             return (list(losses), outputs) if keeps_outputs else list(losses)
@@ -414,9 +412,9 @@ class Pipeline:
     async def _eval(self, calls: list[Call]) -> Any:
         async with self._turn:
             shares = self._shares(calls)
-            session = await self._begin(calls, None)
-            outputs = (await self._coordinator.run(session, False, shares))["outputs"]
-            await self._coordinator.abort(session)  # there is nothing to commit
+            decision = await self._begin(calls, None)
+            outputs = (await self._coordinator.run(decision, False, shares))["outputs"]
+            await self._coordinator.abort(decision)  # there is nothing to commit
         return merge_microbatches(outputs or [], self._specs[2])
 
     # ---------------------------------------------------------------- parts
@@ -432,7 +430,7 @@ class Pipeline:
         return self._coordinator
 
     def _shares(self, calls: list[Call]) -> list[list[Any]] | None:
-        """The share of each replica, see `StageHost.run`: they weigh by their rows."""
+        """The share of each replica, see `StageMember.run`: they weigh by their rows."""
         if not self._coordinator.is_replicated:
             return None
         if len(calls) != self._count:  # a replica has come or gone since the batch was split
@@ -442,22 +440,22 @@ class Pipeline:
         weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
         return [[weight / size if self._scales else 1.0, number * size] for number, weight in enumerate(weights)]
 
-    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineSession:
+    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineDecision:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
         await self._open().settle()
         await self._coordinator.settle()
         await self._coordinator.connect()
         self.events.clear()
         self._steps += 1
-        session = self._coordinator.open(self._steps)
+        decision = self._coordinator.open(self._steps)
         ranks, size = [each.stage_to_rank for each in self._coordinator.replicas], self._plan.microbatches
         for index in range(len(calls)):
-            session.put(ranks[index // size][0], (ENTRY, 0, index % size), calls[index])
+            decision.work.put(ranks[index // size][0], (ENTRY, 0, index % size), calls[index])
         calls.clear()  # nobody but the first stage holds on to the microbatches
         last = self._assignment.loss_stage
         for index in range(self._count):
-            session.put(ranks[index // size][last], (TARGET, last, index % size), () if targets is None else (targets[index],))
-        return session
+            decision.work.put(ranks[index // size][last], (TARGET, last, index % size), () if targets is None else (targets[index],))
+        return decision
 
     def _split(
         self, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any

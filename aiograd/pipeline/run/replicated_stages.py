@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
+from aiograd.coordination.outline import outline_of, tensors_of
+from aiograd.coordination.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.pipeline.step.stage import Stage
 from aiograd.running.types import Array
-from aiograd.steps.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
-from aiograd.steps.outline import outline_of, tensors_of
-from aiograd.steps.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.tensors import inplace
 from aiograd.tensors.creation import asarray
 

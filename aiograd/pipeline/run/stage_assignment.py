@@ -1,4 +1,4 @@
-"""StageAssignment: which stages and rows a host has, and their form on the way to a worker, where it is checked: anybody who may call sends it."""
+"""StageAssignment: the stages and rows of the ranks in one process, and their form on the way to a worker, which checks it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError
-from aiograd.pipeline.run.step_execution import ExecutedAction
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.stage import Stage
 
 
+class ExecutedAction(NamedTuple):
+    """An action that was carried out, in seconds of the loop's clock."""
+
+    rank: int
+    action: Action
+    began: float
+    ended: float
+
+
 class StageAssignment(NamedTuple):
-    """Which stages a host has, and what it does with them."""
+    """The stages of the ranks in one process, and their rows of the schedule."""
 
     stages: Mapping[int, Stage]
     #: by rank
@@ -28,8 +36,16 @@ class StageAssignment(NamedTuple):
     #: lost workers are replaced
     recovers: bool
     handlers: Mapping[ActionKind, Callable[[Action], Any]] = {}
-    #: where to note what is done
+    #: takes the actions that are carried out
     events: list[ExecutedAction] | None = None
+
+    def rows(self, trains: bool) -> Mapping[int, Sequence[Action]]:
+        """The rows of a step, or of an evaluation, by rank."""
+        return self.training if trains else self.evaluation
+
+    def end(self, trains: bool) -> int:
+        """The stage that ends in the loss, or in an evaluation in the results."""
+        return self.loss_stage if trains else self.last_stage
 
     def to_wire(self) -> dict[str, Any]:
         """As `parse` takes it on another worker, where the modules come with the call."""

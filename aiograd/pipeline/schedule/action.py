@@ -1,4 +1,4 @@
-"""One cell of a pipeline schedule: what a rank does in one step, and how that is written.
+"""One cell of a pipeline schedule: a rank's work in one step, and its text form.
 
 Schedules are built, checked, drawn and stored as data, so an action is a plain value with a text form that is read back exactly.
 
@@ -97,9 +97,9 @@ class Action:
     """One action of a rank on one stage.
 
     Args:
-        stage: index of the stage (not of the rank). For OVERLAP_F_B that of the forward.
+        stage: index of the stage (not of the rank). For OVERLAP_F_B the forward's.
         kind: the kind of the action.
-        microbatch: index of the microbatch; None for UNSHARD, RESHARD and REDUCE_GRAD. For OVERLAP_F_B that of the forward.
+        microbatch: index of the microbatch; None for UNSHARD, RESHARD and REDUCE_GRAD. For OVERLAP_F_B the forward's.
         parts: for OVERLAP_F_B the forward and the backward (B or I) that run side by side, else None. `Action.overlap` fills it in.
 
     Raises:

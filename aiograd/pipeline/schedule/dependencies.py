@@ -3,10 +3,10 @@
 Validation, lowering, tick counting and simulation all use this module, so that they agree on which schedules can run.
 
 Note [Facts]
-    What has been done is a set of *facts*: tuples of kind, stage and microbatch. An action may start when the facts it needs are there, and
-    adds one when it is done. B and I give the same fact, since what another stage waits for is the gradient of the input, however it was
-    made. Between stages of one rank values are handed over directly; between ranks a lowered schedule moves them by SEND and RECV, and a
-    compute-only schedule takes the move for granted.
+    Finished work is a set of *facts*: tuples of kind, stage and microbatch. An action may start when the facts it needs are there, and adds one when
+    it is done. B and I give the same fact, since another stage waits for the gradient of the input, however it was made. Between stages of one rank
+    values are handed over directly; between ranks a lowered schedule moves them by SEND and RECV, and a compute-only schedule takes the move for
+    granted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def facts_needed(part: Action, stage_to_rank: Sequence[int], lowered: bool) -> t
         lowered: True if the schedule has SEND and RECV.
 
     Returns:
-        The facts, those of other stages last.
+        The facts, other stages' last.
     """
     kind, stage, microbatch = part.kind, part.stage, part.microbatch
     if kind is _K.F:

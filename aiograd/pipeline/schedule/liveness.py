@@ -51,9 +51,9 @@ def rank_slots(
 
     Args:
         schedule: compute-only or lowered; positions count the cells of its row.
-        rank: whose row.
+        rank: the rank of the row.
         stages: which of its stages; None takes all.
-        granularity: "stage_microbatch": each stage and microbatch has a slot of its own; "microbatch": those of one microbatch share one.
+        granularity: "stage_microbatch": each stage and microbatch has a slot of its own; "microbatch": all stages of a microbatch share one.
 
     Returns:
         The slot of each activation.

@@ -1,15 +1,15 @@
-"""Passes over schedules: joins I and W, and adds what has to move between and around the computations.
+"""Passes over schedules: joins I and W, and adds the transfers between the computations and the actions on parameters around them.
 
 Each pass takes rows and returns rows; `Schedule.merge` and `Schedule.lower` make schedules of them.
 
 Note [Order of transfers]
-    `add_transfers` carries the schedule out, one action per rank and round, ranks in order. When an action is done that another rank needs,
-    SEND goes right after it and RECV to the end of what the receiver has done so far. So there is one order of all actions in which SEND and
-    RECV of each transfer are neighbours, and the rows run to their end even where a SEND returns only when the other side receives.
+    `add_transfers` carries the schedule out, one action per rank and round, ranks in order. When an action is done that another rank needs, SEND goes
+    right after it and RECV behind the receiver's actions so far. So there is one order of all actions in which SEND and RECV of each transfer are
+    neighbours, and the rows run to their end even where a SEND returns only when the other side receives.
 
     `defer_receives` moves each RECV later, never past its consumer, so that waiting for it holds nothing else up. That keeps an order in
     which each SEND precedes its RECV: enough where a SEND hands its values over and returns, as it does here, but not where both ends take
-    part in a transfer at the same time. Between those two, the lower rank of a pair posts what it is to receive before it sends: its
+    part in a transfer at the same time. Between those two, the lower rank of a pair posts its receives before it sends: its
     RECVs from that peer are not moved past a SEND to that peer.
 """
 
@@ -26,7 +26,7 @@ from aiograd.pipeline.schedule.grid import format_grid
 
 Rows: TypeAlias = Sequence[Sequence[Action | None]]
 
-#: stages whose parameters a rank keeps gathered: one in forward, one in backward, one on its way
+#: the number of stages with gathered parameters on a rank: one in forward, one in backward, one on its way
 ACTIVE_STAGES: Final = 3
 
 _K = ActionKind

@@ -27,7 +27,7 @@ class Schedule(ScheduleData):
         ranks: for each rank its actions, None for an idle step; a mapping from rank number to actions is taken too.
         stages: number of stages; None takes one more than the highest stage that occurs.
         microbatches: number of microbatches; None takes one more than the highest that occurs.
-        stage_to_rank: for each stage the rank it lives on; None takes the rank whose row has the stage.
+        stage_to_rank: for each stage the rank it lives on; None takes the rank with the stage in its row.
         name: the name in messages. Does not take part in comparisons.
 
     Raises:
@@ -69,15 +69,15 @@ class Schedule(ScheduleData):
         return self.with_ranks([merge_backwards(row) for row in self._ranks])
 
     def lower(self, defer_receives: bool = True, *, unshard: bool = False, reduce_gradients: bool = False) -> Schedule:
-        """Adds what has to move between and around the computations.
+        """Add the transfers between the computations, and the actions on parameters around them.
 
         Args:
-            defer_receives: receives stand right before what needs them, as far as that cannot block; otherwise as early as the data is sent.
-            unshard: add UNSHARD and RESHARD for stages whose parameters are sharded.
+            defer_receives: receives stand right before their consumers, as far as that cannot block; otherwise as early as the data is sent.
+            unshard: add UNSHARD and RESHARD for stages with sharded parameters.
             reduce_gradients: add REDUCE_GRAD after the last backward of each stage.
 
         Returns:
-            Another schedule, whose `is_lowered` is True.
+            Another schedule, with `is_lowered` True.
 
         Raises:
             ScheduleError: a compute action can never run ("malformed"), or the schedule is lowered already.
@@ -88,7 +88,7 @@ class Schedule(ScheduleData):
         return self.with_ranks(lower_rows(self._ranks, self._stage_to_rank, self._microbatches, **options))
 
     def slots(self, granularity: Granularity = "stage_microbatch") -> tuple[SlotAssignment, ...]:
-        """For each rank where its activations are kept: which slot each takes, reusing those that are free again.
+        """For each rank the slots of its activations; a slot is used again when it is free.
 
         Args:
             granularity: "stage_microbatch": each stage and microbatch takes a slot of its own; "microbatch": the stages of a rank share one per
@@ -98,7 +98,7 @@ class Schedule(ScheduleData):
             One plan for each rank.
 
         Raises:
-            ScheduleError: activations whose life cannot be told.
+            ScheduleError: the life of an activation cannot be told.
         """
         return tuple(rank_slots(self, rank, granularity=granularity) for rank in range(self.num_ranks))
 

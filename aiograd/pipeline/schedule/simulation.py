@@ -1,13 +1,13 @@
 """Carries a schedule out on paper: when each action starts and ends if computations and transfers take known times.
 
 Note [The machine]
-    A rank carries out its row from left to right, one computation at a time. A computation starts when the rank is free and what it needs is
-    there: a value made on the same rank at once, one from another rank `communication` after it was made. Transfers keep no rank from
-    computing, and a receive does not block the rank, only the computation that needs it. So a schedule takes the same time before and after
-    lowering. The two parts of an OVERLAP_F_B start together and end together, after the time of both: nothing is gained by them
-    here. Actions on parameters (UNSHARD, RESHARD, REDUCE_GRAD) take no time.
+    A rank carries out its row from left to right, one computation at a time. A computation starts when the rank is free and its inputs are there: a
+    value made on the same rank at once, one from another rank `communication` after it was made. Transfers keep no rank from computing, and a receive
+    does not block the rank, only the computation that needs it. So a schedule takes the same time before and after lowering. The two parts of an
+    OVERLAP_F_B start together and end together, after the time of both: nothing is gained by them here. Actions on parameters (UNSHARD, RESHARD,
+    REDUCE_GRAD) take no time.
 
-Source: the simulator of Qi et al., "Zero Bubble Pipeline Parallelism", 2024, whose tables the tests reproduce.
+Source: the simulator of Qi et al., "Zero Bubble Pipeline Parallelism", 2024; the tests reproduce its tables.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class _Simulation:
             for stage, (forward, inputs, weights) in enumerate(costs.stage_times(schedule.num_stages, schedule.num_ranks))
             for kind, time in ((_K.F, forward), (_K.I, inputs), (_K.W, weights), (_K.B, inputs + weights))
         }
-        #: when what has been made is there, for the rank that made it
+        #: the time of each fact, for the rank that made it
         self.there: dict[Fact, float] = {}
         self.free = [0.0] * schedule.num_ranks
         self.events: list[TimelineEvent] = []
@@ -80,7 +80,7 @@ class _Simulation:
         return Timeline(self.events, ranks=len(self.rows), memory=self.costs, name=self.schedule.name)
 
     def carry_out(self, rank: int, action: Action) -> Fact | None:
-        """Times one action, or says what it waits for that has not been timed yet."""
+        """Time one action; returns the fact that it waits for and that has not been timed yet, None if it was timed."""
         parts = action.parts or (action,)
         ready = 0.0
         for part in parts:

@@ -14,8 +14,8 @@ from aiograd.pipeline.schedule.schedule import Schedule
 def tick_count(schedule: Schedule) -> int:
     """Number of ticks until every rank is at the end of its row.
 
-    In a tick each rank, in order, carries out its next action if what that needs is there, and idles otherwise; ranks that idle look again at
-    the end of the tick, so that what a later rank has just sent can be received in the tick.
+    In a tick each rank, in order, carries out its next action if the action's inputs are there, and idles otherwise; ranks that idle look again at
+    the end of the tick, so that a message that a later rank has just sent can be received in the tick.
 
     Args:
         schedule: a lowered schedule; a compute-only one is lowered first, with its receives as early as possible. Idle cells do not count.

@@ -1,10 +1,11 @@
 """Refuses schedules that cannot run, with the place and the reason.
 
-Note [What is checked]
+Note [Checks]
     In this order, so that the first complaint is the plainest one:
 
-    1. each row by itself: actions stand on the rank of their stage, nothing happens twice, B and I come after F, W after I, SEND after what
-       it sends; a stage whose parameters are sharded computes while they are gathered, and its gradients are reduced after its last backward;
+    1. each row by itself: actions stand on the rank of their stage, nothing happens twice, B and I come after F, W after I, SEND after the action
+       that makes its values; a stage with sharded parameters computes while they are gathered, and its gradients are reduced after its last
+       backward;
     2. each stage: as many F as microbatches, as many I as W, as many backwards (one B, or one I with its W) as microbatches. A schedule
        without any backward is a forward-only schedule and is exempt from the latter;
     3. in a lowered schedule each transfer between ranks is there, at both ends, and no other;
@@ -33,7 +34,7 @@ _AFTER = {
 
 
 def check_schedule(schedule: ScheduleData) -> None:
-    """Raises a `ScheduleError` if the schedule cannot run; see Note [What is checked]."""
+    """Raise a `ScheduleError` if the schedule cannot run; see Note [Checks]."""
     _Checker(schedule).check()
 
 

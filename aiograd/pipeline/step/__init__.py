@@ -2,7 +2,7 @@
 
 ===============  ============================================================================================
 `stage`          one piece of a model, and how it is to be run
-`stage_run`      a stage during one step: what it keeps of each microbatch between forward and backward
+`stage_run`      a stage during one step, with its values of each microbatch between forward and backward
 `rank`           a row of the schedule, carried out over the stages of one rank
 `message`        the values that one stage hands to the next
 `accumulator`    the gradients of the step on their way into ``grad``

@@ -1,16 +1,16 @@
 """GradientAccumulator: the gradients of one step on their way into the leaves, added up in an order that no schedule changes.
 
 Note [Order of a step's sums]
-    In a serial run of the microbatches, the gradient of a leaf is the one it had, plus what the first microbatch gives, plus what the second
-    gives, and so on; where a leaf belongs to several stages, what these give is added up within the microbatch, the later stage first, since a
-    backward pass reaches it first. (A stage gives one sum, so where an earlier stage uses such a leaf several times, the sum of a serial run is
-    associated otherwise.) Schedules differ in when each of these contributions is made (weight gradients may be computed late, and out of
-    order), so they wait until all that come before them in that order are there, and are then added: the prefix is folded as it arrives. With
-    schedules that keep to the order nothing ever waits.
+    In a serial run of the microbatches, the gradient of a leaf is the one it had, plus the first microbatch's, plus the second's, and so on; where a
+    leaf belongs to several stages, their gradients are added up within the microbatch, the later stage first, since a backward pass reaches it first.
+    (A stage gives one sum, so where an earlier stage uses such a leaf several times, the sum of a serial run is associated otherwise.) Schedules
+    differ in when each of these contributions is made (weight gradients may be computed late, and out of order), so they wait until all that come
+    before them in that order are there, and are then added: the prefix is folded as it arrives. With schedules that keep to the order nothing ever
+    waits.
 
-    The accumulator knows if earlier terms are still to come from the progress of each stage and the stages a leaf belongs to: those with it among
-    their parameters and those that do not tell theirs; a leaf that no stage has told of may belong to any. Where a stage that tells its parameters
-    uses one of another's without telling, the sum is complete, and its order depends on the schedule.
+    The accumulator knows if earlier terms are still to come from the progress of each stage and the stages a leaf belongs to: stages that list it
+    among their parameters, and stages without a list. A leaf that is in no list may belong to any stage. If a stage uses a parameter of another stage
+    that its own list lacks, the sum is complete, and its order depends on the schedule.
 
 Note [Two sums]
     The gradient that a leaf has already takes part in the sum from the start, as in a serial run. In case another pass changes it before the
@@ -46,7 +46,7 @@ class Reduction(Protocol):
 
     @property
     def leaves(self) -> Sequence[AccumulateGrad]:
-        """Whose gradients."""
+        """The leaves with gradients in the reduction."""
 
     def take(self, leaf: AccumulateGrad, grad: Array | None) -> None:
         """Take the complete gradient of this replica, which does not change any more; None: it has none."""
@@ -68,11 +68,11 @@ class GradientSum(Staged):
 
     def __init__(self, leaf: AccumulateGrad, stages: set[int], is_part: bool = False) -> None:
         self.target = leaf
-        #: the sum without what the leaf had: None, or an array of our own
+        #: the sum without the leaf's earlier gradient: None, or an array made here
         self.grad = None
         self.base = self.total = None
         self.version = 0
-        #: contributions that others have to come before, by (microbatch, -stage)
+        #: contributions that wait for earlier ones, by (microbatch, -stage)
         self.waiting: dict[tuple[int, int], Array] = {}
         #: which stages may contribute
         self.stages = stages
@@ -110,7 +110,7 @@ class GradientAccumulator:
     ) -> None:
         self._leaves = dict(stages)
         self._reduction = reduction
-        #: leaves whose gradients have not been handed to it
+        #: leaves with a gradient that the reduction has not taken yet
         self._unreduced = {} if reduction is None else {leaf: self._stages_of(leaf) for leaf in reduction.leaves}
         self._microbatches = microbatches
         #: how many of the first microbatches each stage is done with, and which later ones
@@ -120,7 +120,7 @@ class GradientAccumulator:
         self._blocked: dict[AccumulateGrad, None] = {}
 
     def deliver(self, stage: int, microbatch: int, grads: Mapping[AccumulateGrad, Array]) -> None:
-        """A stage is done with a microbatch.
+        """Take the gradients of a stage that is done with a microbatch.
 
         Args:
             grads: the gradients of its leaves, which are ours from now on.
@@ -140,7 +140,7 @@ class GradientAccumulator:
             self._frontier[stage] += 1
 
     async def fold(self) -> None:
-        """Add up whatever can be by now. Cancelled midway, the step cannot go on."""
+        """Add up all terms that are in order by now. Cancelled midway, the step cannot continue."""
         for leaf in list(self._blocked):
             entry = self._sums[leaf]
             while not entry.is_folding and (ready := self._take_ready(entry)):
@@ -227,9 +227,9 @@ class GradientAccumulator:
                 entry.add_up()
 
     async def sizes(self) -> dict[int, list[Any]]:
-        """The sizes of the gradients as they will be, for their norm, by stage; see `size_of`.
+        """The sizes of the gradients that the commit will write, for their norm, by stage; see `size_of`.
 
-        Each stands once, with the first stage that has it among its parameters, in their order; those that no stage has come last.
+        Each stands once, with the first stage that has it among its parameters, in their order; leaves that no stage lists come last.
         """
         left = dict(sorted(self._sums.items(), key=lambda item: item[1].place or ()))
         totals: dict[int, list[Any]] = {}
@@ -245,7 +245,7 @@ class GradientAccumulator:
         return sizes
 
     async def scale(self, factor: Any) -> None:
-        """Multiply the gradients as they will be. Gradients that other passes add before the commit are added to that."""
+        """Multiply the gradients that the commit will write. Gradients of other passes before the commit are added unscaled."""
         entries = list(self._sums.values())
         apart = [entry for entry in entries if entry.grad is not entry.total]
         arrays = [entry.total for entry in entries] + [entry.grad for entry in apart]
@@ -280,7 +280,7 @@ class GradientAccumulator:
 
     @property
     def waiting(self) -> int:
-        """How many contributions wait for earlier ones."""
+        """The number of contributions that wait for earlier ones."""
         return sum(len(entry.waiting) for entry in self._sums.values())
 
 

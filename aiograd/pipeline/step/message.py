@@ -2,9 +2,9 @@
 
 Note [Cut]
     The sender keeps the edges where gradients of its outputs arrive and lets go of the output Tensors; the message has their data outside of
-    any graph; the receiver makes leaves of what wants gradients. Gradients come back as a list, one entry for each Tensor of the message that
-    wants one, in order of first occurrence, None where there is none: a stage whose outputs were not used gets no gradient rather than
-    zeros, as in a model that is not cut.
+    any graph; the receiver makes leaves of the Tensors that require grad. Gradients come back as a list, one entry for each Tensor of the message
+    that wants one, in order of first occurrence, None where there is none: a stage with unused outputs gets no gradient rather than zeros, as in a
+    model that is not cut.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StageMessage(NamedTuple):
 
 
 def pack(values: Any) -> tuple[StageMessage, list[EdgeOf]]:
-    """Cut what a stage has returned out of its graph.
+    """Cut the outputs of a stage out of its graph.
 
     Returns:
         The message, and the edge of each of its Tensors that wants a gradient, in order.

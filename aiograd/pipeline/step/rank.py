@@ -27,7 +27,7 @@ Handler: TypeAlias = Callable[[Action], Any]
 
 
 class Exchange(Protocol):
-    """How a rank reaches the others, and the loop it runs on."""
+    """The connection of a rank to the other ranks and to its event loop."""
 
     def send(self, key: Key, value: Any) -> None:
         """Hand a value to the rank that has the stage in `key`, and go on."""
@@ -45,10 +45,10 @@ class Exchange(Protocol):
         """Run two things side by side; where one fails the other is cancelled."""
 
     def began(self) -> Any:
-        """An action begins; returns the time."""
+        """Note that an action begins; returns the time."""
 
     def ended(self, action: Action, began: Any) -> None:
-        """The action has ended that began at this time."""
+        """Note the end of the action that began at this time."""
 
 
 class Rank:
@@ -114,7 +114,7 @@ class Rank:
             self._exchange.ended(action, began)
 
     def clear(self) -> None:
-        """Let go of what is kept for microbatches: the step is over, or given up."""
+        """Drop the values of all microbatches: the step is over, or abandoned."""
         for run in self.runs.values():
             run.clear()
         for kept in (self._messages, self._grads, self._outgoing):
@@ -185,7 +185,7 @@ class Rank:
         return self._exchange.take(key) if self._exchange.has(key) else await self._exchange.receive(key)
 
     def _nothing(self, action: Action, key: tuple[int, int]) -> None:
-        """Parameters are not sharded unless a handler says how."""
+        """The default handler of UNSHARD, RESHARD and REDUCE_GRAD: does nothing."""
 
 
 #: some only begin an action and return a coroutine of the rest

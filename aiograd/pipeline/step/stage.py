@@ -5,9 +5,9 @@ Note [Where a stage runs]
     Stages that are known to be short, or that have to be on the loop's thread, say ``where="loop"`` and save the way to a thread and back
     (some 60 µs). The backward of a stage is an ordinary pass of the engine, which places each rule by itself.
 
-Note [What a stage gets and gives]
+Note [Arguments and outputs of a stage]
     The outputs of a stage are the arguments of the next: a tuple gives several, anything else one. Tensors may occur anywhere in tuples, lists
-    and dicts; what is no Tensor goes through as it is. Tensors arrive outside of any graph, as leaves, and require grad where they did at the
+    and dicts; other values go through unchanged. Tensors arrive outside of any graph, as leaves, and require grad where they did at the
     end of the stage before. A Tensor that occurs twice arrives as one.
 """
 
@@ -29,7 +29,7 @@ STAGE_INDEX, MICROBATCH_INDEX = "stage_idx", "mb_idx"
 
 
 class Stage:
-    """One stage of a pipeline, for where a module or function alone does not say enough.
+    """One stage of a pipeline with options: for a stage that is more than a module or function.
 
     Args:
         module: called with the outputs of the stage before (the first one: with the microbatch): a module or another callable,
@@ -37,11 +37,11 @@ class Stage:
             `where`, `device` and `pass_indices` only.
         where: "executor" or "loop"; None: the loop for an ``async def``, else the executor. See Note [Where a stage runs].
         device: move the Tensors that come in to this device, targets included; None: leave them where they are.
-        parameters: leaves that the stage may use; None: those of `module`, where it has ``parameters()``. They only have to be given for
+        parameters: leaves that the stage may use; None: the ``parameters()`` of `module`, if it has any. They only have to be given for
             functions, and only so that their gradients can be summed early; a leaf that is missing here gets its gradient all the same.
         pass_indices: call with ``stage_idx`` and ``mb_idx`` as well, for instance to draw random numbers by them.
-        weight_backward: for weights that are not in the graph: called right after each input-gradient backward (I or B), returns what is called
-            for the weight-gradient backward of that microbatch (W, or at once after B); both may be ``async def``. Its effects are not part of
+        weight_backward: for weights that are not in the graph: called right after each input-gradient backward (I or B); returns a function that is
+            called for the weight-gradient backward of that microbatch (W, or at once after B); both may be ``async def``. Its effects are not part of
             the transaction of the step.
 
     Raises:
@@ -133,7 +133,7 @@ def runs_on_loop(function: Any) -> bool:
 
 
 def _check_takes_indices(function: Any) -> None:
-    """Raise where the stage's own arguments are called like the ones that `pass_indices` reserves, but can not be given by name."""
+    """Raise if an argument of the stage has a name that `pass_indices` reserves, but cannot be given by name."""
     try:
         parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""StageRun: one stage during one step: what it keeps of each microbatch between forward and backward, and lets go of as early as it can."""
+"""StageRun: one stage during one step. It keeps the values of each microbatch between forward and backward, and drops them as early as it can."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class StageRun:
         loss_fn: ``loss_fn(output, target)`` of the last stage; None: the stage returns the loss itself.
         scale: the factor of the loss.
         keep_outputs: of the last stage, for the caller.
-        random: the default generators of forwards; None: that of the caller, whatever it is.
+        random: the default generators of forwards; None: the caller's.
         offload: calls the stage on the executor; None: the engine's.
     """
 
@@ -91,14 +91,14 @@ class StageRun:
         return self.is_last and self._accumulator is not None
 
     def clear(self) -> None:
-        """Let go of what is kept for microbatches."""
+        """Drop the values of all microbatches."""
         for held in (self.losses, self.outputs, self._saved, self._groups, self._runners):
             held.clear()
 
     # ---------------------------------------------------------------- forward
 
     async def forward(self, microbatch: int, message: StageMessage, target: tuple[Any, ...] = ()) -> StageMessage | None:
-        """Run the stage on what the stage before gave.
+        """Run the stage on the outputs of the stage before.
 
         Args:
             target: nothing, or the target of the microbatch, where this is the last stage.
@@ -137,7 +137,7 @@ class StageRun:
         return None
 
     async def _arrive(self, tree: Any) -> Any:
-        """The Tensors of a tree on the device of the stage, within the graph that they belong to."""
+        """The tree with its Tensors moved to the device of the stage, within their graph."""
         moved: dict[int, Any] = {}
         for tensor in leaves_of(tree, TensorCore):
             if tensor.device != self.stage.device and id(tensor) not in moved:
@@ -288,7 +288,7 @@ class _Target:
 
 
 class _StageHooks(PassHooks):
-    """Lets the gradients of a pass arrive here instead of in the leaves."""
+    """Hooks of a pass that collect its gradients here instead of in the leaves."""
 
     runs_post_accumulate_hooks = False
 
@@ -296,7 +296,7 @@ class _StageHooks(PassHooks):
         self._targets: dict[AccumulateGrad, _Target] = {}
 
     def grad_target(self, leaf: AccumulateGrad) -> _Target:
-        """One for each leaf."""
+        """The target of the gradient of one leaf."""
         target = self._targets.get(leaf)
         if target is None:
             target = self._targets[leaf] = _Target()
@@ -325,10 +325,10 @@ def _both(
 
 
 async def fitted(grad: Any, edge: EdgeOf, index: int) -> Array:
-    """A gradient that has come back, as the pass takes it.
+    """The array of a gradient from the next stage, checked against the output.
 
     Raises:
-        ShapeError, ArgumentTypeError: it is not that of the output.
+        ShapeError, ArgumentTypeError: the gradient does not fit the output.
     """
     metadata = edge[0].metadata_of(edge[1])
     if metadata is None:
@@ -341,7 +341,7 @@ async def fitted(grad: Any, edge: EdgeOf, index: int) -> Array:
 
 
 async def to_device(tensor: Any, device: str) -> Any:
-    """The values of a Tensor on a device, outside of any graph; waits for what is still being computed."""
+    """The values of a Tensor on a device, outside of any graph; waits until they are computed."""
     if tensor.device == device:
         return tensor
     await tensor

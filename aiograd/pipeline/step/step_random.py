@@ -1,9 +1,9 @@
-"""StepRandom: the random numbers of one step, the same in whatever order and wherever its stages run.
+"""StepRandom: the random numbers of one step, the same for any order and any place of its stages.
 
-Ranks run side by side, so what each draws from one generator would depend on timing. Instead every forward of a stage has a default generator
-of its own, whose seed is made of the step's, the number of the stage and that of the microbatch. The step's seed comes from the default
-generator of the caller of the step, by forking it: the next step has another one. A recomputation (of a checkpointed part of a
-stage, of a stage whose worker was lost) draws the same numbers again.
+Ranks run side by side, so the numbers that each draws from one generator would depend on timing. Instead every forward of a stage has a default
+generator of its own; its seed is made of the step's seed and the numbers of stage and microbatch. The step's seed comes from the default
+generator of the caller of the step, by forking it: the next step has another one. A recomputation (of a checkpointed part of a stage, of a stage of a
+lost worker) draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class StepRandom:
         self.first = 0
 
     def at(self, stage: int | None, microbatch: int) -> AbstractContextManager[None]:
-        """Let the default generator be that of a stage and microbatch within the block, from its start.
+        """Make the generator of a stage and microbatch, from its start, the default one within the block.
 
         Args:
             stage: its number; None: of the loss function.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
+from aiograd.distributed.messages.groups import GroupOutcome, Vote
 from aiograd.errors import CollectiveError, DeadlineError, DistributedError, WorkerLostError
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import simulate, until
@@ -107,23 +108,23 @@ def test_a_member_that_does_not_get_ready_in_time() -> None:
 async def test_only_rank_0_decides() -> None:
     async with groups(*NAMES[:2]) as (opened, joined):
         with pytest.raises(DistributedError, match="decided"):
-            await joined[0].request("w1", ("vote", joined[0].key, "default", 1), 5.0)
+            await joined[0].ask("w1", Vote(joined[0].key, "default", 1), 5.0)
         with pytest.raises(DistributedError, match="knows nothing"):
-            await joined[0].request("w1", ("outcome", b"0" * 16, 1), 5.0)
-        assert await joined[0].request("w1", ("outcome", joined[0].key, 1), 5.0) == "undecided"
+            await joined[0].ask("w1", GroupOutcome(b"0" * 16, 1), 5.0)
+        assert await joined[0].ask("w1", GroupOutcome(joined[0].key, 1), 5.0) == "undecided"
         await until(lambda: True)
         assert opened
 
 
 def test_a_question_that_ends_in_an_error_of_any_kind_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to a vote is lost, and the first question about the outcome runs out of memory: the next round of questions settles it."""
-    send = dist.Group.request
+    send = dist.Group.ask
     errors = [MemoryError("no memory for the question")]
     asked: list[str] = []
 
-    async def request(group: dist.Group, peer: str, value: Any, timeout: float) -> Any:
-        answer = send(group, peer, value, timeout)
-        if value[0] == "vote":
+    async def ask(group: dist.Group, peer: str, message: Any, timeout: float) -> Any:
+        answer = send(group, peer, message, timeout)
+        if isinstance(message, Vote):
             await answer
             raise WorkerLostError("contact was lost", worker=peer)
         asked.append(peer)
@@ -132,7 +133,7 @@ def test_a_question_that_ends_in_an_error_of_any_kind_is_asked_again(monkeypatch
             raise errors.pop()
         return await answer
 
-    monkeypatch.setattr(dist.Group, "request", request)
+    monkeypatch.setattr(dist.Group, "ask", ask)
 
     async def main() -> None:
         async with groups(*NAMES[:2]) as (_, joined):

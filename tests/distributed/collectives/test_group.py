@@ -476,7 +476,7 @@ async def test_another_principal_reaches_nothing_with_leaked_keys() -> None:
         for key in (joined[0].key, bytes(16)):
             told.append([])
             messages: list[tuple[Any, ...]] = [
-                ("piece", key, "default", 0, operation, 2, 0, 0, []),
+                ("piece", key, "default", 0, (operation, 2, 0, 0, [])),
                 ("leave", key, "default", 0),
                 ("fail", key, "default", to_wire(CollectiveError("over"), "w0", "", "")),
             ]
@@ -527,7 +527,7 @@ async def test_malformed_pieces_are_refused_and_the_operation_goes_on(message: A
         waiting = asyncio.ensure_future(joined[1].all_reduce(np.ones(1)))
         await asyncio.sleep(0)
         with pytest.raises(ProtocolError):
-            await opened[0].endpoint.request("w1", Kind.COLLECTIVE, ("piece", joined[0].key, "default", 0, *message), 5)
+            await opened[0].endpoint.request("w1", Kind.COLLECTIVE, ("piece", joined[0].key, "default", 0, message), 5)
         assert await joined[0].all_reduce(np.ones(1)) == [2.0] and await waiting == [2.0]
 
 

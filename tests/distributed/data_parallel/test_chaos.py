@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
-from aiograd.distributed.data_parallel.replica_host import ReplicaHost
+from aiograd.distributed.data_parallel.replica_member import ReplicaMember
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from tests.chaos.replicas import STEPS, ReplicaRun
 from tests.distributed.data_parallel.simulated import World
@@ -37,14 +37,14 @@ def replaced(owner: type, name: str, broken: Any) -> Iterator[None]:
 
 def _commit_alone() -> Any:
     """A replica commits as soon as it is prepared."""
-    run = ReplicaHost.run
+    run = ReplicaMember.run
 
-    async def hasty(self: ReplicaHost, step: int, shard: list[Any], weight: float, seed: list[int]) -> dict[str, Any]:
+    async def hasty(self: ReplicaMember, step: int, shard: list[Any], weight: float, seed: list[int]) -> dict[str, Any]:
         result = await run(self, step, shard, weight, seed)
         await self.commit(step)
         return result
 
-    return replaced(ReplicaHost, "run", hasty)
+    return replaced(ReplicaMember, "run", hasty)
 
 
 def _commit_again() -> Any:

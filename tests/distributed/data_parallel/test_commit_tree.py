@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from aiograd.distributed.data_parallel.replica_host import ReplicaHost
+from aiograd.distributed.data_parallel.replica_member import ReplicaMember
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.multicast import PART
 from aiograd.distributed.rpc.endpoint import Endpoint
@@ -46,10 +46,10 @@ class TreeWorld(World):
 
         monkeypatch.setattr(Endpoint, "request", noted)
         for method in ("commit", "abort"):
-            monkeypatch.setattr(ReplicaHost, method, self._counting(method, getattr(ReplicaHost, method)))
+            monkeypatch.setattr(ReplicaMember, method, self._counting(method, getattr(ReplicaMember, method)))
 
     def _counting(self, method: str, original: Any) -> Any:
-        async def counted(host: ReplicaHost, step: int) -> bool:
+        async def counted(host: ReplicaMember, step: int) -> bool:
             if host._worker is not None:
                 self.told[host._worker.name, method] += 1
             done: bool = await original(host, step)
@@ -255,14 +255,14 @@ def test_a_step_that_nobody_can_confirm_is_in_doubt(monkeypatch: pytest.MonkeyPa
             for name in NAMES:
                 world.network.cut("driver", name)
 
-        commit = ReplicaHost.commit
+        commit = ReplicaMember.commit
 
-        async def cutting(host: ReplicaHost, step: int) -> bool:
+        async def cutting(host: ReplicaMember, step: int) -> bool:
             cut()
             done: bool = await commit(host, step)
             return done
 
-        monkeypatch.setattr(ReplicaHost, "commit", cutting)
+        monkeypatch.setattr(ReplicaMember, "commit", cutting)
         with pytest.raises(CommitUnknown) as caught:
             await world.replicas.step(GIVEN[0])
         assert caught.value.committed and set(caught.value.workers) == set(NAMES)

@@ -290,23 +290,23 @@ def test_the_driver_dies_and_no_replica_is_half_a_step_ahead_for_ever(after: flo
             await asyncio.sleep(3 * LEASE)
             states = world.states
             assert states in ([await expected([])] * 3, [await expected(GIVEN[:1])] * 3)
-            assert not any(host._session and host._session.execution for host in map(world.host, world.names))
+            assert not any(host._session and host._session.work.execution for host in map(world.host, world.names))
 
     assert not simulated_run(run).leftover_tasks
 
 
 def at_decision(world: World, action: Any) -> None:
     """Do something when the driver has decided to commit, before anybody is told; once."""
-    local = world.replicas._coordinator.local
-    original = local._commit
+    decisions = world.replicas._coordinator.decisions
+    original = decisions._commit
 
-    def wrapped(session: Any) -> Any:
-        vars(local).pop("_commit", None)
-        result = original(session)
+    def wrapped(decision: Any) -> Any:
+        vars(decisions).pop("_commit", None)
+        result = original(decision)
         action()
         return result
 
-    local._commit = wrapped  # type: ignore[method-assign]
+    decisions._commit = wrapped  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------- joining

@@ -10,9 +10,9 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, GraphError
-from aiograd.steps.buckets import GradientBuckets, ParameterSpec
 from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, shard
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import until

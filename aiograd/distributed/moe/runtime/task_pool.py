@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aiograd import array_functions as af
+from aiograd.array_functions import public as af
 from aiograd.distributed.moe.runtime.functions import call
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.tensors.core import TensorCore

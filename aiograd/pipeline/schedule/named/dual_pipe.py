@@ -12,7 +12,7 @@ _F, _I, _W, _B = ActionKind.F, ActionKind.I, ActionKind.W, ActionKind.B
 
 
 def dual_pipe_v(rank: int, size: Size) -> Row:
-    """Forwards of one chunk run beside backwards of the other, whose transfers and computations hide each other.
+    """Forwards of one chunk run beside backwards of the other; the transfers of one are hidden by the computations of the other.
 
     2 ranks, 4 microbatches, 2 stages per rank::
 
@@ -23,7 +23,7 @@ def dual_pipe_v(rank: int, size: Size) -> Row:
     """
     rest = size.ranks - 1 - rank
     down, up = Chunk(rank), Chunk(size.stages - 1 - rank)
-    delayed: deque[Chunk] = deque()  # stages whose W is to come, oldest I first
+    delayed: deque[Chunk] = deque()  # stages with a W to come, oldest I first
 
     def backward(chunk: Chunk, split: bool) -> Action:
         if split:

@@ -2,7 +2,7 @@
 
 Note [Generators]
     A named schedule is a function of a rank and the size of the pipeline that yields the rank's row, in the words of the paper it is from.
-    Its docstring draws the timetable of a small case, which the tests compare with what it yields: in the drawings F, I and W take one
+    Its docstring draws the timetable of a small case, which the tests compare with its rows: in the drawings F, I and W take one
     column and B two, and an action starts as soon as its rank is free and its inputs are there.
 
     Generators may count on a size that `check` of their family has let through.
@@ -70,7 +70,7 @@ class Chunk:
         self._counts: dict[ActionKind, int] = {}
 
     def count(self, kind: ActionKind) -> int:
-        """How many actions of a kind have been given out, which is the microbatch of the next one."""
+        """The number of actions of a kind so far, which is the microbatch of the next one."""
         return self._counts.get(kind, 0)
 
     def next(self, kind: ActionKind) -> Action:
@@ -82,22 +82,22 @@ class Chunk:
 
 
 def any_size(size: Size) -> str:
-    """For schedules of every size."""
+    """The requirement of schedules of every size: none."""
     return ""
 
 
 def one_chunk(size: Size) -> str:
-    """For schedules with one stage per rank."""
+    """The requirement of schedules with one stage per rank; empty if `size` meets it."""
     return "" if size.chunks == 1 else f"takes one stage per rank, not {size.chunks}"
 
 
 def two_chunks(size: Size) -> str:
-    """For schedules whose stages go to the last rank and back."""
+    """The requirement of schedules with stages that go to the last rank and back; empty if `size` meets it."""
     return "" if size.chunks == 2 else f"takes exactly two stages per rank (stages_per_rank=2), not {size.chunks}"
 
 
 def even_rounds(size: Size) -> str:
-    """For interleaved schedules: rounds of equal length."""
+    """The requirement of interleaved schedules, rounds of equal length; empty if `size` meets it."""
     rounds = max(1, size.microbatches // size.ranks)
     if size.microbatches % rounds == 0:
         return ""

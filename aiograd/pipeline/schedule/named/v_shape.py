@@ -25,7 +25,7 @@ _BLOCK = 6
 
 
 def v_half(rank: int, size: Size) -> Row:
-    """Half the memory of 1F1B, and a bubble between those of 1F1B and ZB-H1 at equal times.
+    """Half the memory of 1F1B, and at equal times a bubble between 1F1B's and ZB-H1's.
 
     2 ranks, 3 microbatches, 2 stages per rank::
 
@@ -51,7 +51,7 @@ def v_min(rank: int, size: Size) -> Row:
 
 
 def _blocks(rank: int, size: Size, places: Sequence[int]) -> Row:
-    """Each microbatch at its places, W in between."""
+    """A row with the actions of each microbatch at fixed places, and W in between."""
     down, up = Chunk(rank), Chunk(size.stages - 1 - rank)
     block = list(zip(places, ((down, _F), (up, _F), (up, _I), (down, _I)), strict=True))
     delayed: deque[Chunk] = deque()

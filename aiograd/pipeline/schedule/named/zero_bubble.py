@@ -63,7 +63,7 @@ def zb_v(rank: int, size: Size) -> Row:
 
 
 def _zb_v(rank: int, size: Size) -> Iterator[Action]:
-    """ZB-V with at least the microbatches that fill its pattern; those there are not are left out of it."""
+    """The row of ZB-V with at least the microbatches that fill its pattern; `zb_v` leaves the surplus ones out."""
     full = max(2 * size.ranks - 1, size.microbatches)
     down, up = Chunk(rank), Chunk(size.stages - 1 - rank)
     for _ in range(2 * (size.ranks - rank) - 1):

@@ -7,9 +7,9 @@ Note [Three bounds]
     and a microbatch comes back.
 
     *Memory*, for one stage per rank. Between the first F of a rank and its first I passes at least the time of the way to the last stage and
-    back, in which there is nothing else to do than the F that memory lets it take. Likewise between its last F and its last I; there it can
-    do no more than the I, W of what it keeps at that moment. If memory does not hold all microbatches, these are two different times, so
-    what is lost in both adds up. ZB-H1 meets this bound for the costs in its paper: nothing is faster within the memory of 1F1B.
+    back, in which there is nothing else to do than the F that memory lets it take. Likewise between its last F and its last I; there it can do no
+    more than the I and W of the microbatches that it keeps at that moment. If memory does not hold all microbatches, these are two different times,
+    so the losses in both add up. ZB-H1 meets this bound for the costs in its paper: nothing is faster within the memory of 1F1B.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lower_bound(machine: Machine) -> float:
 
 
 def _ways(machine: Machine, first: int) -> list[float]:
-    """The bounds by way, for the first stage of a rank and each from there on."""
+    """The bounds by paths through the stages, from the first stage of a rank and from each later one."""
     bounds = []
     way = 0.0
     for stage in range(first, len(machine.homes)):
@@ -39,13 +39,13 @@ def _ways(machine: Machine, first: int) -> list[float]:
 
 
 def _there_and_back(machine: Machine, stage: int) -> float:
-    """F and I of a stage, with the transfers to the next and back."""
+    """The time of F and I of a stage, with the transfers to the next and back."""
     forward, inputs, _ = machine.time_of(stage)
     return forward + machine.lag[3 * (stage + 1)] + machine.lag[3 * stage + 1] + inputs
 
 
 def _lost(machine: Machine, rank: int) -> float:
-    """How long a rank waits for want of memory."""
+    """The time that a rank waits for lack of memory."""
     last, microbatches = len(machine.homes) - 1, machine.microbatches
     if last >= machine.ranks or rank == last or machine.limit >= microbatches * machine.whole:
         return 0.0

@@ -4,8 +4,8 @@ Note [Moves]
     Ranks are looked at from the longest span down, their gaps from the longest down. Moves that may close a gap:
 
     - something later into it: the next step of each number after it;
-    - something earlier into it: the last step of each number before it, for what follows then comes earlier;
-    - what is waited for, earlier on its rank, or a W that its rank does before it, after it; or the same for what that waits for, and so on.
+    - something earlier into it: the last step of each number before it, since the following steps then come earlier;
+    - the awaited step, earlier on its rank, or a W that its rank does before it, after it; or the same for the step that this one awaits, and so on.
 
     A move may cost memory; W are then done earlier where that makes room. The first move that makes the longest span shorter, or leaves
     it and makes the others shorter, is kept, and the search goes on from there until there is none.
@@ -105,7 +105,7 @@ def _into(orders: Orders, rank: int, position: int) -> Iterator[_Move]:
 def _sooner(
     machine: Machine, orders: Orders, starts: list[list[float]], places: list[dict[int, list[int]]], rank: int, position: int
 ) -> Iterator[_Move]:
-    """Moves that bring forward what the step at a position waits for, and what that waits for."""
+    """Moves that bring forward the step that the one at a position waits for, the step that this one waits for, and so on."""
     while True:
         step = orders[rank][position]
         source = machine.source[step]

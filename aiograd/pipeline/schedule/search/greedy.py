@@ -1,14 +1,14 @@
-"""A schedule made in the order of time, for any number of stages per rank and any limit of memory: whoever is free takes what is there.
+"""A schedule made in the order of time, for any number of stages per rank and any limit of memory: a free rank takes the next step that is possible.
 
-Note [Taking what is there]
+Note [Taking possible steps]
     Of all ranks the one that can start first starts next: the I or F that it can start earliest, I before F, later stages before earlier
     ones, and W where it would wait or needs the memory.
 
-Note [Room for those on the way]
-    With several stages per rank, early stages could take all memory with forwards whose later stages then have no room. So a forward is
-    taken only if, after it, the microbatches the rank has begun can still be finished one after the other, oldest first: each finds room
-    for the rest of its forwards in what those before it leave. The oldest microbatch of all can then always go on, on every rank, so the
-    schedule never gets stuck.
+Note [Room for begun microbatches]
+    With several stages per rank, early stages could take all memory with forwards, with no room left for the later stages of these microbatches. So a
+    forward is taken only if, after it, the microbatches the rank has begun can still be finished one after the other, oldest first: each finds room
+    for the rest of its forwards in what those before it leave. The oldest microbatch of all can then always go on, on every rank, so the schedule
+    never gets stuck.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _Choice: TypeAlias = tuple[float, int]
 
 
 def greedily(machine: Machine, short_gaps: bool, caps: Sequence[int] | None = None) -> Orders | None:
-    """Makes a schedule; see Note [Taking what is there].
+    """Make a schedule; see Note [Taking possible steps].
 
     Args:
         machine: the pipeline.
-        short_gaps: W go into all gaps; else into those that are as long.
+        short_gaps: True: W go into all gaps; else into gaps that are as long as a W.
         caps: for each stage the most microbatches between its F and I; None: as memory allows.
 
     Returns:
@@ -77,8 +77,8 @@ class _Greedy:
         return {rank, machine.home[taker]} if 0 <= taker < len(machine.home) else {rank}
 
     def choose(self, rank: int) -> _Choice | None:
-        """The best next step of a rank among those that can be timed by now, None if there is none."""
-        self.machine.steps_timed += 8 * len(self.machine.stages_of[rank])  # what this takes, in steps timed
+        """The best next step of a rank among the steps that can be timed by now; None if there is none."""
+        self.machine.steps_timed += 8 * len(self.machine.stages_of[rank])  # the cost of this choice, in steps timed
         now = self.now[rank]
         best: tuple[float, int, int] | None = None  # start, F after I, later stages first
         for stage in self.machine.stages_of[rank]:
@@ -101,7 +101,7 @@ class _Greedy:
         return start, step
 
     def arrival(self, step: int) -> float:
-        """When the input of the next microbatch of a step is there, infinity if that is not known."""
+        """The time at which the input of a step's next microbatch is there; infinity if it is not known."""
         nr = len(self.ends[step])
         if nr >= self.machine.microbatches or (step % 3 == INPUT and len(self.ends[step - 1]) <= nr):
             return math.inf
@@ -112,7 +112,7 @@ class _Greedy:
         return given[nr] + self.machine.lag[step] if len(given) > nr else math.inf
 
     def next_weight(self, rank: int) -> int:
-        """The W that waits, of the stage that has done fewest, or -1."""
+        """A pending W, of the stage with the fewest W so far; -1 if there is none."""
         done = [
             (len(self.ends[3 * stage + WEIGHT]), -stage)
             for stage in self.machine.stages_of[rank]
@@ -125,7 +125,7 @@ class _Greedy:
         return (self.whole[rank] + 1) * self.machine.whole + self.partial[rank] * self.machine.partial <= self.machine.limit
 
     def may_begin(self, rank: int, stage: int) -> bool:
-        """True if a rank may take the next forward of a stage, if need be after W; see Note [Room for those on the way]."""
+        """True if a rank may take the next forward of a stage, if need be after W; see Note [Room for begun microbatches]."""
         begun, ended = len(self.ends[3 * stage]), len(self.ends[3 * stage + INPUT])
         if self.caps is not None and begun - ended >= self.caps[stage]:
             return False

@@ -1,11 +1,11 @@
 """The machine of the search: schedules as lists of small integers, timed thousands of times a second.
 
 Note [Orders]
-    An *order* is the row of a rank as a list of *steps*: 3 × stage + 0 for F, + 1 for I, + 2 for W. Microbatches are not written down: the
-    n-th step of a number is that of microbatch n, since every stage takes its microbatches in order. So whatever the search does to an
-    order, gradients are summed in the order of microbatches.
+    An *order* is the row of a rank as a list of *steps*: 3 × stage + 0 for F, + 1 for I, + 2 for W. Microbatches are not written down: the n-th step
+    of a number belongs to microbatch n, since every stage takes its microbatches in order. So gradients are summed in the order of microbatches after
+    any change of an order.
 
-    Times are those of `simulate`, which the tests hold this module to.
+    Times equal the ones from `simulate`, as the tests check.
 """
 
 from __future__ import annotations

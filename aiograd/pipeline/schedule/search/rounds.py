@@ -24,7 +24,7 @@ def in_rounds(machine: Machine, ahead: Sequence[int] | None = None) -> Orders | 
         ahead: for each stage how many forwards it takes before its first input backward, not increasing from stage to stage; None: found out.
 
     Returns:
-        The orders, or None where memory does not suffice for what was asked.
+        The orders, or None where memory does not suffice for `ahead`.
     """
     return _Rounds(machine).make(ahead)
 
@@ -38,7 +38,7 @@ class _Stage:
         self.number = number
         #: of F, I, W
         self.times = times
-        #: when it is done with what it has
+        #: the end of its last step so far
         self.now = 0.0
         #: microbatches before and after I
         self.whole = self.partial = 0
@@ -74,7 +74,7 @@ class _Rounds:
             return None
         for stage in self.stages:
             self.weights(stage, microbatches - stage.weights)
-        self.machine.steps_timed += 12 * microbatches * len(self.stages)  # what a step takes here, in steps timed
+        self.machine.steps_timed += 12 * microbatches * len(self.stages)  # the cost of a step here, in steps timed
         return [stage.order for stage in self.stages]
 
     def more_ahead(self) -> list[int]:
@@ -149,7 +149,7 @@ class _Rounds:
             stage.order.append(3 * stage.number + INPUT)
 
     def fill(self, stage: _Stage, until: float) -> None:
-        """W until something arrives."""
+        """Do W until another input arrives."""
         while stage.partial and stage.now + stage.times[WEIGHT] <= until:
             self.weights(stage, 1)
         gap = until - stage.now

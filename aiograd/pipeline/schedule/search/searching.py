@@ -130,7 +130,7 @@ class _Search:
 
     @property
     def best(self) -> _Found:
-        """Of those that take least time the first that keeps least."""
+        """The first with least memory among the schedules of least time."""
         least = min(found.score[0] for found in self.found)
         return min((found for found in self.found if found.score[0] <= least * (1 + TOLERANCE)), key=lambda found: found.peak)
 
@@ -180,7 +180,7 @@ class _Search:
         measure: Callable[[Machine, Orders], list[int]],
         name: str,
     ) -> None:
-        """Takes note of what a heuristic makes, then varies one number per stage that it takes, up and down, as long as that helps."""
+        """Note the schedule of a heuristic, then vary its numbers, one per stage, up and down, as long as that helps."""
         end = machine.steps_timed + _EFFORT
         best: _Found | None = None
         for orders in make(None):
@@ -205,7 +205,7 @@ class _Search:
                             best, numbers, helped = found, varied, True
 
     def improve(self) -> None:
-        chosen: dict[str, _Found] = {}  # one of each kind: those of one kind end alike
+        chosen: dict[str, _Found] = {}  # one of each kind, since schedules of one kind end alike
         for found in sorted(self.found, key=lambda found: found.score):
             chosen.setdefault(found.name, found)
         for found in list(chosen.values())[:_IMPROVED]:

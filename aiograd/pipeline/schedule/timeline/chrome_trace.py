@@ -1,26 +1,18 @@
-"""Timelines as Chrome traces: the JSON that Perfetto and ``chrome://tracing`` draw.
-
-The form is the one `aiograd.profiler.merge_traces` takes, so that a timeline can be laid beside a profile.
-
-Source: the Trace Event Format (Google, 2016).
-"""
+"""Timelines as Chrome traces, which `aiograd.profiler.merge_traces` takes, so that a timeline can be laid beside a profile."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Iterator
+from typing import Any
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.pipeline.schedule.action import ActionKind
 from aiograd.pipeline.schedule.timeline.data import TimelineData, TimelineEvent
-
-PathLike: TypeAlias = "str | os.PathLike[str]"
+from aiograd.running.chrome_trace import Trace, row_names, trace_of
 
 _K = ActionKind
-#: a trace has one process, whose threads are the ranks
+#: a trace has one process, with the ranks as its threads
 _PID = 1
 _CATEGORIES = {
     _K.F: "forward", _K.I: "input backward", _K.W: "weight backward", _K.B: "full backward", _K.OVERLAP_F_B: "overlap",
@@ -28,30 +20,16 @@ _CATEGORIES = {
 }  # fmt: skip
 
 
-def timeline_trace(timeline: TimelineData, unit: float) -> dict[str, Any]:
+def timeline_trace(timeline: TimelineData, unit: float) -> Trace:
     """See `Timeline.chrome_trace`."""
     if isinstance(unit, bool) or not isinstance(unit, int | float):
         raise ArgumentTypeError(f"the unit of a timeline must be a number of microseconds, not {type(unit).__name__}")
     if not (math.isfinite(unit) and unit > 0):
         raise ArgumentError(f"the unit of a timeline must be a number of microseconds above zero, found {unit:g}")
     start = timeline.events[0].start
-    events = [*_slices(timeline, start, unit), *_arrows(timeline, start, unit)]
-    events.sort(key=lambda event: (event["ts"], event["ph"] != "X"))
+    names = row_names(_PID, timeline.name or "pipeline", [f"rank {rank}" for rank in range(timeline.ranks)])
     other = {"cost": timeline.cost, "bubble_rate": timeline.bubble_rate, "peak_activations": list(timeline.peak_activations)}
-    return {"traceEvents": [*_names(timeline), *events], "displayTimeUnit": "ms", "otherData": other}
-
-
-def write_trace(trace: Mapping[str, Any], path: PathLike) -> None:
-    """Write a trace as JSON."""
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(trace, file, allow_nan=False)
-
-
-def _names(timeline: TimelineData) -> Iterator[dict[str, Any]]:
-    yield {"ph": "M", "name": "process_name", "pid": _PID, "tid": 0, "args": {"name": timeline.name or "pipeline"}}
-    for rank in range(timeline.ranks):
-        yield {"ph": "M", "name": "thread_name", "pid": _PID, "tid": rank + 1, "args": {"name": f"rank {rank}"}}
-        yield {"ph": "M", "name": "thread_sort_index", "pid": _PID, "tid": rank + 1, "args": {"sort_index": rank}}
+    return trace_of(names, [*_slices(timeline, start, unit), *_arrows(timeline, start, unit)], other)
 
 
 def _slices(timeline: TimelineData, start: float, unit: float) -> Iterator[dict[str, Any]]:
@@ -73,7 +51,7 @@ def _slices(timeline: TimelineData, start: float, unit: float) -> Iterator[dict[
 
 
 def _arrows(timeline: TimelineData, start: float, unit: float) -> Iterator[dict[str, Any]]:
-    """From each forward to that of the next stage, and from each backward to that of the stage before, where that is on another rank."""
+    """Arrows from each forward to the next stage's, and from each backward to the previous stage's, where that stage is on another rank."""
     made: dict[tuple[bool, int, int | None], TimelineEvent] = {
         (part.kind is _K.F, part.stage, part.microbatch): event
         for event in timeline.events

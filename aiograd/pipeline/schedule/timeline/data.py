@@ -1,13 +1,13 @@
-"""The data of a timeline: what each rank did when, and what is measured of it. Its operations are methods of `Timeline`.
+"""The data of a timeline: the actions of each rank with their times, and measures of them. Its operations are methods of `Timeline`.
 
-Pictures take this class, so that none of them needs the one that asks for them.
+Pictures take this class, so that they need not import `Timeline`, which draws them.
 
-Note [What is measured]
-    *Cost* is the longest time of a rank from the start of its first computation to the end of its last. Ranks need not start together: where
-    steps follow each other, what a rank has not begun it has not lost either. *Bubble* is what of the cost exceeds the work of the busiest
-    rank, for no order of the same work takes less; where ranks have equal work that is microbatches × (F + I + W).
+Note [Measures]
+    *Cost* is the longest time of a rank from the start of its first computation to the end of its last. Ranks need not start together: where steps
+    follow each other, the time before a rank's first computation is not lost. *Bubble* is the part of the cost beyond the work of the busiest rank,
+    since no order of the same work takes less; where ranks have equal work that is microbatches × (F + I + W).
 
-    Activations count from the start of a forward to the end of the input backward, what the weight backward still needs to its end. Each
+    Activations count from the start of a forward to the end of the input backward; the part that the weight backward needs counts to its end. Each
     stage of a rank counts for its share of `activation_memory` and `weight_memory`.
 """
 
@@ -41,7 +41,7 @@ class TimelineEvent(NamedTuple):
 
 
 class TimelineData:
-    """A record of what the ranks of a pipeline did when, and what it cost. Immutable. See `Timeline` for the attributes."""
+    """A record of the actions of a pipeline's ranks, their times and their cost. Immutable. See `Timeline` for the attributes."""
 
     __slots__ = ("events", "ranks", "stage_to_rank", "cost", "bubble", "bubble_rate", "duration", "busy", "peak_activations", "name")
 
@@ -77,7 +77,7 @@ def _busy(row: Sequence[TimelineEvent]) -> float:
 
 
 def _peak(row: Sequence[TimelineEvent], activations: float, weights: float) -> float:
-    whole = partial = 0  # activations kept as a whole, and those of which the part for the weights is left; counted, so that nothing is rounded
+    whole = partial = 0  # activations kept as a whole, and activations with only the part for the weights left; counted, so that nothing is rounded
     peak = 0.0
     open_: list[tuple[float, ActionKind]] = []  # ends of backwards that are under way
     for event in row:

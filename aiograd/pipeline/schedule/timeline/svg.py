@@ -1,16 +1,16 @@
-"""Timelines as SVG text: a row per rank, a colour per kind, the microbatch in each box, and nothing to load."""
+"""Timelines as SVG text: a row per rank, a colour per kind, the microbatch in each box."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from html import escape
 from statistics import median
 from typing import Final, NamedTuple
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.timeline.data import TimelineData, TimelineEvent
+from aiograd.running.svg import svg_document, svg_text, text_width
 
 _K = ActionKind
 
@@ -29,9 +29,8 @@ LEAST = 140.0  # if one is, its least
 DIGIT = 6.4
 TICK = 90.0
 
-#: widths of characters in a text of 11 pixels, on the wide side of the fonts that may be there
-_NARROW, _WIDE, _USUAL = 4.0, 10.5, 7.0
-_TITLE_FONT = 13 / 11 * 1.1  # larger, and bold
+TYPE = 11.0  # size of the type
+TITLE_TYPE = 13.0 * 1.1  # bold type is wider
 
 
 class _ActionStyle(NamedTuple):
@@ -51,20 +50,16 @@ _OTHER: Final = _ActionStyle((200, 206, 212), "parameters")
 _FIRST_STAGE = 0.45
 
 _CLASS = "aiograd-timeline"
-#: each rule names the picture's class, so that it reaches into no other picture of a page
-_STYLE = "".join(
-    f".{_CLASS} {rule}"
-    for rule in (
-        "text{font:11px Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;fill:#1f2328}",
-        ".t{font-size:13px;font-weight:600}", ".m{text-anchor:middle}", ".f{fill:#57606a}", ".e{text-anchor:end}",
-        ".b{stroke:#ffffff;stroke-width:.75}", "line{stroke:#8c959f}",
-    )
+_RULES = (
+    f"text{{font-size:{TYPE:g}px;fill:#1f2328}}", ".t{font-size:13px;font-weight:600}", ".m{text-anchor:middle}", ".f{fill:#57606a}",
+    ".e{text-anchor:end}", ".b{stroke:#ffffff;stroke-width:.75}", "line{stroke:#8c959f}",
 )  # fmt: skip
 
 
 def timeline_svg(timeline: TimelineData, width: float | None) -> str:
     """See `Timeline.svg`."""
-    return "\n".join(_Picture(timeline, width).lines()) + "\n"
+    picture = _Picture(timeline, width)
+    return svg_document(_CLASS, picture.title(), (picture.width, picture.height), _RULES, picture.lines())
 
 
 class _Picture:
@@ -74,8 +69,8 @@ class _Picture:
         self.start = min(event.start for event in self.events)
         self.duration = max(event.end for event in self.events) - self.start
         self.peaks = [f"{peak:.4g}" for peak in timeline.peak_activations]
-        self.left = MARGIN + max(LABEL, _text_width(f"rank {timeline.ranks - 1}") + 12)
-        self.side = max(SIDE, max(map(_text_width, self.peaks)) + 12) + MARGIN
+        self.left = MARGIN + max(LABEL, _width(f"rank {timeline.ranks - 1}") + 12)
+        self.side = max(SIDE, max(map(_width, self.peaks)) + 12) + MARGIN
         self.scale = self._scale(width)
         self.plot = self.duration * self.scale
         self.width = self.left + self.plot + self.side
@@ -107,13 +102,7 @@ class _Picture:
         return min(max(needed * self.duration, least), most) / self.duration if self.duration else 1.0
 
     def lines(self) -> Iterator[str]:
-        title = _text(self.title())
-        yield (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{self.width:.0f}" height="{self.height:.0f}" '
-            f'viewBox="0 0 {self.width:.1f} {self.height:.1f}" role="img">'
-        )
-        yield f"<title>{title}</title><style>{_STYLE}</style>"
-        yield f'<rect width="100%" height="100%" fill="#ffffff"/><text class="t" x="{MARGIN:g}" y="{MARGIN + 11:g}">{title}</text>'
+        yield f'<text class="t" x="{MARGIN:g}" y="{MARGIN + 11:g}">{svg_text(self.title())}</text>'
         yield from self.legend()
         yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{self.head - 6:g}">peak memory</text>'
         for rank, peak in enumerate(self.peaks):
@@ -124,17 +113,16 @@ class _Picture:
         for event in self.events:
             yield from self.boxes(event)
         yield from self.axis()
-        yield "</svg>"
 
     def title(self) -> str:
-        """Name and figures; of a long name what there is room for."""
+        """The name, shortened to the room for it, and figures."""
         timeline = self.timeline
         ranks = "1 rank" if timeline.ranks == 1 else f"{timeline.ranks} ranks"
         facts = f"{ranks}, cost {timeline.cost:.6g}, bubble {100 * timeline.bubble_rate:.1f} %"
         name = " ".join(timeline.name.split())[:1000]
-        room = self.width - 2 * MARGIN - _TITLE_FONT * _text_width(f": {facts}")
-        if _TITLE_FONT * _text_width(name) > room:
-            while name and _TITLE_FONT * _text_width(f"{name}…") > room:
+        room = self.width - 2 * MARGIN - text_width(f": {facts}", TITLE_TYPE)
+        if text_width(name, TITLE_TYPE) > room:
+            while name and text_width(f"{name}…", TITLE_TYPE) > room:
                 name = name[:-1]
             name = f"{name}…" if name else ""
         return f"{name}: {facts}" if name else facts
@@ -153,7 +141,7 @@ class _Picture:
         lines: list[list[tuple[float, _ActionStyle | None, str]]] = [[]]
         x = MARGIN
         for style, text in entries:
-            wide = (0 if style is None else 17) + _text_width(text)
+            wide = (0 if style is None else 17) + _width(text)
             if lines[-1] and x + wide > self.width - MARGIN:
                 lines.append([])
                 x = MARGIN
@@ -179,7 +167,7 @@ class _Picture:
         x, width = self.left + (event.start - self.start) * self.scale, max((event.end - event.start) * self.scale, 0.5)
         height = ROW / len(parts)
         tip = f"rank {event.rank}, {action}: {event.start - self.start:.6g} to {event.end - self.start:.6g}"
-        yield f"<g><title>{_text(tip)}</title>"
+        yield f"<g><title>{svg_text(tip)}</title>"
         for nr, part in enumerate(parts):
             y = self.top(event.rank) + nr * height
             yield (
@@ -215,9 +203,8 @@ def _fits(part: Action, width: float) -> bool:
     return width >= _label_width(_label(part)) - 4
 
 
-def _text_width(text: str) -> float:
-    """About how many pixels wide a text of 11 pixels is."""
-    return sum(_NARROW if letter in " .,:;'|!()[]fijlrtI" else _WIDE if letter in "mwMW%@…" else _USUAL for letter in text)
+def _width(text: str) -> float:
+    return text_width(text, TYPE)
 
 
 def _ticks(duration: float, count: float) -> Iterable[float]:
@@ -233,8 +220,3 @@ def _ticks(duration: float, count: float) -> Iterable[float]:
 def _mixed(colour: tuple[int, int, int], share: float) -> str:
     """A colour mixed with white."""
     return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in colour)
-
-
-def _text(text: str) -> str:
-    """Text that XML can hold."""
-    return escape("".join(character if character.isprintable() else " " for character in text))

@@ -10,9 +10,10 @@ from typing import Any
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.costs import Costs
-from aiograd.pipeline.schedule.timeline.chrome_trace import PathLike, timeline_trace, write_trace
+from aiograd.pipeline.schedule.timeline.chrome_trace import timeline_trace
 from aiograd.pipeline.schedule.timeline.data import TimelineData, TimelineEvent
 from aiograd.pipeline.schedule.timeline.svg import timeline_svg
+from aiograd.running.chrome_trace import PathLike, write_trace
 
 _K = ActionKind
 
@@ -21,10 +22,10 @@ class Timeline(TimelineData):
     """The actions of the ranks of a pipeline with their times. Immutable; made by `simulate` or by `from_events`.
 
     Attributes:
-        events: all actions by start, then by rank; those of a rank that start together in the order of the rank.
+        events: all actions by start, then by rank; actions of a rank that start together keep the rank's order.
         ranks: number of ranks.
         stage_to_rank: for each stage its rank.
-        cost, bubble: see Note [What is measured] in `data`; in the unit of the events.
+        cost, bubble: see Note [Measures] in `data`; in the unit of the events.
         bubble_rate: share of the cost that is bubble, 0 to 1.
         duration: from the first start on any rank to the last end on any, transfers not counted.
         busy: for each rank the time it computed.
@@ -47,8 +48,8 @@ class Timeline(TimelineData):
         """The timeline of a run that was measured.
 
         Args:
-            events: rank, action, start and end of what was done; starts and ends on one clock, mostly in seconds. Those of one rank in the
-                order in which they were begun.
+            events: rank, action, start and end of each action; starts and ends on one clock, mostly in seconds. Actions of one rank come in the order
+                of their starts.
             activation_memory: as for `Costs`.
             weight_memory: as for `Costs`.
             name: the name of the run in pictures.

@@ -31,8 +31,8 @@ from aiograd.graph.current import current_node
 from aiograd.ops.op import Fused
 from aiograd.running.devices import register_device, unregister_device
 from aiograd.testing.clock import SimulatedLoop
-from aiograd.testing.toy_array import ToyArray
-from aiograd.testing.toy_queue import Queue, SimulatedQueue, ThreadQueue
+from tests.toy_device.array import ToyArray
+from tests.toy_device.queue import Queue, SimulatedQueue, ThreadQueue
 
 #: ``error``: the kernel fails; ``memory``: no memory is left for it; ``dead``: it fails, as does everything after it; ``shape``: its result
 #: has the wrong shape
@@ -102,7 +102,7 @@ class ToyDevice:
     ) -> None:
         self._name = name
         self._delay = delay
-        self._random = Random(seed)  # noqa: S311 - reproducible delays, no secrets
+        self._random = Random(seed)
         self._memory = memory
         self._own_kernels = dict(kernels or {})
         self._fused = dict(fused or {})

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
+from aiograd.coordination.buckets import GradientBuckets
 from aiograd.running.types import Array
-from aiograd.steps.buckets import GradientBuckets
 
 
 class ReducingGroup(Protocol):

@@ -1,4 +1,4 @@
-"""RemoteHost: the ranks of a pipeline that live on one worker, as the process that has the pipeline sees them; and which stages live where."""
+"""RemoteStages: the ranks of a pipeline that live on one worker, as the coordinating process sees them; and the places of stages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.step.stage import Stage
 
 
-class RemoteHost:
-    """A host on a worker."""
+class RemoteStages:
+    """The ranks of a pipeline that live on one worker."""
 
     __slots__ = ("owner", "assignment", "replica", "is_new", "ref")
 
@@ -22,9 +22,9 @@ class RemoteHost:
         self.assignment = assignment
         #: the assignment of the whole replica
         self.replica = replica
-        #: it has not got the state of the other replicas
+        #: it does not have the state of the other replicas yet
         self.is_new = True
-        #: the host over there
+        #: reference to the `StageMember`
         self.ref: Any = None
 
     @property
@@ -39,24 +39,24 @@ class RemoteHost:
 
     @property
     def name(self) -> str:
-        """The name of the host in messages, unique within the pipeline."""
+        """Its name in messages, unique within the pipeline."""
         return f"rank {' and '.join(map(str, sorted(self.ranks)))} on worker {self.owner}"
 
 
-def hosts_on(
+def stages_on(
     replica: StageAssignment, stages: Mapping[int, Stage], owners: Iterable[str | None], among: set[int] | None = None
-) -> list[RemoteHost]:
-    """A host for each worker, of the ranks that it has."""
-    found: list[RemoteHost] = []
+) -> list[RemoteStages]:
+    """The ranks on each of some workers."""
+    found: list[RemoteStages] = []
     for owner in dict.fromkeys(owners):
         if owner is not None:
             ranks = {replica.stage_to_rank[index] for index, stage in stages.items() if owner_of(stage) == owner}
-            found.append(RemoteHost(owner, part_of(replica, stages, ranks if among is None else ranks & among), replica))
+            found.append(RemoteStages(owner, part_of(replica, stages, ranks if among is None else ranks & among), replica))
     return found
 
 
 def part_of(replica: StageAssignment, stages: Mapping[int, Stage], ranks: set[int]) -> StageAssignment:
-    """The part of an assignment for a host of some ranks."""
+    """The part of an assignment for some ranks."""
     return replica._replace(
         stages={index: stage for index, stage in stages.items() if replica.stage_to_rank[index] in ranks},
         training={rank: row for rank, row in replica.training.items() if rank in ranks},
@@ -80,7 +80,7 @@ def owners_of(replica: StageAssignment) -> list[str | None]:
     return list(homes.values())
 
 
-def check_apart(replicas: Sequence[StageAssignment], remotes: Sequence[RemoteHost]) -> None:
+def check_apart(replicas: Sequence[StageAssignment], remotes: Sequence[RemoteStages]) -> None:
     """Raise unless all replicas are divided in the same way, on workers of their own."""
     doubled = sorted(owner for owner, count in Counter(remote.owner for remote in remotes).items() if count > 1)
     if doubled:

@@ -29,7 +29,7 @@ from aiograd.engine.run import loop_is_running
 from aiograd.errors import DeviceError, DeviceMismatchError, NotReadyError
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
-from aiograd.testing.toy_queue import Queue, wait_for
+from tests.toy_device.queue import Queue, wait_for
 
 #: types that numpy returns where a device returns an array: arrays, and scalars for those of no axes
 _RESULTS = (np.ndarray, np.generic)

@@ -1,9 +1,9 @@
-"""ReplicaHost: one replica on its worker, as the process that drives the replicas asks it; in that process, the host that decides about steps.
+"""ReplicaMember: one replica on its worker, as the coordinating process asks it.
 
 Note [Order of a replica's life]
-    A host is made around a module and its optimizer. Before the first step, and again after every failure and every change of the membership, all
-    hosts join a group (`join`), and say with which version of the state they do; a host whose state is behind gets that of another before
-    (`synchronise`). Then there are steps: `run` computes and reduces gradients and leaves the host prepared, `commit` writes, `abort` drops.
+    A member is made around a module and its optimizer. Before the first step, and again after every failure and every change of the membership,
+    all members join a group (`join`), with the version of their state; a member whose state is behind gets the state of another before
+    (`synchronise`). Then there are steps: `run` computes and reduces gradients and leaves the member prepared, `commit` writes, `abort` drops.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.client import StepWording
+from aiograd.coordination.member import StepMember
+from aiograd.coordination.outline import outline_of
+from aiograd.coordination.session import StepSession, StepWork, kept_for
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
@@ -24,81 +28,61 @@ from aiograd.distributed.objects.adapter_host import AdapterHost
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.running.offloading import offload
-from aiograd.steps.host import StepHost
-from aiograd.steps.outline import outline_of
-from aiograd.steps.session import StepSession, kept_for
 
 SUBJECT = "data-parallel replicas"
+WORDING = StepWording(
+    subject=SUBJECT,
+    failure=DistributedError,
+    in_doubt="The next step or call of DataParallel settles it.",
+    lost="Its state comes from another replica before the next step.",
+    without=(
+        "Go on without it (`await replicas.remove({worker!r})`), or once the worker runs again with a new replica there "
+        "(`await replicas.add({worker!r})`), and take the step again"
+    ),
+    unconfirmed="The next call settles it, once they can be reached",
+)
 
 
-class ReplicaSession(StepSession):
-    """One step of replicas, as one of them sees it.
-
-    Args:
-        step: its number.
-        host: the replica.
-    """
-
-    __slots__ = ("_host",)
-
-    def __init__(self, step: int, host: ReplicaHost) -> None:
-        self._host = host
-        super().__init__(step, SUBJECT, host._worker, host._ended)
-
-    def _others(self) -> Sequence[Any]:
-        return self._host.others
-
-
-class ReplicaHost(StepHost[ReplicaSession]):
+class ReplicaMember(StepMember[StepWork]):
     """A replica on its worker. See Note [Order of a replica's life].
 
     Args:
         modules: the module.
         options: as `DataParallel.create` sends them.
-        worker: the worker; None in the process that drives the replicas, which decides about steps and has none of its own.
+        worker: the worker.
 
     Raises:
         ArgumentError: malformed options.
     """
 
-    subject = SUBJECT
-    failure = DistributedError
-    advice = "The next step or call of DataParallel settles it."
-    restoring = "Its state comes from another replica before the next step."
-    going_on = (
-        "Go on without it (`await replicas.remove({worker!r})`), or once the worker runs again with a new replica there "
-        "(`await replicas.add({worker!r})`), and take the step again"
-    )
+    wording = WORDING
 
-    _worker: AdapterHost | None
+    _worker: AdapterHost
 
-    def __init__(self, modules: list[Any], options: dict[str, Any], worker: AdapterHost | None = None) -> None:
+    def __init__(self, modules: list[Any], options: dict[str, Any], worker: Any) -> None:
         super().__init__(worker)
-        self._replica: Replica | None = None if worker is None else _make(modules, options)
+        self._replica = _make(modules, options)
         #: it and the others, once it has joined them
         self._group: Group | None = None
-        self._driver: Any = None
-        #: hosts of other replicas
+        self._coordinator: Any = None
+        #: references to other replicas
         self.others: list[Any] = []
 
-    def _make_session(self, step: int) -> ReplicaSession:
-        return ReplicaSession(step, self)
+    def _make_work(self, step: int) -> StepWork:
+        return StepWork(step)
 
-    @property
-    def _own(self) -> tuple[Replica, AdapterHost]:
-        if self._replica is None or self._worker is None:
-            raise DistributedError("this host decides about steps of replicas; it has no replica")
-        return self._replica, self._worker
+    def _others(self, session: StepSession[StepWork]) -> Sequence[Any]:
+        return self.others
 
-    # ---------------------------------------------------------------- what the process that drives the replicas asks
+    # ---------------------------------------------------------------- what the coordinating process asks
 
     async def outline(self) -> list[list[Any]]:
         """The model's parameters and buffers, see `outline_of`."""
-        return outline_of(self._own[0].module)
+        return outline_of(self._replica.module)
 
     async def version(self) -> list[int]:
         """See `Replica.version`."""
-        replica, _ = self._own
+        replica = self._replica
         async with replica.alone():
             return list(replica.version)
 
@@ -108,7 +92,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
         Args:
             loads: how often states have been loaded then.
         """
-        replica, _ = self._own
+        replica = self._replica
         async with replica.alone():
             replica.loads = loads
         return True
@@ -120,7 +104,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             names: of the workers; the first one's state is that of all then.
             group: name for the group of these workers, which nothing else has.
         """
-        replica, worker = self._own
+        replica, worker = self._replica, self._worker
         async with replica.alone(), await worker.join(names, group) as gathered:
             if gathered.rank == 0:
                 optimizer = {"state": {}, "param_groups": []} if replica.is_sharded else replica.optimizer.current.state_dict()
@@ -137,7 +121,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
 
     async def held(self) -> list[Any]:
         """The stamps of the parts of the optimizer's state that are here, that in use last. A load that has not ended is over."""
-        replica, _ = self._own
+        replica = self._replica
         async with replica.alone():
             replica.drop_load()
             return [[*each.stamp[:3], list(each.shards)] for each in replica.parts()]
@@ -151,7 +135,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             wanted: the stamp of the part.
             sources: ranks, with the stamps of the parts that they send; none: there is no state yet.
         """
-        replica, worker = self._own
+        replica, worker = self._replica, self._worker
         loads, taken, size, shards = stamp_of(wanted)
         async with replica.alone(), await worker.join(names, group) as gathered:
             self._forget_step()
@@ -167,7 +151,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
 
     async def begin_optimizer_load(self) -> bool:
         """A whole state of the optimizer is about to come from outside; until `end_optimizer_load` it is beside the one that is here."""
-        replica, _ = self._own
+        replica = self._replica
         async with replica.alone():
             replica.begin_load()
         return True
@@ -178,26 +162,28 @@ class ReplicaHost(StepHost[ReplicaSession]):
         Args:
             loads: how often states of the optimizer have been loaded then.
         """
-        replica, _ = self._own
+        replica = self._replica
         async with replica.alone():
             replica.end_load(loads)
         return True
 
-    async def join(self, names: list[str], group: str, version: list[int], driver: Any, others: list[Any], shards: list[Any] | None = None) -> bool:
+    async def join(
+        self, names: list[str], group: str, version: list[int], coordinator: Any, others: list[Any], shards: list[Any] | None = None
+    ) -> bool:
         """Join the other replicas; steps can be taken from then on. Earlier steps are over, whatever was known of them here.
 
         Args:
             names: of the workers, in the order of their ranks.
             group: name of the group.
             version: of the state that all have.
-            driver: the host that decides about steps.
-            others: hosts of other replicas, to be asked what became of a step.
+            coordinator: reference to the outcomes of steps in the coordinating process.
+            others: references to other replicas, which are asked for the outcome of a step as well.
             shards: the stamp of this replica's part of the optimizer's state; None: it is not divided.
 
         Raises:
             DistributedError: this replica has another state. Otherwise as `join_group`.
         """
-        replica, worker = self._own
+        replica, worker = self._replica, self._worker
         if list(replica.version) != version:
             raise DistributedError(f"the replica on {worker.name} has version {replica.version} of the state, the others {version}")
         self._forget_step()
@@ -206,14 +192,14 @@ class ReplicaHost(StepHost[ReplicaSession]):
         if self._group is not None:
             await self._group.aclose()
         self._group = await worker.join(names, group)
-        self._driver, self.others = driver, others
+        self._coordinator, self.others = coordinator, others
         return True
 
     async def run(self, step: int, shard: list[Any], weight: float, seed: list[int]) -> dict[str, Any]:
         """Carry out a step up to the commit. Cancelling gives it up.
 
         Args:
-            step: its number; see Note [Steps] in `aiograd.steps.host`.
+            step: its number; see Note [Steps] in `aiograd.coordination.member`.
             shard, weight, seed: see `ReplicaStep.carry_out`.
 
         Returns:
@@ -223,23 +209,23 @@ class ReplicaHost(StepHost[ReplicaSession]):
             DistributedError: the step comes too late, or the replica has joined no others. CommitUnknown: an earlier step is in doubt here.
             Exceptions of the loss.
         """
-        replica, worker = self._own
+        replica, worker = self._replica, self._worker
         if self._group is None:
             raise DistributedError(f"the replica on {worker.name} has not joined the others")
-        session = self._begin_to_run(step, self._driver)
+        session = self._begin_to_run(step, self._coordinator)
         try:
             async with replica.alone():
                 execution = ReplicaStep(replica, self._group)
                 loss = await execution.carry_out(shard, weight, seed)
         except BaseException:
-            session.fail()
+            session.failed()
             raise
-        session.end(execution)
+        session.prepared(execution)
         return {"loss": loss, "kept": kept_for(worker.lease)}
 
     async def evaluate(self, shard: list[Any]) -> Any:
         """See `Replica.evaluate`."""
-        replica, _ = self._own
+        replica = self._replica
         async with replica.alone():
             return await replica.evaluate(shard)
 
@@ -247,7 +233,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
 
     def _leave(self) -> None:
         super()._leave()
-        if self._group is not None and self._worker is not None:
+        if self._group is not None:
             self._worker.keep(self._group.aclose(), "leaving the other replicas")
 
 

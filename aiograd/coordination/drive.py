@@ -1,0 +1,227 @@
+"""TransactionDrive: carries out the commands of a transaction, and turns time, answers and acknowledgements into its events.
+
+Note [A transaction and its client]
+    A machine of `aiograd.transaction` decides, its drive does what it commands, and a `TransactionClient` knows the work and the messages. The
+    drive of a participant has a timer, which reports the time that the machine is due, and carries out rounds of questions. The drive of a
+    coordinator tells participants the outcome until each has acknowledged it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterable
+from typing import Any, Generic, TypeVar
+
+from aiograd.coordination.asking import ask_outcome
+from aiograd.coordination.client import AfterCommit, TransactionClient
+from aiograd.transaction import (
+    Acknowledged,
+    Applied,
+    Apply,
+    ApplyFailed,
+    Ask,
+    ClearDoubt,
+    Coordinator,
+    Drop,
+    MarkInDoubt,
+    Outcome,
+    Participant,
+    PeerLost,
+    Settle,
+    Tell,
+    TellFailed,
+    Tick,
+    TransactionEvent,
+    TransactionState,
+)
+from aiograd.transaction.tree import are_many
+
+M = TypeVar("M", bound=Coordinator | Participant)
+
+
+class TransactionDrive(Generic[M]):
+    """Drives one machine for its client. See Note [A transaction and its client].
+
+    Args:
+        machine: the transaction.
+        client: its work and its messages.
+    """
+
+    __slots__ = ("machine", "client", "_loop")
+
+    def __init__(self, machine: M, client: TransactionClient) -> None:
+        self.machine = machine
+        self.client = client
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def state(self) -> TransactionState:
+        """The state of the transaction here."""
+        return self.machine.state
+
+    def handle(self, event: TransactionEvent) -> AfterCommit:
+        """Give the machine an event, and carry out its commands.
+
+        Args:
+            event: the event.
+
+        Returns:
+            A function whose coroutine runs after a commit that the event has led to, or None.
+
+        Raises:
+            TransactionError: the event cannot happen now. The error of a commit that failed; nothing has changed then.
+        """
+        after_commit: AfterCommit = None
+        client = self.client
+        for command in self.machine.handle(event, self._loop.time()):
+            match command:
+                case Apply():
+                    after_commit = self._apply()
+                case Drop():
+                    client.drop()
+                case MarkInDoubt():
+                    client.mark_in_doubt()
+                case ClearDoubt():
+                    client.clear_doubt()
+                case Ask(peers):
+                    self._ask(peers)
+                case Tell(peers, outcome):
+                    client.decided(peers, outcome)
+        client.changed()
+        return after_commit
+
+    def _apply(self) -> AfterCommit:
+        try:
+            after_commit = self.client.apply()
+        except BaseException as error:
+            self.handle(ApplyFailed())
+            self.client.apply_failed(error)
+            return None
+        self.handle(Applied())
+        self.client.applied()
+        return after_commit
+
+    def _ask(self, peers: tuple[str, ...]) -> None:
+        """A coordinator's question is for votes, which its client collects."""
+
+
+class ParticipantDrive(TransactionDrive[Participant]):
+    """Drives a participant: its timer, and its rounds of questions.
+
+    Args:
+        machine, client: as for `TransactionDrive`.
+    """
+
+    __slots__ = ("timer", "_timer_at")
+
+    def __init__(self, machine: Participant, client: TransactionClient) -> None:
+        super().__init__(machine, client)
+        #: reports that the machine is due
+        self.timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+
+    def handle(self, event: TransactionEvent) -> AfterCommit:
+        """See `TransactionDrive.handle`."""
+        if isinstance(event, Tick | PeerLost):
+            self.machine.others = tuple(self.client.witnesses())
+        try:
+            return super().handle(event)
+        finally:
+            self.arm()
+
+    def arm(self) -> None:
+        """Set the timer to the time that the machine is due."""
+        due = self.machine.due
+        when = None if due is None or due == math.inf else due
+        if when == self._timer_at:
+            return
+        self.disarm()
+        if when is not None:
+            self._timer_at = when
+            self.timer = self.client.call_at(when, self._tick)
+
+    def disarm(self) -> None:
+        """Stop the timer, until the next event."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = self._timer_at = None
+
+    def _tick(self) -> None:
+        self.timer = self._timer_at = None
+        self.handle(Tick())
+
+    def _ask(self, peers: tuple[str, ...]) -> None:
+        for peer in peers:
+            self.client.spawn(self._question(peer), "outcome")
+
+    async def _question(self, peer: str) -> None:
+        after_commit = self.handle(await ask_outcome(peer, self.client.ask(peer)))
+        if after_commit is not None:
+            await after_commit()
+
+
+class CoordinatorDrive(TransactionDrive[Coordinator]):
+    """Drives a coordinator: tells participants the outcome until each has acknowledged it.
+
+    Args:
+        machine, client: as for `TransactionDrive`.
+    """
+
+    __slots__ = ("failures",)
+
+    def __init__(self, machine: Coordinator, client: TransactionClient) -> None:
+        super().__init__(machine, client)
+        #: the last error of each participant that could not be told, or that failed after its commit
+        self.failures: dict[str, BaseException] = {}
+
+    async def tell(self, names: Iterable[str] | None = None) -> dict[str, BaseException]:
+        """Tell participants the outcome until each has acknowledged it or need not be told again. Many are told by a tree of them.
+
+        Cancelling stops the telling.
+
+        Args:
+            names: of participants; None: all that have not acknowledged it.
+
+        Returns:
+            The error of each that has not acknowledged it, or that failed after its commit.
+        """
+        chosen = None if names is None else set(names)
+        self.machine.handle(Settle(), self._loop.time())
+        told = sorted(name for name in self.machine.unacknowledged if chosen is None or name in chosen)
+        outcome = self.machine.outcome
+        if are_many(told):
+            for name, error in (await self.client.spread(told, outcome)).items():
+                if error is None or getattr(error, "committed", False):
+                    self._told(name, error)
+                else:
+                    self.failures[name] = error
+        left = [name for name in told if name in self.machine.unacknowledged]
+        results = await asyncio.gather(*(self._tell(name, outcome) for name in left), return_exceptions=True)
+        self.failures |= {name: error for name, error in zip(left, results, strict=True) if error is not None}
+        return {name: self.failures[name] for name in told if name in self.failures}
+
+    async def _tell(self, name: str, outcome: Outcome) -> None:
+        while True:
+            error: Exception | None = None
+            try:
+                await self.client.tell(name, outcome)
+            except Exception as failure:
+                error = failure
+            again = self._told(name, error)
+            if again is None:
+                return
+            await asyncio.sleep(again)
+
+    def _told(self, name: str, error: BaseException | None) -> float | None:
+        """Take note of a participant's answer; returns the seconds until it is told again, or None."""
+        event: TransactionEvent = Acknowledged(name)
+        if error is None:
+            self.failures.pop(name, None)
+        else:
+            self.failures[name] = error
+            if not getattr(error, "committed", False):
+                event = TellFailed(name, self.client.trouble(error))
+        commands: list[Any] = self.machine.handle(event, self._loop.time())
+        self.client.changed()
+        return next((command.after for command in commands if isinstance(command, Tell)), None)

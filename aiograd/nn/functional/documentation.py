@@ -1,0 +1,103 @@
+"""Args and Returns of the functions of `aiograd.nn.functional`: texts that many functions share stand here once.
+
+The first line of a docstring is the function's own; `document` puts its Args and Returns behind that, before its Raises and examples.
+Classes of modules take theirs from the function, see `aiograd.nn.function_module`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterator
+from types import FunctionType, ModuleType
+from typing import Any
+
+_REDUCED = "A scalar, or elements of the shape of `input` where `reduction` is \"none\"."
+_SAMPLES = "A scalar, or one loss per sample where `reduction` is \"none\"."
+
+#: text by parameter, or by ``function.parameter``
+PARAMETERS = {
+    "input": "any shape",
+    "dim": "the axis; the last by default",
+    "axis": "another name of `dim`",
+    "dtype": "the dtype that the input is cast to first; None: its own",
+    "approximate": '"none", or "tanh" for the usual approximation',
+    "alpha": "the limit for large negative elements is ``-alpha``",
+    "celu.alpha": "the limit for large negative elements is ``-alpha``; not 0",
+    "negative_slope": "the factor of negative elements",
+    "beta": "sharpness of the bend",
+    "softplus.threshold": "where ``beta * x`` is above it the result is `x` itself, as in PyTorch; None: nowhere, for accuracy does not need it",
+    "eps": "numbers are limited to [eps, 1 - eps] first; None: they are not",
+    "logit.input": "numbers in [0, 1]",
+    "glu.input": "any shape with an even length along the axis",
+    "min_val": "the lower limit",
+    "max_val": "the upper limit, above the lower one",
+    "hardshrink.lambd": "the limit",
+    "lambd": "the distance, at least 0",
+    "threshold": "the threshold",
+    "value": "the value of elements that are not above the threshold",
+    "p": "the probability, in [0, 1]",
+    "training": "True to drop",
+    "generator": "the generator to draw from; None: the default generator of the running task",
+    "dropout.input": "any shape, real floating",
+    "dropout1d.input": "(N, C, L) or (C, L)",
+    "dropout2d.input": "(N, C, H, W); three axes are (N, C, L), as in PyTorch",
+    "dropout3d.input": "(N, C, D, H, W) or (C, D, H, W)",
+    "reduction": '"mean", "sum" or "none"',
+    "target": "of the shape of `input`",
+    "delta": "the difference at which the square ends",
+    "smooth_l1_loss.beta": "the difference at which the square ends",
+    "l1_loss.input": "predictions",
+    "mse_loss.input": "predictions",
+    "huber_loss.input": "predictions",
+    "smooth_l1_loss.input": "predictions",
+    "weight": "how much each element counts, broadcast to the input; None: all the same",
+    "pos_weight": "how much the positive part counts, broadcast to the input; None: as much as the other",
+    "binary_cross_entropy.input": "probabilities in [0, 1]. Logarithms are cut off at -100, so that 0 and 1 have finite losses",
+    "binary_cross_entropy.target": "probabilities of the same shape",
+    "binary_cross_entropy_with_logits.input": "logits",
+    "binary_cross_entropy_with_logits.target": "probabilities of the same shape",
+}
+
+RETURNS = {
+    "activations": "A Tensor of the shape of `input`.",
+    "piecewise": "A Tensor of the shape of `input`.",
+    "glu": "A Tensor of half the length along the axis.",
+    "attentions": "A Tensor of the shape of `input`; `input` itself if nothing is dropped.",
+    "losses": _REDUCED,
+}
+
+
+def document(module: ModuleType) -> None:
+    """Put Args and Returns into the docstrings of a module's public functions that have none."""
+    family = module.__name__.rpartition(".")[2]
+    for name, function in vars(module).items():
+        if isinstance(function, FunctionType) and function.__module__ == module.__name__ and not name.startswith("_"):
+            text = inspect.cleandoc(function.__doc__ or "")
+            if text and "Args:" not in text:
+                first, _, rest = text.partition("\n\n")
+                known = inspect.signature(function).parameters
+                entries = [f"    {each}: {PARAMETERS.get(f'{name}.{each}', PARAMETERS.get(each))}." for each in known]
+                returned = f"Returns:\n    {RETURNS.get(name, RETURNS[family])}"
+                function.__doc__ = "\n\n".join([first, "\n".join(["Args:", *entries]), returned, *([rest] if rest else [])])
+
+
+def entries_of(text: str, names: Collection[str]) -> Iterator[str]:
+    """The entries under Args that are about the named parameters, each with its lines."""
+    section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)*)", inspect.cleandoc(text), re.MULTILINE)
+    for entry in re.findall(r"^    \w.*(?:\n     +.*)*", section[1] if section else "", re.MULTILINE):
+        about, _, meaning = entry.partition(":")
+        if wanted := [name for name in re.findall(r"\w+", about) if name in names]:
+            yield f"    {', '.join(wanted)}:{meaning}"
+
+
+def put_behind_first_line(cls: type, text: str, more: str = "") -> None:
+    """Put text between the first line of a class's docstring and the rest, and more at the end of that line."""
+    if own := inspect.cleandoc(cls.__doc__ or ""):  # there are no docstrings under ``python -OO``
+        first, _, rest = own.partition("\n\n")
+        cls.__doc__ = "\n\n".join(part for part in (f"{first.rstrip('.')}: {more}" if more else first, text, rest) if part)
+
+
+def summary_of(function: Any) -> str:
+    """The first paragraph of a docstring."""
+    return inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]

@@ -1,0 +1,171 @@
+"""StageMember: the ranks of a pipeline that live on one worker.
+
+It is made around the modules of its stages, by name (see `aiograd.distributed.register_adapter`), and the process that has the `Pipeline` asks it
+to carry out a step, to commit it, or to drop it. Members send values to each other directly. See Note [Steps] in `aiograd.coordination.member`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from aiograd.coordination.client import StepWording
+from aiograd.coordination.decisions import StepOutcomes
+from aiograd.coordination.member import StepMember
+from aiograd.coordination.session import StepSession
+from aiograd.errors import ArgumentError, PipelineError
+from aiograd.pipeline.run.remote_stages import RemoteStages
+from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
+from aiograd.pipeline.run.stage_assignment import StageAssignment
+from aiograd.pipeline.run.stage_ranks import StageRanks, parsed
+from aiograd.pipeline.run.work import PipelineWork
+from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.transaction import TransactionState
+
+WORDING = StepWording(
+    subject="a pipeline",
+    failure=PipelineError,
+    in_doubt="Let the pipeline settle() it, or restore all workers from one checkpoint and make a new Pipeline.",
+    lost="Restore all workers from one checkpoint",
+    without="Go on without its replica (`await pipe.remove({worker!r})`); `await pipe.add(stages)` takes in another one",
+    unconfirmed=(
+        "Call the pipeline's settle() once they can be reached; where it says the same again, restore all workers from one checkpoint and make a "
+        "new Pipeline"
+    ),
+)
+
+
+class StageMember(StepMember[PipelineWork]):
+    """The ranks of a pipeline that live on one worker.
+
+    Args:
+        modules: of the stages, in the order of `assignment`.
+        assignment: the stages, see `StageAssignment.to_wire`.
+        worker: the worker that it was made on.
+    """
+
+    wording = WORDING
+
+    def __init__(self, modules: list[Any], assignment: Any, worker: Any) -> None:
+        super().__init__(worker)
+        self._ranks = StageRanks(StageAssignment.parse(modules, assignment))
+
+    def _make_work(self, step: int) -> PipelineWork:
+        return self._ranks.work(step)
+
+    def _others(self, session: StepSession[PipelineWork]) -> Iterable[Any]:
+        return session.work.outbox.members
+
+    def _work_of(self, step: int) -> PipelineWork | None:
+        session = self._find(step)
+        return None if session is None else session.work
+
+    # ---------------------------------------------------------------- what others may call
+
+    def _take(self, value: Any) -> None:
+        """Take a value for a rank that lives here, from a `StepOutbox`; one that comes too late is dropped."""
+        step, rank, key, content = parsed(value)
+        work = self._work_of(step)
+        if work is not None:
+            self._ranks.put(work, rank, key, content)
+
+    async def outline(self) -> list[list[Any]]:
+        """The parameters and buffers of the stages, as replicas compare them."""
+        return outline(self._ranks.assignment.stages)
+
+    async def join(self, names: list[str], group: str, copies: bool) -> bool:
+        """Join the members with the same stages in other replicas; gradients are added up with theirs from then on.
+
+        Args:
+            names: of the workers, in the order of the replicas.
+            group: name of the group.
+            copies: parameters, buffers and gradients become those of the first. Failed or cancelled, they are as they were.
+
+        Raises:
+            As `join_group`.
+        """
+        before, self._ranks.replicated = self._ranks.replicated, None
+        if before is not None:
+            await before.group.aclose()
+        joined = ReplicatedStages(self._ranks.assignment.stages, await self._worker.join(names, group))
+        try:
+            if copies:
+                await joined.copy_first()
+        except BaseException:
+            await joined.group.aclose()
+            raise
+        self._ranks.replicated = joined
+        return True
+
+    async def run(
+        self, step: int, trains: bool, peers: dict[str, Any], coordinator: Any = None, seed: Any = None, share: Any = None, measures: bool = False
+    ) -> dict[str, Any]:
+        """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.
+
+        Args:
+            step: its number; see Note [Steps].
+            trains: with backward; the step is prepared then. Else an evaluation.
+            peers: for each rank that lives elsewhere how often it has been replaced, and its member.
+            coordinator: reference to the outcomes of steps in the coordinating process; None: it cannot be asked.
+            seed: of the step's `StepRandom`; None: a new one.
+            share: of this replica in the batch: the factor of its losses, and the number of its first microbatch; None: it is the only one.
+            measures: return the sizes of gradients as well.
+
+        Returns:
+            As `StageRanks.run`.
+
+        Raises:
+            PipelineError: a stage failed, or the step comes too late. CommitUnknown: an earlier step is in doubt here.
+        """
+        random = StepRandom(seed)
+        scale = self._ranks.assignment.scale
+        if share is not None:
+            scale, random.first = _checked_share(share)
+        session = self._begin_to_run(step, coordinator, is_read_only=not trains)
+        session.work.outbox.route(peers)
+        return await self._ranks.run(session, trains, random, scale, measures)
+
+    async def scale(self, step: int, factor: Any) -> bool:
+        """See `StageRanks.scale`."""
+        session = self._session
+        await self._ranks.scale(None if session is None else session.work, step, factor)
+        if session is not None:
+            session.hear()
+        return True
+
+    async def reroute(self, step: int, peers: dict[str, Any]) -> bool:
+        """See `StageRanks.reroute`."""
+        return await self._ranks.reroute(self._work_of(step), peers)
+
+    def _leave(self) -> None:
+        super()._leave()
+        if self._ranks.replicated is not None:
+            self._worker.keep(self._ranks.replicated.group.aclose(), "leaving the other replicas of a pipeline")
+
+
+class PipelineOutcomes(StepOutcomes[PipelineWork, RemoteStages]):
+    """The decisions of the process that has the pipeline, as members ask for them, and the ranks there, to which they send values.
+
+    Args:
+        decisions: the decisions.
+        ranks: the ranks.
+    """
+
+    def __init__(self, decisions: Any, ranks: Any) -> None:
+        super().__init__(decisions)
+        self._ranks: StageRanks = ranks
+
+    def _take(self, value: Any) -> None:
+        """Take a value for a rank that lives here, from a `StepOutbox`; one that comes too late is dropped."""
+        step, rank, key, content = parsed(value)
+        decision = self._decisions.last
+        if decision is not None and decision.step == step and decision.state is not TransactionState.ABORTED:
+            self._ranks.put(decision.work, rank, key, content)
+
+
+def _checked_share(share: Any) -> tuple[float, int]:
+    """The share of a replica, which comes from another worker."""
+    match share:
+        case [float(scale), int(first)] if first >= 0:
+            return scale, first
+    raise ArgumentError("a malformed share of a replica in the batch of a pipeline; expected a factor and a number of a microbatch")

@@ -1,0 +1,135 @@
+"""StageRanks: the ranks of a pipeline that live in one process, from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
+from aiograd.coordination.session import StepClient
+from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
+from aiograd.pipeline.run.outbox import received
+from aiograd.pipeline.run.replicated_stages import ReplicatedStages
+from aiograd.pipeline.run.stage_assignment import StageAssignment
+from aiograd.pipeline.run.step_execution import StepExecution
+from aiograd.pipeline.run.work import PipelineWork
+from aiograd.pipeline.step.rank import Key
+from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.running.offloading import ready
+from aiograd.tensors.core import TensorCore, make
+
+
+class StageRanks:
+    """The ranks of a pipeline that live in one process.
+
+    Args:
+        assignment: their stages and rows.
+    """
+
+    def __init__(self, assignment: StageAssignment) -> None:
+        self.assignment = assignment
+        #: the same stages of other replicas, once these ranks have joined them
+        self.replicated: ReplicatedStages | None = None
+        self.calls = ModuleCalls()
+
+    def work(self, step: int) -> PipelineWork:
+        """The work of a step that has not begun."""
+        assignment = self.assignment
+        return PipelineWork(step, assignment.training.keys() | assignment.evaluation.keys(), assignment.recovers)
+
+    def put(self, work: PipelineWork, rank: int, key: Key, value: Any) -> None:
+        """Take a value from another process for a rank that lives here.
+
+        Raises:
+            ArgumentError: there is no such rank or stage here, or the value is malformed.
+        """
+        kind, stage, microbatch = key
+        assignment = self.assignment
+        if rank not in work.mailboxes or stage not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
+            raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
+        work.mailboxes[rank].put(key, received(kind, value))
+
+    async def run(
+        self, client: StepClient[PipelineWork, Any], trains: bool, random: StepRandom, scale: float, measures: bool
+    ) -> dict[str, Any]:
+        """Carry out every action of a step, which is prepared then. Failed or cancelled, it is given up.
+
+        Args:
+            client: the step; its task is the running one.
+            trains: with backward; else an evaluation.
+            random: the random numbers of forwards.
+            scale: the factor of losses.
+            measures: return the sizes of gradients as well.
+
+        Returns:
+            Losses and outputs by microbatch, where the last stage is here; and `GradientAccumulator.sizes`.
+
+        Raises:
+            PipelineError: a stage failed.
+        """
+        work = client.work
+        before: BufferSnapshot | None = None
+        reduction = self.replicated.begin() if self.replicated is not None and trains else None
+        try:
+            await self.calls.settled()
+            if trains:
+                before = BufferSnapshot(stage.module for stage in self.assignment.stages.values())
+            execution = StepExecution(self.assignment._replace(scale=scale), work, trains, random, self.calls, reduction)
+            await execution.run()
+            await work.outbox.drain()
+            await execution.prepare()
+            sizes = await execution.sizes() if measures else {}
+            losses, outputs = execution.results()
+            await ready((losses, outputs))
+        except BaseException:
+            if reduction is not None:
+                reduction.cancel()
+            self.calls.release(_nothing if before is None else before.restore)
+            client.failed()
+            raise
+        if before is not None:
+            before.seal()
+            work.undo = before.restore
+        client.prepared(execution)
+        found: dict[str, Any] = {"losses": losses, "outputs": outputs}
+        if measures:
+            found["sizes"] = {str(stage): [make(np.asarray(size)) for size in each] for stage, each in sizes.items()}
+        return found
+
+    @staticmethod
+    async def scale(work: PipelineWork | None, step: int, factor: Any) -> None:
+        """Multiply the gradients of a step that is prepared. Cancelled, the step has to be dropped.
+
+        Raises:
+            PipelineError: it is not prepared here.
+        """
+        if work is None or work.step != step or not isinstance(work.execution, StepExecution):
+            raise PipelineError(f"step {step} of a pipeline is not prepared here, so its gradients cannot be scaled")
+        if not isinstance(factor, TensorCore) or factor.ndim:
+            raise ArgumentTypeError(f"the factor of gradients is a {type(factor).__name__}; expected a 0-d Tensor")
+        await work.execution.scale(factor.detach()._data[()])
+
+    @staticmethod
+    async def reroute(work: PipelineWork | None, peers: Mapping[str, Any]) -> bool:
+        """Lost ranks have been replaced: repeat the values that they had been sent. Returns False if the step is over here."""
+        if work is not None:
+            await work.outbox.repeat(work.outbox.route(peers))
+        return work is not None
+
+
+def parsed(value: Any) -> tuple[int, int, Key, Any]:
+    """Step, rank, key and value of a message from a `StepOutbox`.
+
+    Raises:
+        ArgumentError: it is malformed.
+    """
+    match value:
+        case (int(step), int(rank), str(kind), int(stage), int(microbatch), content):
+            return step, rank, (kind, stage, microbatch), content
+    raise ArgumentError("a malformed value between ranks of a pipeline")
+
+
+def _nothing() -> None:
+    """There is nothing to be undone."""

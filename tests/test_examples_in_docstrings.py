@@ -1,0 +1,112 @@
+"""Every public class and every public function that is awaited shows an example, and examples print what they say.
+
+Examples use ``ag``, ``np`` and ``asyncio`` without importing them, and ``await`` at top level, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import builtins
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from tests.public_names import public_callables
+
+#: what an example may print in place of its text: numbers to this tolerance, since other CPUs and kernels add in other orders
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?")
+#: packages whose classes and awaited functions do not all show an example yet; it only gets shorter
+WITHOUT = set(
+    "cuda distributed engine interop pipeline testing transaction".split()
+)
+
+
+class Checker(doctest.OutputChecker):
+    """Compares text exactly and floating numbers to a tolerance."""
+
+    def check_output(self, want: str, got: str, optionflags: int) -> bool:
+        if super().check_output(want, got, optionflags):
+            return True
+        texts = [re.sub(r"\s+", "", NUMBER.sub("#", text)) for text in (want, got)]
+        numbers = [[float(number) for number in NUMBER.findall(text)] for text in (want, got)]
+        return texts[0] == texts[1] and np.allclose(*numbers, **TOLERANCE)
+
+
+def modules() -> Iterator[types.ModuleType]:
+    """The modules of the package that have examples."""
+    for found in pkgutil.walk_packages(ag.__path__, "aiograd."):
+        origin = found.module_finder.find_spec(found.name).origin  # type: ignore[union-attr, call-arg]
+        if origin is not None and ">>> " in Path(origin).read_text():
+            yield importlib.import_module(found.name)
+
+
+EXAMPLES = [
+    pytest.param(example, id=example.name)
+    for module in modules()
+    for example in doctest.DocTestFinder(exclude_empty=True).find(module)
+    if example.examples
+]
+
+
+def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.TestResults:
+    """Run the examples of a docstring, in one event loop those that wait."""
+    with asyncio.Runner() as runner:
+
+        def execute(code: types.CodeType, names: dict[str, Any]) -> None:
+            if code.co_flags & inspect.CO_COROUTINE:
+                runner.run(eval(code, names))  # noqa: S307 - the documentation's own code
+            else:
+                builtins.exec(code, names)  # noqa: S102 - as above
+
+        monkeypatch.setattr(doctest, "exec", execute, raising=False)
+        example.globs.update(ag=ag, np=np, asyncio=asyncio)
+        flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        return doctest.DocTestRunner(Checker(), optionflags=flags).run(example, compileflags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_an_example_prints_what_it_says(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = run(example, monkeypatch)
+    assert results.failed == 0 and results.attempted > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [
+        (">>> await asyncio.sleep(0, result=2)\n2", 0),
+        (">>> await asyncio.sleep(0, result=2)\n3", 1),
+        (">>> ag.tensor(1.25)\ntensor(1.25001)", 0),
+        (">>> ag.tensor(1.25)\ntensor(1.26)", 1),
+        (">>> 3\n4", 1),
+    ],
+)
+def test_an_example_that_prints_something_else_fails(text: str, failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = doctest.DocTestParser().get_doctest(text, {}, "example", None, None)
+    assert run(example, monkeypatch) == (failed, 1)
+
+
+def lacks_example(value: Any) -> bool:
+    is_asked = inspect.iscoroutinefunction(value) or (inspect.isclass(value) and not issubclass(value, BaseException))
+    return is_asked and ">>> " not in (inspect.getdoc(value) or "")
+
+
+def test_every_class_and_awaited_function_shows_an_example() -> None:
+    found: dict[str, list[str]] = {}
+    for name, value in public_callables():
+        if lacks_example(value):
+            found.setdefault(value.__module__.split(".")[1], []).append(name)
+    lines = "\n".join(f"{name}" for package, names in found.items() if package not in WITHOUT for name in names)
+    assert not lines, f"these have no example (`>>> `) in their docstrings:\n{lines}"
+    assert found.keys() == WITHOUT, f"all of these show examples now, take them out of WITHOUT: {WITHOUT - found.keys()}"
