@@ -42,8 +42,6 @@ LONG: dict[str, int] = {
     "distributed/rpc/peer_session.py": 547,
     "distributed/worker.py": 482,
     "engine/graph_task.py": 526,
-    "engine/run/driver.py": 557,
-    "engine/run/engine.py": 472,
     "errors.py": 581,
     "functional/function.py": 565,
     "graph/node.py": 492,

@@ -33,7 +33,7 @@ from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, ne
 from aiograd.compiler.updates import inlined_step, step_of
 from aiograd.compiler.watching.reads import Read
 from aiograd.engine.placement import INLINE_NS
-from aiograd.engine.run.engine import current_engine
+from aiograd.engine.run.current import current_engine
 from aiograd.engine.run.loop import check_can_run
 from aiograd.errors import TraceError
 from aiograd.running.modes import current_mode

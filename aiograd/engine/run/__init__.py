@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 from aiograd.engine.run.allocator import tune_malloc as tune_malloc
+from aiograd.engine.run.current import aclose_default_engine as aclose_default_engine
+from aiograd.engine.run.current import current_engine as current_engine
 from aiograd.engine.run.engine import BUDGET as BUDGET
 from aiograd.engine.run.engine import Engine as Engine
-from aiograd.engine.run.engine import aclose_default_engine as aclose_default_engine
-from aiograd.engine.run.engine import current_engine as current_engine
 from aiograd.engine.run.loop import check_can_run as check_can_run
 from aiograd.engine.run.loop import current_task_name as current_task_name
 from aiograd.engine.run.loop import loop_is_running as loop_is_running

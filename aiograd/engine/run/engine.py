@@ -128,30 +128,30 @@ class Engine:
 
             self._blas = threadpool_limits(self._blas_threads, user_api="blas")
         if self._is_default:
-            self._replaced = _default_engines.get(loop)
-            _default_engines[loop] = self
-        self._token = _engine.set(self)
+            self._replaced = DEFAULT_ENGINES.get(loop)
+            DEFAULT_ENGINES[loop] = self
+        self._token = ENTERED_ENGINE.set(self)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         token, self._token = self._token, None
         if token is not None:
             with contextlib.suppress(ValueError):  # left in another task: what is set there is none of ours, and a closed engine is never used
-                _engine.reset(token)
+                ENTERED_ENGINE.reset(token)
         if self._is_default:
             self._step_down(asyncio.get_running_loop())
         await self.aclose()
 
     def _step_down(self, loop: asyncio.AbstractEventLoop) -> None:
         """Restore the default engine that this one replaced, unless another engine has become the default since."""
-        if _default_engines.get(loop) is self:
+        if DEFAULT_ENGINES.get(loop) is self:
             before = self._replaced
             while before is not None and before._closed:
                 before = before._replaced
             if before is None:
-                del _default_engines[loop]
+                del DEFAULT_ENGINES[loop]
             else:
-                _default_engines[loop] = before
+                DEFAULT_ENGINES[loop] = before
 
     async def aclose(self) -> None:
         """Close the engine: passes started with `execute` are cancelled, passes that are being awaited raise `EngineClosedError`, threads end.
@@ -185,8 +185,8 @@ class Engine:
             self._loop = weakref.ref(loop)
             by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else time.perf_counter
             self._loop_budget = LoopBudget(self._loop, self._budget, self._clock or by_default)
-            with _engines_lock:
-                _engines.add(self)
+            with ENGINES_LOCK:
+                ENGINES.add(self)
         elif self._loop() is not loop:
             raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
 
@@ -422,47 +422,11 @@ class Engine:
             self._failed += 1
 
 
-_engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
-_default_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+ENTERED_ENGINE: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
+DEFAULT_ENGINES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
 #: the engines of all loops and threads that have been used
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_engines_lock = threading.Lock()
-
-
-def passes_in_flight() -> int:
-    """Passes that run or wait for their turn, on all engines of the process."""
-    with _engines_lock:
-        return sum(len(engine._runners) for engine in _engines)
-
-
-def current_engine() -> Engine:
-    """The engine of the innermost ``async with Engine()`` of this task on this loop, else the loop's default one.
-
-    Returns:
-        The engine. It is made where the loop has none.
-    """
-    loop = asyncio.get_running_loop()
-    engine = _engine.get()
-    if engine is not None and engine._loop is not None and engine._loop() is loop and not engine._closed:
-        return engine
-    engine = _default_engines.get(loop)
-    if engine is None or engine._closed:
-        engine = _default_engines[loop] = Engine()
-    return engine
-
-
-async def aclose_default_engine() -> None:
-    """Close the running loop's default engine, if it has one; the next pass makes another.
-
-    Cancelling it stops the waiting; the engine is closed all the same.
-
-    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
-    >>> await (x * x).sum().backward()
-    >>> await ag.aclose_default_engine()
-    """
-    engine = _default_engines.pop(asyncio.get_running_loop(), None)
-    if engine is not None:
-        await engine.aclose()
+ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+ENGINES_LOCK = threading.Lock()
 
 
 def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:

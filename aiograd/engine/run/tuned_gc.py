@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import Context
 from types import TracebackType
 
-from aiograd.engine.run.engine import passes_in_flight
+from aiograd.engine.run.current import passes_in_flight
 from aiograd.engine.run.paced_collector import PROCESS_COLLECTOR, PacedCollector
 from aiograd.errors import LoopError
 
