@@ -1,8 +1,9 @@
 # Each target sets up what it needs in .venv, on a fresh machine too, and is quick to start the second time.
 #
 #   make demo                        two worker processes train a network together; one is killed on the way (about half a minute)
-#   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
-#   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
+#   make test                        each promise once: every test, but its sweeps (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
+#   make test-all                    every case of every test: seeds, rows by data types, crossed parametrizations, both event loops (REST=1: sweeps only)
+#   make simulator                   every case of the part that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
 #   make interop                     bridges to PyTorch and JAX, the Array API suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, scikit-learn, einops
@@ -18,13 +19,13 @@
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments
 #
-# PYTHON=/path/to/python chooses the interpreter of a new .venv.
+# PYTHON=/path/to/python chooses the interpreter of a new .venv, JOBS how many processes run tests (as many as there are cores).
 
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
-JOBS ?= 2
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
 ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
@@ -32,19 +33,24 @@ HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importli
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx ray interop browser cpus lint format docs chaos release-checks scale gpu bench parity examples clean
+.PHONY: demo test test-all simulator ptx ray interop browser cpus lint format docs chaos release-checks scale gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
 
-test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+# tests/sweeps.py says what a sweep is.
+test: CASES = -m "not sweep"
+test-all: CASES = $(if $(REST),-m sweep)
+RUN = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(CASES)
+
+test test-all: $(VENV)/.installed-dev
+	$(RUN) $(ARGS)
 ifeq ($(ARGS),)
-	@if $(HAS_NUMBA_CUDA); then $(MAKE) --no-print-directory simulator; else echo "no numba-cuda for this platform: CUDA kernels are not run"; fi
+	@if $(HAS_NUMBA_CUDA); then set -x; NUMBA_ENABLE_CUDASIM=1 $(RUN) tests/cuda; else echo "no numba-cuda for this platform: CUDA kernels are not run"; fi
 endif
 
 simulator: $(VENV)/.installed-dev
-	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),tests/cuda)
+	NUMBA_ENABLE_CUDASIM=1 $(RUN) $(or $(ARGS),tests/cuda)
 
 ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/cuda_driver

@@ -24,6 +24,7 @@ import uvloop
 from hypothesis import HealthCheck, settings
 
 from aiograd.graph.node import Node
+from tests import sweeps
 from tests.watchdog import Watchdog
 
 pytest_plugins = ["pytest_aiograd", "pytester"]
@@ -40,6 +41,12 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     if any(item.get_closest_marker(name) for name in ("proc", "net", "sim", "one_loop")):
         del factories["asyncio"]
     return factories
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sweeps are marked before ``-m`` chooses."""
+    sweeps.mark(config, items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -28,6 +28,7 @@ from tests.benchmarks.harness import (
     installed_peers,
     interleave,
 )
+from tests.sweeps import swept
 
 ALONE = Settings(tiny=True, peers=())
 #: the comparisons run each benchmark of ours as well, so where there are peers one without them is enough
@@ -42,7 +43,7 @@ def run_benchmark(name: str, *flags: str) -> str:
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("name", RUN_ALONE)
+@pytest.mark.parametrize("name", swept(RUN_ALONE))
 def test_a_benchmark_runs_alone(name: str) -> None:
     out = run_benchmark(name, "--alone")
     assert out.startswith(f"== {name}")

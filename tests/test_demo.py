@@ -16,11 +16,12 @@ from aiograd.cli.demo.data import Digits, batches
 from aiograd.cli.demo.display import Display
 from aiograd.cli.demo.model import BLOCKS, Network, cut
 from aiograd.cli.demo.story import identical
+from tests.sweeps import swept
 
 
 @pytest.mark.proc
 @pytest.mark.slow
-@pytest.mark.parametrize("on", ["local", "join"])
+@pytest.mark.parametrize("on", swept(["local", "join"]))
 def test_the_demo_loses_a_worker_and_arrives_at_the_same_bits(on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--on", on, "--epochs", "2", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+from tests.sweeps import swept
+
 needs_numba_cuda = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="there is no numba-cuda for this platform")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 IMAGE = [0.0] * 64
@@ -124,19 +126,22 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [
-        (["quickstart.py"], "backward said"),
-        (["train.py", "mlp", "--epochs", "1"], "test accuracy"),
-        (["resume.py"], "the same bits"),
-        (["load_service.py"], "give the URL"),
-        (["split_learning.py", "--epochs", "1"], "RemoteError: Error on Node"),
-        (["data_parallel.py", "--epochs", "1"], "the weights have the same bits as those of one process"),
-        (["data_parallel_pipeline.py", "--steps", "8"], "the weights have the same bits as those of one process"),
-        (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
-        (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
-        (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
-        pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
-    ],
+    swept(
+        [
+            (["quickstart.py"], "backward said"),
+            (["train.py", "mlp", "--epochs", "1"], "test accuracy"),
+            (["resume.py"], "the same bits"),
+            (["load_service.py"], "give the URL"),
+            (["split_learning.py", "--epochs", "1"], "RemoteError: Error on Node"),
+            (["data_parallel.py", "--epochs", "1"], "the weights have the same bits as those of one process"),
+            (["data_parallel_pipeline.py", "--steps", "8"], "the weights have the same bits as those of one process"),
+            (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
+            (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
+            (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
+            pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
+        ],
+        keep=3,
+    ),
 )
 def test_an_example_runs(words: list[str], expected: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error::RuntimeWarning"}

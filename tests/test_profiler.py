@@ -23,7 +23,7 @@ from aiograd.profiler import Event, merge_traces, profile, profiling, read_trace
 from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.table import records_of, rows_of
 from aiograd.running.modes import current_mode
-from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.toy_device import ToyDevice
 
 
@@ -297,26 +297,23 @@ async def test_a_rule_that_suspends_counts_until_it_is_done(ticks: list[int]) ->
     assert len({event.task for event in waits}) == 2, "a track of its own each"
 
 
-def test_the_lag_of_the_loop() -> None:
+async def test_the_lag_of_the_loop(virtual_clock: VirtualClock) -> None:
 
-    async def main() -> str:
-        loop: Any = asyncio.get_running_loop()
-        clock = lambda: int(loop.time() * 1e9)  # noqa: E731
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(profiling.time, "perf_counter_ns", clock)
-            async with profile(loop_lag=0.01) as prof:
-                await asyncio.sleep(0.025)
-                loop.advance(0.5)
-                await asyncio.sleep(0.011)
-            await asyncio.sleep(1.0)
-            text = prof.table()
-            lags = [round(event.duration / 1e6) for event in prof.events if event.category == "lag"]
-            assert lags == [0, 0, 495, 0], "samples end with the block"
-            counters = [event for event in prof.chrome_trace()["traceEvents"] if event["ph"] == "C"]
-            assert [round(event["args"]["ms"]) for event in counters] == lags
-        return text
-
-    assert "loop lag: median 0.00 ms, p99 495.00 ms, max 495.00 ms, 4 samples" in simulated_run(main).value
+    loop: Any = asyncio.get_running_loop()
+    clock = lambda: int(loop.time() * 1e9)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profiling.time, "perf_counter_ns", clock)
+        async with profile(loop_lag=0.01) as prof:
+            await asyncio.sleep(0.025)
+            loop.advance(0.5)
+            await asyncio.sleep(0.011)
+        await asyncio.sleep(1.0)
+        text = prof.table()
+        lags = [round(event.duration / 1e6) for event in prof.events if event.category == "lag"]
+        assert lags == [0, 0, 495, 0], "samples end with the block"
+        counters = [event for event in prof.chrome_trace()["traceEvents"] if event["ph"] == "C"]
+        assert [round(event["args"]["ms"]) for event in counters] == lags
+    assert "loop lag: median 0.00 ms, p99 495.00 ms, max 495.00 ms, 4 samples" in text
 
 
 def test_lag_needs_a_loop() -> None:

@@ -1,15 +1,14 @@
 """Node and Edge: the backward graph.
 
-A Node has inputs (the gradients of what its operation returned) and outputs (the gradients of the operation's arguments). Edge
-``(node, input_nr)`` leads from an output to an input of another node; several edges into one input are summed. Edges point from the result
-of a forward operation towards the leaves, so a graph stays alive exactly as long as its results do.
+A Node has inputs (the gradients of what its operation returned) and outputs (the gradients of the operation's arguments). Edge ``(node, input_nr)``
+leads from an output to an input of another node; several edges into one input are summed. Edges point from the result of a forward operation
+towards the leaves, so a graph stays alive exactly as long as its results do.
 
 Note [Sequence numbers order the graph]
-    Every node takes the next number of one process-wide counter when it is made. A forward operation is recorded after those that made
-    its arguments, so descending sequence numbers are a topological order of the graph; the engine's fast path relies on it. Where
-    edges are added to a node later (`add_next_edge`) that order may no longer hold: such a node is marked (`NodeExtra.reordered`) and
-    the engine counts dependencies instead. A priority set by hand (`set_sequence_nr`) changes when a node runs, never the order in
-    which gradients are summed.
+    Every node takes the next number of one process-wide counter when it is made. A forward operation is recorded after the ones that made its
+    arguments, so descending sequence numbers are a topological order of the graph; the engine's fast path relies on it. Where edges are added to a
+    node later (`add_next_edge`) that order may no longer hold: such a node is marked (`NodeExtra.reordered`) and the engine counts dependencies
+    instead. A priority set by hand (`set_sequence_nr`) changes when a node runs, never the order in which gradients are summed.
 
 Note [Why so few slots]
     A node is made for every recorded operation, so its slots hold only what every node needs, and the rest (hooks, metadata dict, anomaly
@@ -41,8 +40,7 @@ LEAF_SEQUENCE = 2**64 - 1
 class EdgeEdits:
     """Counts the times that edges of any node of the process were replaced.
 
-    An object of its own: setting an attribute of `Node` would empty Python's caches of the attributes of every node class, which the passes after
-    it would fill anew (``tests/benchmarks/layers.py``, the step with second derivatives).
+    An object of its own: an assignment to `Node` would empty Python's caches of the attributes of all node classes (``tests/benchmarks/layers.py``).
     """
 
     __slots__ = ("count",)

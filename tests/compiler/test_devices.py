@@ -17,6 +17,7 @@ from tests.compiler.test_rows import functions_of, other
 from tests.nn.test_on_device import CASES
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE
 from tests.support import draw
+from tests.sweeps import swept
 from tests.toy_device import ToyDevice
 
 
@@ -66,7 +67,7 @@ async def test_modules_have_the_bits_of_the_eager_ones(name: str) -> None:
 
 
 @pytest.mark.one_loop
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", swept(DIFFERENTIABLE, keep=40))
 async def test_rows_have_the_bits_of_the_eager_ones(name: str) -> None:
     ran = 0
     for function, arguments, text in functions_of(name, np.float64, (4, 100)):

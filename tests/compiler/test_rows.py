@@ -11,6 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
+from tests.sweeps import swept
 
 CASES = (8, 200)
 
@@ -64,12 +65,12 @@ async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
     assert ran
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", swept(DIFFERENTIABLE, keep=60))
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_row(name: str, dtype: Any) -> None:
     ag.run(check(name, dtype), tune_gc=False)
 
 
-@pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if DOMAINS[name].complex])
+@pytest.mark.parametrize("name", swept((name for name in DIFFERENTIABLE if DOMAINS[name].complex), keep=20))
 def test_row_on_complex_numbers(name: str) -> None:
     ag.run(check(name, np.complex128, imaginary=True), tune_gc=False)

@@ -14,6 +14,7 @@ from aiograd.cuda.operations import attention
 from aiograd.cuda.operations.attention import backward_tile, forward_tile
 from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.ops.op import ROWS
+from tests.sweeps import swept
 from tests.tolerance import tolerance
 
 ROW = ROWS["scaled_dot_product_attention"]
@@ -161,7 +162,7 @@ def test_tiles_fit_into_shared_memory(device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize(
-    "forward,backward", [((64, 32, 16, 8), (32, 32, 16, 8)), ((32, 32, 16, 8), (16, 16, 16, 8)), ((16, 16, 16, 8), (8, 8, 8, 8))]
+    "forward,backward", swept([((16, 16, 16, 8), (8, 8, 8, 8)), ((32, 32, 16, 8), (16, 16, 16, 8)), ((64, 32, 16, 8), (32, 32, 16, 8))])
 )
 def test_tiles_of_real_devices(
     device: CudaDevice, forward: tuple[int, ...], backward: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

@@ -14,6 +14,7 @@ from aiograd.cuda.stream import Stream
 from tests.cuda import programs
 from tests.cuda.programs import TRAINING
 from tests.cuda.test_streams import Recorder
+from tests.sweeps import swept
 
 STEPS = 3
 
@@ -45,7 +46,7 @@ def compiling(made: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("name", sorted(TRAINING))
+@pytest.mark.parametrize("name", swept(sorted(TRAINING), keep=4))
 async def test_training_has_the_bits_of_the_eager_one(name: str, whole: bool, device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     train = programs.train
     monkeypatch.setattr(programs, "train", lambda model, optimizer, x, y, steps: train(model, optimizer, x, y, STEPS))

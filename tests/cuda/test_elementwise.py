@@ -9,6 +9,7 @@ from aiograd.cuda import tables
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.templates import TEMPLATES
 from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.sweeps import swept
 
 #: rows that the host computes for the device, forward or backward: decompositions, and complex numbers
 ON_HOST = frozenset(
@@ -76,7 +77,7 @@ def test_ufuncs_are_those_of_numpy(name: str, device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("name", sorted(HERE))
+@pytest.mark.parametrize("name", swept(sorted(HERE), keep=80))
 def test_rows_and_their_rules_are_native(name: str, dtype: str, device: CudaDevice) -> None:
     for variety in range(DOMAINS[name].varieties):
         row_agrees(device, name, variety, dtype)

@@ -16,6 +16,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, Sh
 from aiograd.nn import functional
 from aiograd.ops.op import ROWS
 from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.sweeps import swept
 
 NAMES = (
     "getitem", "getitem_adjoint", "index", "index_adjoint", "setitem", "take", "take_adjoint", "gather", "gather_adjoint", "scatter", "embedding",
@@ -60,7 +61,7 @@ def test_rows(name: str, dtype: str, device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("where", [None, np.int64, np.int32])
-@pytest.mark.parametrize("case", range(len(CASES)))
+@pytest.mark.parametrize("case", swept(range(len(CASES)), keep=15))
 def test_indices_of_the_host_and_of_the_device(case: int, where: type | None, device: CudaDevice, rng: np.random.Generator) -> None:
     shape, index = CASES[case]
     here = index if where is None else on(device, index, where)

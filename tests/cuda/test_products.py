@@ -141,7 +141,7 @@ LARGE: Any = type("Device", (), {"properties": type("Properties", (), {"is_simul
 TILES = {multiplying.tile_of(LARGE, np.dtype("f4"), m, n, 1) for m, n in ((9999, 9999), (9999, 8), (8, 9999), (99, 99))}
 
 
-@pytest.mark.parametrize("tile", sorted(TILES))
+@pytest.mark.parametrize("tile", [pytest.param(tile, marks=pytest.mark.sweep) if number else tile for number, tile in enumerate(sorted(TILES))])
 @pytest.mark.parametrize("turned", [False, True])
 def test_tiles_of_real_devices(device: CudaDevice, tile: tuple[int, ...], turned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(TILES) == 4

@@ -9,6 +9,7 @@ import pytest
 
 from aiograd.cuda.device import CudaDevice
 from tests.cuda.programs import DOMAINS, NOT_ON_DEVICES, TRAINING, differentiate
+from tests.sweeps import swept
 from tests.tolerance import assert_close
 
 
@@ -22,7 +23,7 @@ def close(found: Any, wanted: Any, what: object) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", sorted(set(DOMAINS) - NOT_ON_DEVICES))
+@pytest.mark.parametrize("name", swept(sorted(set(DOMAINS) - NOT_ON_DEVICES), keep=60))
 async def test_every_row_and_rule_agrees_with_the_host(name: str, device: CudaDevice) -> None:
     for variety in range(DOMAINS[name].varieties):
         wanted = await differentiate(name, variety, "cpu")
@@ -40,7 +41,7 @@ async def test_training_follows_the_host(name: str, device: CudaDevice) -> None:
     assert device.statistics().fallbacks == {}
 
 
-@pytest.mark.parametrize("name", sorted(TRAINING))
+@pytest.mark.parametrize("name", swept(sorted(TRAINING), keep=2))
 async def test_training_gives_the_same_bits_every_time(name: str, device: CudaDevice) -> None:
     first, second = await TRAINING[name]("cuda:0"), await TRAINING[name]("cuda:0")
     assert [each.numpy().tobytes() for each in first] == [each.numpy().tobytes() for each in second]

@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.sweeps import swept
 from tests.tolerance import tolerance
 
 SHAPES = [(), (7,), (301,), (131, 3), (3, 130), (2, 3, 4)]
@@ -44,7 +45,7 @@ def agree(device: CudaDevice, function: Callable[..., Any], x: np.ndarray, here:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4", "?"])
+@pytest.mark.parametrize("dtype", swept(["f4", "f8", "f2", "i4", "?"], keep=2))
 def test_values_and_dtypes(device: CudaDevice, dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
     x = drawn(rng, shape, dtype)
     here = device.from_host(x)

@@ -14,6 +14,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.autograd import discovery
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Misbehave, Stage, Suspend, before, passes, same
 from tests.distributed.workers import busy, leaf, settled, simulate, until, values, view, workers
 from tests.tolerance import assert_close
@@ -69,50 +70,46 @@ async def test_an_edge_that_was_not_needed_keeps_its_graph() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_a_message_per_edge_and_worker_and_no_more(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualClock, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk asks b once for all of its edges; b's edges to a go back in the answers, and b is told of the commit once.
 
     On the virtual clock: gradients that are held back for an answer leave by themselves where the engine has used up its time.
     """
     monkeypatch.setattr(discovery, "FORESIGHT", 0)
 
-    async def main() -> None:
-        stage = Stage("ab")
-        async with stage.open() as opened, opened[0].context() as ctx:
-            a, _ = opened
-            y = stage.x
-            for _ in range(count):  # in a row: each round goes from a to b and back
-                y = await a.call("b", "weigh", y)
-            log = Log().watch(*opened)
-            await ctx.backward(y.sum())
-            assert log.count() == {"MARK": count, "GRADIENT": 2 * count - 1, "COMMIT": 1}
-            ys = [await a.call("b", "weigh", stage.x) for _ in range(count)]  # side by side
-            log.count()
-            await ctx.backward(sum(ys[1:], ys[0]).sum())
-            there = log.count()
-            assert there["MARK"] == 1 and there["COMMIT"] == 1 and count <= there["GRADIENT"] < 2 * count
-
-    simulate(main)
+    stage = Stage("ab")
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a, _ = opened
+        y = stage.x
+        for _ in range(count):  # in a row: each round goes from a to b and back
+            y = await a.call("b", "weigh", y)
+        log = Log().watch(*opened)
+        await ctx.backward(y.sum())
+        assert log.count() == {"MARK": count, "GRADIENT": 2 * count - 1, "COMMIT": 1}
+        ys = [await a.call("b", "weigh", stage.x) for _ in range(count)]  # side by side
+        log.count()
+        await ctx.backward(sum(ys[1:], ys[0]).sum())
+        there = log.count()
+        assert there["MARK"] == 1 and there["COMMIT"] == 1 and count <= there["GRADIENT"] < 2 * count
 
 
-def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for(
+    virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(discovery, "FORESIGHT", 0)
 
-    async def main() -> None:
-        stage = Stage("abc")
-        async with stage.open() as opened, opened[0].context() as ctx:
-            a, _, c = opened
-            y = await a.call("b", "weigh", stage.x)
-            z = await a.call("c", "weigh", stage.x)
-            log = Log().watch(*opened)
-            with before(c, Kind.MARK, lambda: asyncio.sleep(5)):
-                running = asyncio.ensure_future(ctx.backward((y + z).sum()))
-                await asyncio.sleep(4)
-                assert log.count() == {"MARK": 2} and passes(opened) == [1, 1, 0] and not running.done()
-                await running
-            assert log.count() == {"GRADIENT": 2, "COMMIT": 2}
-
-    simulate(main)
+    stage = Stage("abc")
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a, _, c = opened
+        y = await a.call("b", "weigh", stage.x)
+        z = await a.call("c", "weigh", stage.x)
+        log = Log().watch(*opened)
+        with before(c, Kind.MARK, lambda: asyncio.sleep(5)):
+            running = asyncio.ensure_future(ctx.backward((y + z).sum()))
+            await asyncio.sleep(4)
+            assert log.count() == {"MARK": 2} and passes(opened) == [1, 1, 0] and not running.done()
+            await running
+        assert log.count() == {"GRADIENT": 2, "COMMIT": 2}
 
 
 async def test_calls_that_are_made_during_a_pass_have_no_part_in_it() -> None:
@@ -281,67 +278,60 @@ def _suspending(stage: Stage, spans: Spans) -> None:
     stage.functions["slowly"] = slowly
 
 
-def test_passes_of_one_context_run_one_after_the_other() -> None:
+async def test_passes_of_one_context_run_one_after_the_other(virtual_clock: VirtualClock) -> None:
     spans = Spans()
     stage = Stage("ab", whole=True)
     _suspending(stage, spans)
 
-    async def main() -> None:
-        async with stage.open() as opened, opened[0].context() as ctx:
-            a, b = opened
-            loss = (await a.call("b", "slowly", stage.x)).sum()
-            await asyncio.gather(*(ctx.backward(loss * float(1 << n), retain_graph=True) for n in range(4)))
-            assert spans.most == 1 and len(spans.spans) == 4
-            assert values(ctx.grads[stage.x]) == values(stage.weights["b"] * 15)
-            assert values(view(b, ctx).grads[stage.weights["b"]]) == values(stage.x * 15)
-
-    assert simulate(main) == pytest.approx(4, abs=0.1)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a, b = opened
+        loss = (await a.call("b", "slowly", stage.x)).sum()
+        await asyncio.gather(*(ctx.backward(loss * float(1 << n), retain_graph=True) for n in range(4)))
+        assert spans.most == 1 and len(spans.spans) == 4
+        assert values(ctx.grads[stage.x]) == values(stage.weights["b"] * 15)
+        assert values(view(b, ctx).grads[stage.weights["b"]]) == values(stage.x * 15)
+    assert virtual_clock.time() == pytest.approx(4, abs=0.1)
 
 
-def test_a_pass_that_waits_for_another_has_a_deadline_of_its_own() -> None:
+async def test_a_pass_that_waits_for_another_has_a_deadline_of_its_own(virtual_clock: VirtualClock) -> None:
     spans = Spans(5.0)
     stage = Stage("ab")
     _suspending(stage, spans)
 
-    async def main() -> None:
-        async with stage.open() as opened, opened[0].context() as ctx:
-            loss = (await opened[0].call("b", "slowly", stage.x)).sum()
-            first = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
-            await asyncio.sleep(1)
-            with pytest.raises(DeadlineError, match=r"another pass in context .* did not end before this one's deadline"):
-                await ctx.backward(loss, timeout=1)
-            third = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
-            await asyncio.sleep(1)
-            third.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await third
-            assert not first.done()
-            await first
-            await ctx.backward(loss)
-            assert len(spans.spans) == 2 and values(ctx.grads[stage.x]) == values(stage.weights["b"] * 2)
-
-    simulate(main)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        loss = (await opened[0].call("b", "slowly", stage.x)).sum()
+        first = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
+        await asyncio.sleep(1)
+        with pytest.raises(DeadlineError, match=r"another pass in context .* did not end before this one's deadline"):
+            await ctx.backward(loss, timeout=1)
+        third = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
+        await asyncio.sleep(1)
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        assert not first.done()
+        await first
+        await ctx.backward(loss)
+        assert len(spans.spans) == 2 and values(ctx.grads[stage.x]) == values(stage.weights["b"] * 2)
 
 
-def test_passes_of_several_contexts_on_shared_parameters_run_at_the_same_time() -> None:
+async def test_passes_of_several_contexts_on_shared_parameters_run_at_the_same_time(virtual_clock: VirtualClock) -> None:
     spans = Spans()
     stage = Stage("ab", whole=True)
     _suspending(stage, spans)
 
-    async def main() -> None:
-        async with stage.open() as opened:
-            a, b = opened
+    async with stage.open() as opened:
+        a, b = opened
 
-            async def train(n: int) -> None:
-                async with a.context() as ctx:
-                    await ctx.backward((await a.call("b", "slowly", stage.x)).sum() * float(1 << n))
-                    assert values(ctx.grads[stage.x]) == values(stage.weights["b"] * float(1 << n))
-                    assert values(view(b, ctx).grads[stage.weights["b"]]) == values(stage.x * float(1 << n))
+        async def train(n: int) -> None:
+            async with a.context() as ctx:
+                await ctx.backward((await a.call("b", "slowly", stage.x)).sum() * float(1 << n))
+                assert values(ctx.grads[stage.x]) == values(stage.weights["b"] * float(1 << n))
+                assert values(view(b, ctx).grads[stage.weights["b"]]) == values(stage.x * float(1 << n))
 
-            await asyncio.gather(*(asyncio.create_task(train(n), context=contextvars.Context()) for n in range(8)))
-            assert spans.most == 8
-
-    assert simulate(main) < 2
+        await asyncio.gather(*(asyncio.create_task(train(n), context=contextvars.Context()) for n in range(8)))
+        assert spans.most == 8
+    assert virtual_clock.time() < 2
 
 
 def test_passes_that_different_workers_start_in_one_context_are_each_exact() -> None:

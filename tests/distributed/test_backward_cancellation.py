@@ -21,6 +21,9 @@ from aiograd.errors import CommitUnknown, DeadlineError, RemoteError
 from aiograd.testing import SimulatedLoop
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, passes, same, scaled
 from tests.distributed.workers import settled, simulate
+from tests.sweeps import swept
+
+pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 LIMITS = Limits(default_deadline=10.0)
 
@@ -193,7 +196,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", swept(SCENES, keep=4))
 def test_cancelled_at_every_step(name: str) -> None:
     scene = SCENES[name]()
     rounds: list[int] = []
@@ -220,39 +223,36 @@ def test_cancelled_at_every_step_of_a_schedule_that_is_drawn(seed: int) -> None:
 
 
 @pytest.mark.sim
-def test_cancelled_again_while_it_is_being_cancelled() -> None:
+async def test_cancelled_again_while_it_is_being_cancelled() -> None:
     scene = Busy("twice")
     random = Random(0)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        stage = scene.stage
-        wanted = await scene.reference()
-        async with stage.open(Net(), limits=LIMITS) as opened:
-            for _ in range(150):
-                async with opened[0].context() as ctx:
-                    run = await scene.prepare(stage.here(opened[0]), ctx)
-                    running = asyncio.ensure_future(run())
-                    first = random.randint(1, 250)
-                    for step in (first, first + random.randint(1, 5), first + random.randint(1, 40)):
-                        loop.at_step(loop.steps + step, running.cancel)  # type: ignore[attr-defined]
-                    committed = True
-                    try:
-                        await running
-                    except asyncio.CancelledError as error:
-                        committed = getattr(error, "committed", False)
-                    # who is impatient does not wait for the others to hear of it; they do
-                    await asyncio.sleep(0.1)
-                    assert not any(passes(opened))
-                    if not ctx.in_doubt:
-                        same(stage.found(ctx, opened), wanted if committed else {who: [None] * len(grads) for who, grads in wanted.items()})
-                    scene.counts["committed" if committed else "cancelled"] += 1
-                    await run()
-                await settled(*opened)
-            tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-            assert not tasks, tasks
-
-    simulate(main)
+    loop = asyncio.get_running_loop()
+    stage = scene.stage
+    wanted = await scene.reference()
+    async with stage.open(Net(), limits=LIMITS) as opened:
+        for _ in range(150):
+            async with opened[0].context() as ctx:
+                run = await scene.prepare(stage.here(opened[0]), ctx)
+                running = asyncio.ensure_future(run())
+                first = random.randint(1, 250)
+                for step in (first, first + random.randint(1, 5), first + random.randint(1, 40)):
+                    loop.at_step(loop.steps + step, running.cancel)  # type: ignore[attr-defined]
+                committed = True
+                try:
+                    await running
+                except asyncio.CancelledError as error:
+                    committed = getattr(error, "committed", False)
+                # who is impatient does not wait for the others to hear of it; they do
+                await asyncio.sleep(0.1)
+                assert not any(passes(opened))
+                if not ctx.in_doubt:
+                    same(stage.found(ctx, opened), wanted if committed else {who: [None] * len(grads) for who, grads in wanted.items()})
+                scene.counts["committed" if committed else "cancelled"] += 1
+                await run()
+            await settled(*opened)
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not tasks, tasks
     assert scene.counts["cancelled"] > 40 and scene.counts["committed"] > 10
 
 
@@ -277,173 +277,158 @@ class Slow(Scene):
 
 @pytest.mark.parametrize("mode", ["smart", "fast"])
 @pytest.mark.parametrize("how", ["deadline", "asyncio.timeout"])
-def test_a_timeout_at_any_time(how: str, mode: str) -> None:
+async def test_a_timeout_at_any_time(how: str, mode: str) -> None:
     scene = Slow("diamond", mode=mode)
     counts: Counter[str] = Counter()
 
-    async def main() -> None:
-        board = Net()
-        stage = scene.stage
-        wanted = await scene.reference()
-        loop = asyncio.get_running_loop()
-        async with stage.open(board, limits=LIMITS) as opened:
-            n = done = 0
-            while done < 3:
-                n += 1
-                seconds = n * 0.004
-                async with opened[0].context() as ctx:
-                    loss = await scene.graph(stage.here(opened[0]), stage.x)
-                    board.latency = 0.005
-                    began = loop.time()
-                    outcome = "committed"
-                    try:
-                        if how == "deadline":
-                            await ctx.backward(loss, retain_graph=True, timeout=seconds, mode=mode)
-                        else:
-                            async with asyncio.timeout(seconds):
-                                await ctx.backward(loss, retain_graph=True, mode=mode)
-                        done += 1
-                    except DeadlineError as error:
-                        assert how == "deadline"
-                        outcome = "late, but committed" if error.committed else "late"
-                    except TimeoutError as error:
-                        assert how == "asyncio.timeout" and type(error) is TimeoutError
-                        outcome = "late, but committed" if getattr(error.__cause__ or error.__context__, "committed", False) else "late"
-                    took = loop.time() - began
-                    assert took <= seconds + LIMITS.heartbeat, f"{took} s of {seconds} s"
-                    await asyncio.sleep(0.2)
-                    assert passes(opened) == [0, 0, 0, 0], outcome
-                    counts[outcome] += 1
-                    found = stage.found(ctx, opened)
-                    same(found, {who: [None] * len(grads) for who, grads in wanted.items()} if outcome == "late" else wanted)
-                    assert not ctx.in_doubt, outcome
-                    await ctx.backward(loss, mode=mode)
-                    same(stage.found(ctx, opened), wanted if outcome == "late" else scaled(wanted, 2))
-                    board.latency = 0.0
-                    await asyncio.sleep(0.1)
-                await settled(*opened)
-
-    simulate(main)
+    board = Net()
+    stage = scene.stage
+    wanted = await scene.reference()
+    loop = asyncio.get_running_loop()
+    async with stage.open(board, limits=LIMITS) as opened:
+        n = done = 0
+        while done < 3:
+            n += 1
+            seconds = n * 0.004
+            async with opened[0].context() as ctx:
+                loss = await scene.graph(stage.here(opened[0]), stage.x)
+                board.latency = 0.005
+                began = loop.time()
+                outcome = "committed"
+                try:
+                    if how == "deadline":
+                        await ctx.backward(loss, retain_graph=True, timeout=seconds, mode=mode)
+                    else:
+                        async with asyncio.timeout(seconds):
+                            await ctx.backward(loss, retain_graph=True, mode=mode)
+                    done += 1
+                except DeadlineError as error:
+                    assert how == "deadline"
+                    outcome = "late, but committed" if error.committed else "late"
+                except TimeoutError as error:
+                    assert how == "asyncio.timeout" and type(error) is TimeoutError
+                    outcome = "late, but committed" if getattr(error.__cause__ or error.__context__, "committed", False) else "late"
+                took = loop.time() - began
+                assert took <= seconds + LIMITS.heartbeat, f"{took} s of {seconds} s"
+                await asyncio.sleep(0.2)
+                assert passes(opened) == [0, 0, 0, 0], outcome
+                counts[outcome] += 1
+                found = stage.found(ctx, opened)
+                same(found, {who: [None] * len(grads) for who, grads in wanted.items()} if outcome == "late" else wanted)
+                assert not ctx.in_doubt, outcome
+                await ctx.backward(loss, mode=mode)
+                same(stage.found(ctx, opened), wanted if outcome == "late" else scaled(wanted, 2))
+                board.latency = 0.0
+                await asyncio.sleep(0.1)
+            await settled(*opened)
     assert counts["late"] > 20 and counts["committed"] > 2
 
 
-def test_the_deadline_of_a_remote_rule_is_that_of_the_pass() -> None:
+async def test_the_deadline_of_a_remote_rule_is_that_of_the_pass() -> None:
     """A rule three workers away that never ends is cancelled there, and the error says where the time went."""
 
-    async def main() -> None:
-        stage = Stage()
-        cancelled: list[float] = []
+    stage = Stage()
+    cancelled: list[float] = []
 
-        async def forever(g: Any) -> Any:
-            try:
-                await asyncio.sleep(1000)
-            except asyncio.CancelledError:
-                cancelled.append(asyncio.get_running_loop().time())
-                raise
+    async def forever(g: Any) -> Any:
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            cancelled.append(asyncio.get_running_loop().time())
+            raise
 
-        async def via(here: Here, path: str, x: Any) -> Any:
-            y = x * here.weight
-            return await here.call(path[0], "via", path[1:], y) if path else Suspend.apply(y, forever)
+    async def via(here: Here, path: str, x: Any) -> Any:
+        y = x * here.weight
+        return await here.call(path[0], "via", path[1:], y) if path else Suspend.apply(y, forever)
 
-        stage.functions["via"] = via
-        async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
-            loss = await GRAPHS["chain"](stage.here(opened[0]), stage.x)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(DeadlineError, match=r"Error on Node b: Error on Node c: Error on Node d: .* did not end in time on d"):
-                await ctx.backward(loss, timeout=4)
-            assert began + 2.5 < cancelled[0] <= began + 4 and passes(opened) == [0, 0, 0, 0]
-
-    simulate(main)
+    stage.functions["via"] = via
+    async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
+        loss = await GRAPHS["chain"](stage.here(opened[0]), stage.x)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineError, match=r"Error on Node b: Error on Node c: Error on Node d: .* did not end in time on d"):
+            await ctx.backward(loss, timeout=4)
+        assert began + 2.5 < cancelled[0] <= began + 4 and passes(opened) == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(("inner", "outer"), [(1.0, 2.0), (2.0, 1.0)])
-def test_of_two_timeouts_the_right_one_ends_the_pass(inner: float, outer: float) -> None:
-    async def main() -> None:
-        stage = Stage("ab")
+async def test_of_two_timeouts_the_right_one_ends_the_pass(inner: float, outer: float) -> None:
+    stage = Stage("ab")
 
-        async def forever(g: Any) -> Any:
-            await asyncio.sleep(1000)
+    async def forever(g: Any) -> Any:
+        await asyncio.sleep(1000)
 
-        async def weigh(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, forever)
+    async def weigh(here: Here, x: Any) -> Any:
+        return Suspend.apply(x * here.weight, forever)
 
-        stage.functions["weigh"] = weigh
-        async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
-            loss = (await opened[0].call("b", "weigh", stage.x)).sum()
-            with pytest.raises(TimeoutError) as caught:
-                async with asyncio.timeout(outer):
-                    await ctx.backward(loss, timeout=inner)
-            assert isinstance(caught.value, DeadlineError) is (inner < outer)
-            assert asyncio.get_running_loop().time() < 1.5 and passes(opened) == [0, 0]
-
-    simulate(main)
+    stage.functions["weigh"] = weigh
+    async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
+        loss = (await opened[0].call("b", "weigh", stage.x)).sum()
+        with pytest.raises(TimeoutError) as caught:
+            async with asyncio.timeout(outer):
+                await ctx.backward(loss, timeout=inner)
+        assert isinstance(caught.value, DeadlineError) is (inner < outer)
+        assert asyncio.get_running_loop().time() < 1.5 and passes(opened) == [0, 0]
 
 
-def test_a_cancellation_is_not_lost_in_a_timeout() -> None:
+async def test_a_cancellation_is_not_lost_in_a_timeout() -> None:
     """The deadline has passed and the workers are being told, which takes a while; the cancellation that comes then goes on."""
 
-    async def main() -> None:
-        board = Net()
-        stage = Stage("ab")
+    board = Net()
+    stage = Stage("ab")
 
-        async def forever(g: Any) -> Any:
-            await asyncio.sleep(1000)
+    async def forever(g: Any) -> Any:
+        await asyncio.sleep(1000)
 
-        async def weigh(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, forever)
+    async def weigh(here: Here, x: Any) -> Any:
+        return Suspend.apply(x * here.weight, forever)
 
-        stage.functions["weigh"] = weigh
-        async with stage.open(board, limits=LIMITS) as opened, opened[0].context() as ctx:
-            loss = (await opened[0].call("b", "weigh", stage.x)).sum()
-            running = asyncio.ensure_future(ctx.backward(loss, timeout=1))
-            await asyncio.sleep(0.5)
-            board.cut("b")
-            await asyncio.sleep(0.6)
-            assert not running.done()
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            board.heal("b")
-            await asyncio.sleep(5)
-            assert passes(opened) == [0, 0]
-
-    simulate(main)
+    stage.functions["weigh"] = weigh
+    async with stage.open(board, limits=LIMITS) as opened, opened[0].context() as ctx:
+        loss = (await opened[0].call("b", "weigh", stage.x)).sum()
+        running = asyncio.ensure_future(ctx.backward(loss, timeout=1))
+        await asyncio.sleep(0.5)
+        board.cut("b")
+        await asyncio.sleep(0.6)
+        assert not running.done()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        board.heal("b")
+        await asyncio.sleep(5)
+        assert passes(opened) == [0, 0]
 
 
-def test_a_function_that_differentiates_for_its_caller_is_cancelled_with_it() -> None:
-    async def main() -> None:
-        stage = Stage("abc")
-        ends: list[str] = []
+async def test_a_function_that_differentiates_for_its_caller_is_cancelled_with_it() -> None:
+    stage = Stage("abc")
+    ends: list[str] = []
 
-        async def forever(g: Any) -> Any:
-            await asyncio.sleep(1000)
+    async def forever(g: Any) -> Any:
+        await asyncio.sleep(1000)
 
-        async def weigh(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, forever)
+    async def weigh(here: Here, x: Any) -> Any:
+        return Suspend.apply(x * here.weight, forever)
 
-        async def differentiate(here: Here, x: Any) -> None:
-            ctx = dist.current_context()
-            assert ctx is not None
-            try:
-                await ctx.backward((await here.call("c", "weigh", x)).sum())
-            except BaseException as error:
-                ends.append(type(error).__name__)
-                raise
+    async def differentiate(here: Here, x: Any) -> None:
+        ctx = dist.current_context()
+        assert ctx is not None
+        try:
+            await ctx.backward((await here.call("c", "weigh", x)).sum())
+        except BaseException as error:
+            ends.append(type(error).__name__)
+            raise
 
-        stage.functions.update(weigh=weigh, differentiate=differentiate)
-        async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
-            calling = asyncio.ensure_future(opened[0].call("b", "differentiate", stage.x))
-            await asyncio.sleep(1)
-            assert passes(opened) == [1, 1, 1]
-            calling.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await calling
-            await asyncio.sleep(1)
-            assert passes(opened) == [0, 0, 0] and ends == ["CancelledError"]
-            with pytest.raises((DeadlineError, RemoteError, CommitUnknown)):
-                await opened[0].call("b", "differentiate", stage.x, timeout=2)
-            await asyncio.sleep(1)
-            assert passes(opened) == [0, 0, 0] and len(ends) == 2
-            assert all(grad is None for grads in stage.found(ctx, opened).values() for grad in grads)
-
-    simulate(main)
+    stage.functions.update(weigh=weigh, differentiate=differentiate)
+    async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
+        calling = asyncio.ensure_future(opened[0].call("b", "differentiate", stage.x))
+        await asyncio.sleep(1)
+        assert passes(opened) == [1, 1, 1]
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        await asyncio.sleep(1)
+        assert passes(opened) == [0, 0, 0] and ends == ["CancelledError"]
+        with pytest.raises((DeadlineError, RemoteError, CommitUnknown)):
+            await opened[0].call("b", "differentiate", stage.x, timeout=2)
+        await asyncio.sleep(1)
+        assert passes(opened) == [0, 0, 0] and len(ends) == 2
+        assert all(grad is None for grads in stage.found(ctx, opened).values() for grad in grads)

@@ -11,8 +11,9 @@ import pytest
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, RemoteError
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Log, Misbehave, Net, Stage, Suspend, before, passes, same
-from tests.distributed.workers import leaf, simulate, values, view
+from tests.distributed.workers import leaf, values, view
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -29,30 +30,27 @@ async def test_gradients_are_those_of_the_same_graph_in_one_process(name: str) -
 
 
 @pytest.mark.parametrize("name", [name for name in WASTEFUL if name not in ("without_grad", "dropped")])
-def test_an_unused_result_fails_at_the_deadline_and_names_the_message(name: str) -> None:
+async def test_an_unused_result_fails_at_the_deadline_and_names_the_message(virtual_clock: VirtualClock, name: str) -> None:
     """The same graph that a smart pass differentiates; and it still can."""
     graph, _ = WASTEFUL[name]
 
-    async def main() -> None:
-        stage = Stage()
-        wanted = await stage.reference(graph)
-        async with stage.open() as opened, opened[0].context() as ctx:
-            loss = await graph(stage.here(opened[0]), stage.x)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(DeadlineError, match=r"gradients of message (\d+) that was sent to (\w)") as caught:
-                await ctx.backward(loss, mode="fast", retain_graph=True, timeout=3)
-            took = asyncio.get_running_loop().time() - began
-            assert 2.5 < took <= 3.5
-            text = str(caught.value)
-            assert "In fast mode every remote result has to be used; mode='smart' needs only those the roots depend on" in text
-            edge, peer = _named(text)
-            assert any(node.peer == peer for worker in opened for node in _sends(worker, ctx) if node.edge == edge), "there is such a message"
-            assert passes(opened) == [0, 0, 0, 0]
-            assert not any(grad is not None for grads in stage.found(ctx, opened).values() for grad in grads)
-            await ctx.backward(loss)
-            same(stage.found(ctx, opened), wanted)
-
-    simulate(main)
+    stage = Stage()
+    wanted = await stage.reference(graph)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        loss = await graph(stage.here(opened[0]), stage.x)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineError, match=r"gradients of message (\d+) that was sent to (\w)") as caught:
+            await ctx.backward(loss, mode="fast", retain_graph=True, timeout=3)
+        took = asyncio.get_running_loop().time() - began
+        assert 2.5 < took <= 3.5
+        text = str(caught.value)
+        assert "In fast mode every remote result has to be used; mode='smart' needs only those the roots depend on" in text
+        edge, peer = _named(text)
+        assert any(node.peer == peer for worker in opened for node in _sends(worker, ctx) if node.edge == edge), "there is such a message"
+        assert passes(opened) == [0, 0, 0, 0]
+        assert not any(grad is not None for grads in stage.found(ctx, opened).values() for grad in grads)
+        await ctx.backward(loss)
+        same(stage.found(ctx, opened), wanted)
 
 
 def _named(text: str) -> tuple[int, str]:
@@ -122,35 +120,33 @@ async def test_an_error_ends_the_pass_on_every_worker(where: str) -> None:
         same(stage.found(ctx, opened), wanted)
 
 
-def test_a_chain_of_workers_that_do_not_know_each_other_hears_of_an_abort() -> None:
+async def test_a_chain_of_workers_that_do_not_know_each_other_hears_of_an_abort(virtual_clock: VirtualClock) -> None:
     """d is known to c only, and c to b only."""
 
-    async def main() -> None:
-        stage = Stage()
-        async with stage.open() as opened, opened[0].context() as ctx:
-            d = opened[3]
-            loss = await GRAPHS["chain"](stage.here(opened[0]), stage.x)
-            reached = asyncio.Event()
+    stage = Stage()
+    async with stage.open() as opened, opened[0].context() as ctx:
+        d = opened[3]
+        loss = await GRAPHS["chain"](stage.here(opened[0]), stage.x)
+        reached = asyncio.Event()
 
-            async def hold() -> None:
-                reached.set()
-                await asyncio.sleep(1000)
+        async def hold() -> None:
+            reached.set()
+            await asyncio.sleep(1000)
 
-            with before(d, Kind.GRADIENT, hold):
-                running = asyncio.ensure_future(ctx.backward(loss, mode="fast", retain_graph=True))
-                await reached.wait()
-                assert passes(opened) == [1, 1, 1, 0]
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-            assert passes(opened) == [0, 0, 0, 0]
-            await ctx.backward(loss, mode="fast")
-
-    assert simulate(main) < 10
+        with before(d, Kind.GRADIENT, hold):
+            running = asyncio.ensure_future(ctx.backward(loss, mode="fast", retain_graph=True))
+            await reached.wait()
+            assert passes(opened) == [1, 1, 1, 0]
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        assert passes(opened) == [0, 0, 0, 0]
+        await ctx.backward(loss, mode="fast")
+    assert virtual_clock.time() < 10
 
 
 @pytest.mark.parametrize("how", ["cancelled", "failed"])
-def test_everybody_is_idle_when_a_pass_that_was_given_up_returns(how: str) -> None:
+async def test_everybody_is_idle_when_a_pass_that_was_given_up_returns(virtual_clock: VirtualClock, how: str) -> None:
     """Along a chain of six, where messages take a while and everybody knows only the next."""
     board = Net()
 
@@ -168,23 +164,20 @@ def test_everybody_is_idle_when_a_pass_that_was_given_up_returns(how: str) -> No
         z = await here.call(path[0], "via", path[1:], y)
         return z + Suspend.apply(y, fail) if here.name == "b" else z
 
-    async def main() -> None:
-        stage = Stage("abcdef")
-        stage.functions["via"] = via
-        async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
-            loss = (await opened[0].call("b", "via", "cdef", stage.x)).sum()
-            board.latency = 0.1
-            running = asyncio.ensure_future(ctx.backward(loss, mode="fast"))
-            await asyncio.sleep(1.0)
-            assert passes(opened) == [1] * 6
-            if how == "cancelled":
-                running.cancel()
-            with pytest.raises((asyncio.CancelledError, RemoteError)):
-                await running
-            assert passes(opened) == [0] * 6
-            board.latency = 0.0
-
-    simulate(main)
+    stage = Stage("abcdef")
+    stage.functions["via"] = via
+    async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
+        loss = (await opened[0].call("b", "via", "cdef", stage.x)).sum()
+        board.latency = 0.1
+        running = asyncio.ensure_future(ctx.backward(loss, mode="fast"))
+        await asyncio.sleep(1.0)
+        assert passes(opened) == [1] * 6
+        if how == "cancelled":
+            running.cancel()
+        with pytest.raises((asyncio.CancelledError, RemoteError)):
+            await running
+        assert passes(opened) == [0] * 6
+        board.latency = 0.0
 
 
 async def test_fast_passes_of_many_contexts_at_the_same_time() -> None:

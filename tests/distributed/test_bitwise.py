@@ -26,6 +26,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.cluster import LocalCluster
 from aiograd.distributed.rpc.codec import Encoding
 from aiograd.testing import Faults, SimulatedNetwork
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed import bitwise_service
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Stage, passes, same
 from tests.distributed.workers import PATIENT, simulate, values, view, workers
@@ -291,76 +292,67 @@ async def _calls_in_another_order(naps: list[float]) -> tuple[list[float], list[
 
 
 @pytest.mark.parametrize("naps", [[0, 1, 2], [2, 1, 0], [1, 2, 0], [1, 0, 2]])
-def test_a_shared_parameter_is_summed_in_the_order_of_the_calls(naps: list[float]) -> None:
-    async def main() -> None:
-        weight = ag.tensor(np.ones(1, np.float32), requires_grad=True)
-        ys = [weight * ag.tensor(np.array([value], np.float32)) for value in UNEVEN]
-        (wanted,) = await ag.grad((ys[0] + ys[1] + ys[2]).sum(), [weight])
-        found, order = await _calls_in_another_order(naps)
-        assert order == sorted(range(3), key=lambda n: naps[n])
-        assert found == values(wanted)
-        assert values(wanted) != [float(np.float32(UNEVEN[0]) + np.float32(UNEVEN[1]) + np.float32(UNEVEN[2]))], "the order does matter"
-
-    simulate(main)
+async def test_a_shared_parameter_is_summed_in_the_order_of_the_calls(virtual_clock: VirtualClock, naps: list[float]) -> None:
+    weight = ag.tensor(np.ones(1, np.float32), requires_grad=True)
+    ys = [weight * ag.tensor(np.array([value], np.float32)) for value in UNEVEN]
+    (wanted,) = await ag.grad((ys[0] + ys[1] + ys[2]).sum(), [weight])
+    found, order = await _calls_in_another_order(naps)
+    assert order == sorted(range(3), key=lambda n: naps[n])
+    assert found == values(wanted)
+    assert values(wanted) != [float(np.float32(UNEVEN[0]) + np.float32(UNEVEN[1]) + np.float32(UNEVEN[2]))], "the order does matter"
 
 
-def test_answers_that_come_in_another_order_are_summed_in_that_of_the_calls() -> None:
+async def test_answers_that_come_in_another_order_are_summed_in_that_of_the_calls(virtual_clock: VirtualClock) -> None:
     """The results of three calls meet at one value of the caller, which sent it to all of them."""
 
-    async def main() -> None:
-        service = dist.Service()
+    service = dist.Service()
 
-        @service.function
-        async def use(seconds: float, factor: float, x: Any) -> Any:
-            await asyncio.sleep(seconds)
-            return x * factor
+    @service.function
+    async def use(seconds: float, factor: float, x: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return x * factor
 
-        wanted = None
-        for naps in ((0, 0, 0), (2, 1, 0), (0, 2, 1)):
-            async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
-                x = ag.tensor(np.ones(1, np.float32), requires_grad=True)
+    wanted = None
+    for naps in ((0, 0, 0), (2, 1, 0), (0, 2, 1)):
+        async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
+            x = ag.tensor(np.ones(1, np.float32), requires_grad=True)
+            y = x * 1
+            zs = await asyncio.gather(*(a.call("b", "use", nap, factor, y) for nap, factor in zip(naps, UNEVEN, strict=True)))
+            await ctx.backward((zs[0] + zs[1] + zs[2]).sum())
+            if wanted is None:
                 y = x * 1
-                zs = await asyncio.gather(*(a.call("b", "use", nap, factor, y) for nap, factor in zip(naps, UNEVEN, strict=True)))
-                await ctx.backward((zs[0] + zs[1] + zs[2]).sum())
-                if wanted is None:
-                    y = x * 1
-                    zs = [y * factor for factor in UNEVEN]
-                    (wanted,) = await ag.grad((zs[0] + zs[1] + zs[2]).sum(), [x])
-                assert values(ctx.grads[x]) == values(wanted)
-
-    simulate(main)
+                zs = [y * factor for factor in UNEVEN]
+                (wanted,) = await ag.grad((zs[0] + zs[1] + zs[2]).sum(), [x])
+            assert values(ctx.grads[x]) == values(wanted)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_calls_within_calls_have_their_place(depth: int) -> None:
+async def test_calls_within_calls_have_their_place(virtual_clock: VirtualClock, depth: int) -> None:
     """A parameter of c is used by calls of a, and by calls that b makes for a in between, whose turn comes first."""
 
-    async def main() -> None:
-        service = dist.Service()
-        weight = ag.tensor(np.ones(1, np.float32), requires_grad=True)
+    service = dist.Service()
+    weight = ag.tensor(np.ones(1, np.float32), requires_grad=True)
 
-        @service.function
-        async def use(seconds: float, x: Any) -> Any:
-            await asyncio.sleep(seconds)
-            return weight * x
+    @service.function
+    async def use(seconds: float, x: Any) -> Any:
+        await asyncio.sleep(seconds)
+        return weight * x
 
-        @service.function
-        async def relay(depth: int, seconds: float, x: Any) -> Any:
-            worker = dist.current_worker()
-            if depth > 1:
-                return await worker.call("b" if worker.name == "d" else "d", "relay", depth - 1, seconds, x)
-            return await worker.call("c", "use", seconds, x)
+    @service.function
+    async def relay(depth: int, seconds: float, x: Any) -> Any:
+        worker = dist.current_worker()
+        if depth > 1:
+            return await worker.call("b" if worker.name == "d" else "d", "relay", depth - 1, seconds, x)
+        return await worker.call("c", "use", seconds, x)
 
-        async with workers("a", "b", "c", "d", service=service) as (a, _, c, _d), a.context() as ctx:
-            xs = [ag.tensor(np.array([value], np.float32)) for value in UNEVEN]
-            calls = [a.call("c", "use", 2.0, xs[0]), a.call("b", "relay", depth, 0.0, xs[1]), a.call("c", "use", 1.0, xs[2])]
-            ys = await asyncio.gather(*calls)
-            await ctx.backward((ys[0] + ys[1] + ys[2]).sum())
-            local = [weight * x for x in xs]
-            (wanted,) = await ag.grad((local[0] + local[1] + local[2]).sum(), [weight])
-            assert values(view(c, ctx).grads[weight]) == values(wanted)
-
-    simulate(main)
+    async with workers("a", "b", "c", "d", service=service) as (a, _, c, _d), a.context() as ctx:
+        xs = [ag.tensor(np.array([value], np.float32)) for value in UNEVEN]
+        calls = [a.call("c", "use", 2.0, xs[0]), a.call("b", "relay", depth, 0.0, xs[1]), a.call("c", "use", 1.0, xs[2])]
+        ys = await asyncio.gather(*calls)
+        await ctx.backward((ys[0] + ys[1] + ys[2]).sum())
+        local = [weight * x for x in xs]
+        (wanted,) = await ag.grad((local[0] + local[1] + local[2]).sum(), [weight])
+        assert values(view(c, ctx).grads[weight]) == values(wanted)
 
 
 async def test_what_a_function_contributes_by_several_uses_is_added_up_there() -> None:

@@ -30,6 +30,7 @@ from aiograd.errors import (
     RemoteError,
     UnknownPeerError,
 )
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, settled, simulate, until, values, view, workers
@@ -555,27 +556,24 @@ async def test_one_function_runs_for_many_calls_at_a_time() -> None:
 # -------------------------------------------------------------------- time
 
 
-def test_independent_calls_and_local_work_overlap_in_forward_and_in_backward() -> None:
+async def test_independent_calls_and_local_work_overlap_in_forward_and_in_backward(virtual_clock: VirtualClock) -> None:
     times: dict[str, float] = {}
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with workers("a", "b", "c", service=service, board=_slow(0.01)) as (a, *_), a.context() as ctx:
-            x = leaf(1, 2)
+    loop = asyncio.get_running_loop()
+    async with workers("a", "b", "c", service=service, board=_slow(0.01)) as (a, *_), a.context() as ctx:
+        x = leaf(1, 2)
 
-            async def here() -> Any:
-                await asyncio.sleep(1.0)
-                return Sleepy.apply(x)
+        async def here() -> Any:
+            await asyncio.sleep(1.0)
+            return Sleepy.apply(x)
 
-            began = loop.time()
-            results = await asyncio.gather(a.call("b", "sleepy", x), a.call("c", "sleepy", x), a.call("b", "sleepy", x), here())
-            times["forward"] = loop.time() - began
-            began = loop.time()
-            await ctx.backward(sum(results[1:], results[0]).sum())
-            times["backward"] = loop.time() - began
-            assert values(ctx.grads[x]) == [12, 12]
-
-    simulate(main)
+        began = loop.time()
+        results = await asyncio.gather(a.call("b", "sleepy", x), a.call("c", "sleepy", x), a.call("b", "sleepy", x), here())
+        times["forward"] = loop.time() - began
+        began = loop.time()
+        await ctx.backward(sum(results[1:], results[0]).sum())
+        times["backward"] = loop.time() - began
+        assert values(ctx.grads[x]) == [12, 12]
     assert 1.0 < times["forward"] < 1.2, "four times a second, side by side"
     assert 1.0 < times["backward"] < 1.3
 
@@ -586,7 +584,7 @@ def _slow(latency: float) -> Switchboard:
     return board
 
 
-def test_a_deadline_shrinks_from_worker_to_worker() -> None:
+async def test_a_deadline_shrinks_from_worker_to_worker(virtual_clock: VirtualClock) -> None:
     left: list[float] = []
     own = dist.Service()
 
@@ -596,15 +594,12 @@ def test_a_deadline_shrinks_from_worker_to_worker() -> None:
         if names:
             await dist.current_worker().call(names[0], "deeper", names[1:], timeout=1000.0)
 
-    async def main() -> None:
-        async with workers("a", "b", "c", service=own) as (a, *_):
-            await a.call("b", "deeper", ["c", "a", "b"], timeout=10.0)
-
-    simulate(main)
+    async with workers("a", "b", "c", service=own) as (a, *_):
+        await a.call("b", "deeper", ["c", "a", "b"], timeout=10.0)
     assert len(left) == 4 and left[0] < 10 and all(before > after > 9 for before, after in itertools.pairwise(left)), left
 
 
-def test_a_call_that_is_nested_ends_before_the_one_it_serves() -> None:
+async def test_a_call_that_is_nested_ends_before_the_one_it_serves(virtual_clock: VirtualClock) -> None:
     ended: list[tuple[str, float]] = []
     own = dist.Service()
 
@@ -625,12 +620,9 @@ def test_a_call_that_is_nested_ends_before_the_one_it_serves() -> None:
             ended.append(("inner cancelled", asyncio.get_running_loop().time()))
             raise
 
-    async def main() -> None:
-        async with workers("a", "b", "c", service=own) as (a, *_):
-            text = await a.call("b", "outer", timeout=2.0)
-            assert "did not end within" in text, "the answer still came in time"
-
-    simulate(main)
+    async with workers("a", "b", "c", service=own) as (a, *_):
+        text = await a.call("b", "outer", timeout=2.0)
+        assert "did not end within" in text, "the answer still came in time"
     assert {name for name, _ in ended} == {"inner cancelled", "inner expired"} and all(1.5 < when < 2.0 for _, when in ended), ended
 
 
@@ -650,7 +642,7 @@ def test_without_shrinking_the_error_of_a_nested_call_comes_too_late() -> None:
     simulate(shrunk)
 
 
-def test_cancelling_a_call_cancels_what_runs_for_it_two_workers_away() -> None:
+async def test_cancelling_a_call_cancels_what_runs_for_it_two_workers_away(virtual_clock: VirtualClock) -> None:
     events: list[str] = []
     own = dist.Service()
 
@@ -671,31 +663,26 @@ def test_cancelling_a_call_cancels_what_runs_for_it_two_workers_away() -> None:
             events.append("inner")
             raise
 
-    async def main() -> None:
-        async with workers("a", "b", "c", service=own) as (a, b, c), a.context():
-            call = asyncio.ensure_future(a.call("b", "outer"))
-            await until(lambda: "began" in events)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await until(lambda: len(events) == 3)
-            assert not any(worker.statistics().calls for worker in (a, b, c))
-
-    assert simulate(main) < 1.0
+    async with workers("a", "b", "c", service=own) as (a, b, c), a.context():
+        call = asyncio.ensure_future(a.call("b", "outer"))
+        await until(lambda: "began" in events)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(lambda: len(events) == 3)
+        assert not any(worker.statistics().calls for worker in (a, b, c))
+    assert virtual_clock.time() < 1.0
     assert sorted(events) == ["began", "inner", "outer"]
 
 
-def test_cancelling_a_call_to_oneself_cancels_the_function() -> None:
-    async def main() -> None:
-        async with workers("a", service=service) as (a,), a.context() as ctx:
-            call = asyncio.ensure_future(a.call("a", "wait_forever"))
-            await until(lambda: len(ctx.calls) == 1)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await until(lambda: not ctx.calls)
-
-    simulate(main)
+async def test_cancelling_a_call_to_oneself_cancels_the_function(virtual_clock: VirtualClock) -> None:
+    async with workers("a", service=service) as (a,), a.context() as ctx:
+        call = asyncio.ensure_future(a.call("a", "wait_forever"))
+        await until(lambda: len(ctx.calls) == 1)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await until(lambda: not ctx.calls)
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, 3601.0, float("nan"), float("inf")])

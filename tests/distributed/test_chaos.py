@@ -32,6 +32,7 @@ from tests.chaos.proxied import run_proxied
 from tests.chaos.proxy import FATES, Plan, Proxy
 from tests.chaos.shrink import Failure, shrink
 from tests.chaos.world import run_seed
+from tests.sweeps import swept
 
 #: random runs, and how many of them make one test
 SEEDS = int(os.environ.get("AIOGRAD_SEEDS", "2000"))
@@ -54,14 +55,14 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("first", range(0, SEEDS, PIECE))
+@pytest.mark.parametrize("first", swept(range(0, SEEDS, PIECE)))
 def test_whatever_a_seed_does(first: int) -> None:
     for seed in range(first, first + PIECE):
         run_seed(seed)
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("first", range(0, CELL_RUNS, CELL_PIECE))
+@pytest.mark.parametrize("first", swept(range(0, CELL_RUNS, CELL_PIECE)))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_at_every_point(fault: Fault, first: int) -> None:
     met = sum((run_cells(fault, seed)[0] for seed in range(first, first + CELL_PIECE)), Counter())

@@ -36,10 +36,11 @@ from aiograd.errors import (
     UnknownPeerError,
     WorkerLostError,
 )
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import Net
-from tests.distributed.workers import SECRET, busy, knows, leaf, settled, simulate, until, values, view, workers
+from tests.distributed.workers import SECRET, busy, knows, leaf, settled, until, values, view, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
 ME = PeerIdentity("a", b"i" * 16, "default")
@@ -360,38 +361,33 @@ async def test_workers_know_whom_they_have_sent_messages_to() -> None:
             await a.call("nobody", "where")
 
 
-def test_leaving_a_context_does_not_wait_for_a_worker_that_does_not_exist() -> None:
-    async def main() -> None:
-        async with workers("a", "b", service=service) as (a, _), a.context():
-            with pytest.raises(UnknownPeerError):
-                await a.call("nobody", "where")
-
-    assert simulate(main) < 0.1
+async def test_leaving_a_context_does_not_wait_for_a_worker_that_does_not_exist(virtual_clock: VirtualClock) -> None:
+    async with workers("a", "b", service=service) as (a, _), a.context():
+        with pytest.raises(UnknownPeerError):
+            await a.call("nobody", "where")
+    assert virtual_clock.time() < 0.1
 
 
-def test_closing_a_worker_with_many_contexts_waits_once_for_a_peer_that_is_silent() -> None:
-    async def main() -> None:
-        board = Switchboard()
-        async with workers("a", "b", service=service, board=board, idle=False) as (a, _):
+async def test_closing_a_worker_with_many_contexts_waits_once_for_a_peer_that_is_silent(virtual_clock: VirtualClock) -> None:
+    board = Switchboard()
+    async with workers("a", "b", service=service, board=board, idle=False) as (a, _):
 
-            async def hold() -> None:
-                async with a.context():
-                    await a.call("b", "square", leaf(1))
-                    held.append(1)
-                    await asyncio.Event().wait()
+        async def hold() -> None:
+            async with a.context():
+                await a.call("b", "square", leaf(1))
+                held.append(1)
+                await asyncio.Event().wait()
 
-            held: list[int] = []
-            tasks = [asyncio.create_task(hold()) for _ in range(20)]
-            await until(lambda: len(held) == 20)
-            board.passes = lambda channel, frame: False
-            began = asyncio.get_running_loop().time()
-            await a.aclose()
-            assert 1 < asyncio.get_running_loop().time() - began < 4, "not 20 times as long as for one"
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    simulate(main)
+        held: list[int] = []
+        tasks = [asyncio.create_task(hold()) for _ in range(20)]
+        await until(lambda: len(held) == 20)
+        board.passes = lambda channel, frame: False
+        began = asyncio.get_running_loop().time()
+        await a.aclose()
+        assert 1 < asyncio.get_running_loop().time() - began < 4, "not 20 times as long as for one"
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 # -------------------------------------------------------------------- errors of look-up
@@ -781,39 +777,34 @@ async def test_a_released_context_keeps_nothing_alive_but_its_gradients() -> Non
 # -------------------------------------------------------------------- workers that are restarted
 
 
-def test_edges_of_a_worker_that_was_restarted_are_not_taken_for_those_it_had_before() -> None:
+async def test_edges_of_a_worker_that_was_restarted_are_not_taken_for_those_it_had_before(virtual_clock: VirtualClock) -> None:
     """c, which calls b, is killed and started again, and gets to know the context again by d, which had not called it before."""
 
-    async def main() -> None:
-        board, x = Net(), leaf(5, 7)
-        async with contextlib.AsyncExitStack() as stack:
-            a, b, d = others = await stack.enter_async_context(workers("a", "b", "d", service=service, board=board))
+    board, x = Net(), leaf(5, 7)
+    async with contextlib.AsyncExitStack() as stack:
+        a, b, d = others = await stack.enter_async_context(workers("a", "b", "d", service=service, board=board))
 
-            async def start() -> dist.Worker:
-                c = await stack.enter_async_context(
-                    dist.Worker("c", service=service, secret=SECRET, transport=board.transport("c"))
-                )
-                for other in others:
-                    other.add_peer("c", c.url)
-                    c.add_peer(other.name, other.url)
-                return c
+        async def start() -> dist.Worker:
+            c = await stack.enter_async_context(dist.Worker("c", service=service, secret=SECRET, transport=board.transport("c")))
+            for other in others:
+                other.add_peer("c", c.url)
+                c.add_peer(other.name, other.url)
+            return c
 
+        await start()
+        async with a.context() as ctx:
+            old = await a.call("c", "relay", "b", "scale", x)
+            board.kill("c")
             await start()
-            async with a.context() as ctx:
-                old = await a.call("c", "relay", "b", "scale", x)
-                board.kill("c")
-                await start()
-                for other in others:  # each finds out by itself
-                    with contextlib.suppress(WorkerLostError):
-                        await other.call("c", "square", x.detach())
-                with pytest.raises(ContextNotFoundError, match="forgotten when its worker is restarted"):
-                    await a.call("c", "scale", x)  # it has been called from here before
-                new = await a.call("d", "relay", "c", "relay", "b", "scale", x)
-                with pytest.raises(WorkerLostError, match="it has not sent message .* since it was started"):
-                    await ctx.backward(old.sum())
-                assert x not in ctx.grads
-                await ctx.backward(new.sum())
-                assert values(ctx.grads[x]) == values(weight) and values(view(b, ctx).grads[weight]) == values(x)
-            await asyncio.sleep(2 * a._core.limits.lease_seconds)  # nobody releases it on b in the name of the one that was killed
-
-    simulate(main)
+            for other in others:  # each finds out by itself
+                with contextlib.suppress(WorkerLostError):
+                    await other.call("c", "square", x.detach())
+            with pytest.raises(ContextNotFoundError, match="forgotten when its worker is restarted"):
+                await a.call("c", "scale", x)  # it has been called from here before
+            new = await a.call("d", "relay", "c", "relay", "b", "scale", x)
+            with pytest.raises(WorkerLostError, match="it has not sent message .* since it was started"):
+                await ctx.backward(old.sum())
+            assert x not in ctx.grads
+            await ctx.backward(new.sum())
+            assert values(ctx.grads[x]) == values(weight) and values(view(b, ctx).grads[weight]) == values(x)
+        await asyncio.sleep(2 * a._core.limits.lease_seconds)  # nobody releases it on b in the name of the one that was killed

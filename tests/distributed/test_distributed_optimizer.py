@@ -28,9 +28,10 @@ from aiograd.errors import (
     StepError,
     WorkerLostError,
 )
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import Net
-from tests.distributed.workers import SECRET, leaf, settled, simulate, until, values, view, workers
+from tests.distributed.workers import SECRET, leaf, settled, until, values, view, workers
 
 service = dist.Service()
 
@@ -234,16 +235,13 @@ async def test_a_step_that_nobody_has_taken_is_tried_again_under_its_number() ->
             assert optimizer.steps == 1 and len(Fragile.steps) == 2
 
 
-def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again() -> None:
-    async def main() -> None:
-        async with workers("a", "b", "c", service=service) as (a, *_):
-            optimizer = dist.DistributedOptimizer(a, "Fragile", [await made(a, "b", 2.0), await made(a, "c", 3.0)])
-            async with a.context() as ctx:
-                Fragile.short = 3
-                await optimizer.step(ctx)
-                assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
-
-    simulate(main)
+async def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again(virtual_clock: VirtualClock) -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        optimizer = dist.DistributedOptimizer(a, "Fragile", [await made(a, "b", 2.0), await made(a, "c", 3.0)])
+        async with a.context() as ctx:
+            Fragile.short = 3
+            await optimizer.step(ctx)
+            assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
 
 
 async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:
@@ -299,42 +297,36 @@ class Patient:
         Patient.taken += 1
 
 
-def test_a_step_whose_confirmation_comes_too_late_is_confirmed_when_it_is_asked_for_again() -> None:
-    async def main() -> None:
-        Patient.taken = 0
-        async with workers("a", "b", service=service) as (a, _):
-            optimizer = dist.DistributedOptimizer(a, Patient, [await made(a, "b", 2.0)])
-            async with a.context() as ctx:
-                with pytest.raises(StepError, match=r"was taken on no worker and not confirmed by b .*did not end within"):
-                    await optimizer.step(ctx, timeout=0.5)
-                await asyncio.sleep(1.0)
-                assert Patient.taken == 1, "it was carried out all the same"
-                await optimizer.step(ctx)
-                assert Patient.taken == 1 and optimizer.steps == 1
-
-    simulate(main)
+async def test_a_step_whose_confirmation_comes_too_late_is_confirmed_when_it_is_asked_for_again(virtual_clock: VirtualClock) -> None:
+    Patient.taken = 0
+    async with workers("a", "b", service=service) as (a, _):
+        optimizer = dist.DistributedOptimizer(a, Patient, [await made(a, "b", 2.0)])
+        async with a.context() as ctx:
+            with pytest.raises(StepError, match=r"was taken on no worker and not confirmed by b .*did not end within"):
+                await optimizer.step(ctx, timeout=0.5)
+            await asyncio.sleep(1.0)
+            assert Patient.taken == 1, "it was carried out all the same"
+            await optimizer.step(ctx)
+            assert Patient.taken == 1 and optimizer.steps == 1
 
 
-def test_a_step_is_taken_by_all_workers_though_it_is_cancelled_right_after_it_was_sent() -> None:
-    async def main() -> None:
-        Patient.taken = 0
-        board = Switchboard()
-        board.latency = 0.01  # what is sent at one moment arrives at one moment
-        async with workers("a", "b", "c", service=service, board=board) as (a, *_):
-            optimizer = dist.DistributedOptimizer(a, Patient, [await made(a, "b", 2.0), await made(a, "c", 3.0)])
-            async with a.context() as ctx:
-                await optimizer.step(ctx)
-                step = asyncio.ensure_future(optimizer.step(ctx))
-                for _ in range(5):
-                    await asyncio.sleep(0)
-                assert optimizer.steps == 2
-                step.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await step
-                await optimizer.step(ctx)
-                assert Patient.taken == 6 and optimizer.steps == 3
-
-    simulate(main)
+async def test_a_step_is_taken_by_all_workers_though_it_is_cancelled_right_after_it_was_sent(virtual_clock: VirtualClock) -> None:
+    Patient.taken = 0
+    board = Switchboard()
+    board.latency = 0.01  # what is sent at one moment arrives at one moment
+    async with workers("a", "b", "c", service=service, board=board) as (a, *_):
+        optimizer = dist.DistributedOptimizer(a, Patient, [await made(a, "b", 2.0), await made(a, "c", 3.0)])
+        async with a.context() as ctx:
+            await optimizer.step(ctx)
+            step = asyncio.ensure_future(optimizer.step(ctx))
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert optimizer.steps == 2
+            step.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await step
+            await optimizer.step(ctx)
+            assert Patient.taken == 6 and optimizer.steps == 3
 
 
 def taking(worker: dist.Worker) -> bool:
@@ -602,59 +594,53 @@ async def test_a_norm_that_is_not_finite_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("when", ["sizes", "scaling"])
-def test_a_worker_that_is_lost_while_gradients_are_clipped(when: str) -> None:
+async def test_a_worker_that_is_lost_while_gradients_are_clipped(virtual_clock: VirtualClock, when: str) -> None:
     """Before anything was scaled: an error, and a step is possible where it was. After: nobody steps with gradients of which some are scaled."""
 
-    async def main() -> None:
-        board = Net()
-        async with workers("a", "b", "c", service=service, board=board, idle=False) as (a, b, c):
-            left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
-            optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+    board = Net()
+    async with workers("a", "b", "c", service=service, board=board, idle=False) as (a, b, c):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await left(leaf(30)) * await right(leaf(1))).sum())
+            target = "aiograd.optimizer.gradient_sizes" if when == "sizes" else "aiograd.optimizer.scale_gradients"
+            serve = c._calls.builtins[target]
+
+            async def die(*arguments: Any) -> Any:
+                board.kill("c")
+                return await serve(*arguments)
+
+            c._calls.builtins[target] = die
+            with pytest.raises(WorkerLostError if when == "sizes" else CommitUnknown) as caught:
+                await optimizer.clip_grad_norm_(ctx, 1.0)
+            (grad,) = view(b, ctx).grads.values()
+            if when == "sizes":
+                assert values(grad) == [90] and not ctx.in_doubt
+            else:
+                assert isinstance(caught.value, CommitUnknown) and caught.value.workers == ("c",) and values(grad) < [2]
+                with pytest.raises(CommitUnknown, match="clipping not to have reached every worker"):
+                    await optimizer.step(ctx)
+                with pytest.raises(CommitUnknown):
+                    await optimizer.clip_grad_norm_(ctx, 1.0)
+                assert await weight_of(left) == [2]
+
+
+async def test_clipping_that_is_cancelled_is_carried_out(virtual_clock: VirtualClock) -> None:
+    async with workers("a", "b", "c", service=service) as (a, b, c):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+        for turns in range(12):
             async with a.context() as ctx:
                 await ctx.backward((await left(leaf(30)) * await right(leaf(1))).sum())
-                target = "aiograd.optimizer.gradient_sizes" if when == "sizes" else "aiograd.optimizer.scale_gradients"
-                serve = c._calls.builtins[target]
-
-                async def die(*arguments: Any) -> Any:
-                    board.kill("c")
-                    return await serve(*arguments)
-
-                c._calls.builtins[target] = die
-                with pytest.raises(WorkerLostError if when == "sizes" else CommitUnknown) as caught:
-                    await optimizer.clip_grad_norm_(ctx, 1.0)
-                (grad,) = view(b, ctx).grads.values()
-                if when == "sizes":
-                    assert values(grad) == [90] and not ctx.in_doubt
-                else:
-                    assert isinstance(caught.value, CommitUnknown) and caught.value.workers == ("c",) and values(grad) < [2]
-                    with pytest.raises(CommitUnknown, match="clipping not to have reached every worker"):
-                        await optimizer.step(ctx)
-                    with pytest.raises(CommitUnknown):
-                        await optimizer.clip_grad_norm_(ctx, 1.0)
-                    assert await weight_of(left) == [2]
-
-    simulate(main)
-
-
-def test_clipping_that_is_cancelled_is_carried_out() -> None:
-    async def main() -> None:
-        async with workers("a", "b", "c", service=service) as (a, b, c):
-            left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
-            optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
-            for turns in range(12):
-                async with a.context() as ctx:
-                    await ctx.backward((await left(leaf(30)) * await right(leaf(1))).sum())
-                    clipping = asyncio.ensure_future(optimizer.clip_grad_norm_(ctx, 1.0))
-                    for _ in range(turns):
-                        await asyncio.sleep(0)
-                    began = optimizer._lock.locked() or clipping.done()
-                    clipping.cancel()
-                    await asyncio.wait([clipping])
-                    async with optimizer._lock:
-                        scaled = [values(grad)[0] < 2 for worker in (b, c) for grad in view(worker, ctx).grads.values()]
-                    assert scaled == [began] * 2 and not ctx.in_doubt
-
-    simulate(main)
+                clipping = asyncio.ensure_future(optimizer.clip_grad_norm_(ctx, 1.0))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                began = optimizer._lock.locked() or clipping.done()
+                clipping.cancel()
+                await asyncio.wait([clipping])
+                async with optimizer._lock:
+                    scaled = [values(grad)[0] < 2 for worker in (b, c) for grad in view(worker, ctx).grads.values()]
+                assert scaled == [began] * 2 and not ctx.in_doubt
 
 
 async def test_a_step_counts_as_a_modification_of_what_it_writes_only() -> None:

@@ -35,6 +35,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.world import CALL, LIMITS, World, simulate, turns
 
@@ -129,44 +130,38 @@ async def test_requests_wait_for_room() -> None:
         await a.ask("b", "echo")
 
 
-def test_waiting_for_room_ends_at_the_deadline() -> None:
-    async def main() -> None:
-        async with World(replace(LIMITS, bytes_per_peer=1 << 20)) as world:
-            a, b = await world.pair()
-            tensor = WireTensor(np.zeros(1 << 16, dtype=np.float64), False)
-            first = asyncio.create_task(a.ask("b", "gate", tensor))
-            await asyncio.sleep(0.1)
-            with pytest.raises(DeadlineError):
-                await a.ask("b", "gate", tensor, timeout=2.0)
-            b.gate.set()
-            await first
-            await a.ask("b", "echo", tensor, timeout=2.0)  # the room that was waited for is not lost
-            assert len(b.ran) == 2
-
-    simulate(main)
+async def test_waiting_for_room_ends_at_the_deadline(virtual_clock: VirtualClock) -> None:
+    async with World(replace(LIMITS, bytes_per_peer=1 << 20)) as world:
+        a, b = await world.pair()
+        tensor = WireTensor(np.zeros(1 << 16, dtype=np.float64), False)
+        first = asyncio.create_task(a.ask("b", "gate", tensor))
+        await asyncio.sleep(0.1)
+        with pytest.raises(DeadlineError):
+            await a.ask("b", "gate", tensor, timeout=2.0)
+        b.gate.set()
+        await first
+        await a.ask("b", "echo", tensor, timeout=2.0)  # the room that was waited for is not lost
+        assert len(b.ran) == 2
 
 
-def test_the_deadline_passes_in_the_moment_in_which_there_is_room() -> None:
-    async def main() -> None:
-        loop: Any = asyncio.get_running_loop()
-        async with World(replace(LIMITS, bytes_per_peer=1 << 14)) as world:
-            a, b = await world.pair()
-            first = asyncio.create_task(a.ask("b", "gate", "y" * 10_000))
-            await turns(50)
-            (conversation,) = a.endpoint._conversations()
-            second = asyncio.create_task(a.ask("b", "echo", "z" * 10_000, timeout=2.0))
-            await turns()
-            b.gate.set()
-            while conversation._room.is_awaited:
-                await turns(1)
-            loop.advance(3.0)
-            with pytest.raises(DeadlineError):
-                await second
-            await first
-            assert await a.ask("b", "echo", "w" * 10_000) == "w" * 10_000
-            assert b.ran == ["y" * 10_000, "w" * 10_000]
-
-    simulate(main)
+async def test_the_deadline_passes_in_the_moment_in_which_there_is_room(virtual_clock: VirtualClock) -> None:
+    loop: Any = asyncio.get_running_loop()
+    async with World(replace(LIMITS, bytes_per_peer=1 << 14)) as world:
+        a, b = await world.pair()
+        first = asyncio.create_task(a.ask("b", "gate", "y" * 10_000))
+        await turns(50)
+        (conversation,) = a.endpoint._conversations()
+        second = asyncio.create_task(a.ask("b", "echo", "z" * 10_000, timeout=2.0))
+        await turns()
+        b.gate.set()
+        while conversation._room.is_awaited:
+            await turns(1)
+        loop.advance(3.0)
+        with pytest.raises(DeadlineError):
+            await second
+        await first
+        assert await a.ask("b", "echo", "w" * 10_000) == "w" * 10_000
+        assert b.ran == ["y" * 10_000, "w" * 10_000]
 
 
 async def test_what_cannot_be_sent_is_refused_at_home() -> None:
@@ -289,52 +284,49 @@ async def test_handlers_run_in_the_context_of_their_own_endpoint() -> None:
     assert seen == ["where b was opened"] * 2
 
 
-def test_requests_that_are_served_without_a_task() -> None:
+async def test_requests_that_are_served_without_a_task(virtual_clock: VirtualClock) -> None:
     """Their answers are held where nobody waits for them: they come with another, with one that is waited for, or a few milliseconds later."""
 
-    async def main() -> None:
-        mark = contextvars.ContextVar("mark", default="none")
-        seen: list[Any] = []
+    mark = contextvars.ContextVar("mark", default="none")
+    seen: list[Any] = []
 
-        def take(peer: PeerIdentity, value: Any) -> bool:
-            seen.append((peer.name, mark.get(), value))
-            mark.set("by an earlier handler")
-            if value == "wrong":
-                raise ContextNotFoundError("no such context")
-            return value == "urgent"
+    def take(peer: PeerIdentity, value: Any) -> bool:
+        seen.append((peer.name, mark.get(), value))
+        mark.set("by an earlier handler")
+        if value == "wrong":
+            raise ContextNotFoundError("no such context")
+        return value == "urgent"
 
-        async with World() as world:
-            mark.set("where b was opened")
-            b = await world.node("b", prompt_handlers={9: take})
-            mark.set("the caller's")
-            a = await world.node("a", b)
-            now = asyncio.get_running_loop().time
+    async with World() as world:
+        mark.set("where b was opened")
+        b = await world.node("b", prompt_handlers={9: take})
+        mark.set("the caller's")
+        a = await world.node("a", b)
+        now = asyncio.get_running_loop().time
 
-            async def post(value: Any) -> tuple[Any, float]:
-                began = now()
-                await a.endpoint.request("b", 9, value, 5.0)
-                return value, now() - began
+        async def post(value: Any) -> tuple[Any, float]:
+            began = now()
+            await a.endpoint.request("b", 9, value, 5.0)
+            return value, now() - began
 
-            await a.ask("b", "echo")
-            value, seconds = await post("patient")
-            assert peer_session.HOLD <= seconds < 2 * peer_session.HOLD
-            for other in (post("urgent"), a.ask("b", "echo", 1)):
-                patient = asyncio.create_task(post("patient"))
-                await turns()
-                assert not patient.done(), "it is held"
-                await other
-                value, seconds = await patient
-                assert seconds == 0.0, "it came along"
-            assert (await post(bytes(peer_session.HOLD_BYTES)))[1] == 0.0, "room is given back at once"
-            with pytest.raises(ContextNotFoundError, match="no such context"):
-                await post("wrong")
-            with pytest.raises(ContextNotFoundError, match="no such context"):
-                await b.endpoint.request("b", 9, "wrong", 5.0)
-            await b.endpoint.request("b", 9, "urgent", 5.0)
-            assert {name for name, *_ in seen} == {"a", "b"} and {each for _, each, _ in seen} == {"where b was opened"}
-            assert b.callers == [b.callers[0]] * len(b.callers), "the other handler saw nothing of it"
-
-    simulate(main)
+        await a.ask("b", "echo")
+        value, seconds = await post("patient")
+        assert peer_session.HOLD <= seconds < 2 * peer_session.HOLD
+        for other in (post("urgent"), a.ask("b", "echo", 1)):
+            patient = asyncio.create_task(post("patient"))
+            await turns()
+            assert not patient.done(), "it is held"
+            await other
+            value, seconds = await patient
+            assert seconds == 0.0, "it came along"
+        assert (await post(bytes(peer_session.HOLD_BYTES)))[1] == 0.0, "room is given back at once"
+        with pytest.raises(ContextNotFoundError, match="no such context"):
+            await post("wrong")
+        with pytest.raises(ContextNotFoundError, match="no such context"):
+            await b.endpoint.request("b", 9, "wrong", 5.0)
+        await b.endpoint.request("b", 9, "urgent", 5.0)
+        assert {name for name, *_ in seen} == {"a", "b"} and {each for _, each, _ in seen} == {"where b was opened"}
+        assert b.callers == [b.callers[0]] * len(b.callers), "the other handler saw nothing of it"
 
 
 async def test_answers_hold_nothing_behind() -> None:
@@ -368,23 +360,20 @@ async def test_too_many_requests_are_refused_at_once() -> None:
 # ---- deadlines
 
 
-def test_deadlines() -> None:
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            with pytest.raises(DeadlineError, match=r"kind 7 to worker 'b' did not end within 2 s"):
-                await a.ask("b", "sleep", 10.0, timeout=2.0)
-            assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.1)
-            await asyncio.sleep(0.1)
-            assert b.cancelled == [10.0]
-            assert b.timeouts[0] < 2.0  # it shrinks on its way
-            with pytest.raises(DeadlineError):
-                await a.ask("a", "sleep", 10.0, timeout=2.0)
-            await asyncio.sleep(0.1)
-            assert a.cancelled == [10.0]
-            assert await a.ask("b", "sleep", 1.0, timeout=2.0) == 1.0
-
-    simulate(main)
+async def test_deadlines(virtual_clock: VirtualClock) -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        with pytest.raises(DeadlineError, match=r"kind 7 to worker 'b' did not end within 2 s"):
+            await a.ask("b", "sleep", 10.0, timeout=2.0)
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.1)
+        await asyncio.sleep(0.1)
+        assert b.cancelled == [10.0]
+        assert b.timeouts[0] < 2.0  # it shrinks on its way
+        with pytest.raises(DeadlineError):
+            await a.ask("a", "sleep", 10.0, timeout=2.0)
+        await asyncio.sleep(0.1)
+        assert a.cancelled == [10.0]
+        assert await a.ask("b", "sleep", 1.0, timeout=2.0) == 1.0
 
 
 async def test_timeouts_that_make_no_sense() -> None:
@@ -399,15 +388,12 @@ async def test_timeouts_that_make_no_sense() -> None:
         assert b.ran == []
 
 
-def test_a_deadline_holds_while_nothing_is_connected() -> None:
-    async def main() -> None:
-        async with World(replace(LIMITS, missed_heartbeats=100)) as world:
-            a, b = await world.pair()
-            world.board.unreachable.add(b.transport.url)
-            with pytest.raises(DeadlineError, match="connected: no"):
-                await a.ask("b", "echo", 1, timeout=2.0)
-
-    simulate(main)
+async def test_a_deadline_holds_while_nothing_is_connected(virtual_clock: VirtualClock) -> None:
+    async with World(replace(LIMITS, missed_heartbeats=100)) as world:
+        a, b = await world.pair()
+        world.board.unreachable.add(b.transport.url)
+        with pytest.raises(DeadlineError, match="connected: no"):
+            await a.ask("b", "echo", 1, timeout=2.0)
 
 
 async def test_a_request_that_makes_no_sense_is_answered_with_an_error() -> None:

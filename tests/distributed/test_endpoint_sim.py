@@ -24,6 +24,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import AiogradError, DistributedError
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.chaos.broken import without
+from tests.sweeps import swept
 
 pytestmark = pytest.mark.sim
 
@@ -209,7 +210,7 @@ def simulate(seed: int) -> Any:
     return simulated_run(run, seed, seed=seed, order="permuted" if seed % 2 else "fifo")
 
 
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", swept(range(6)))
 def test_requests_run_at_most_once_and_end_in_time_whatever_happens(part: int) -> None:
     outcomes: Counter[str] = Counter()
     faults: Counter[str] = Counter()

@@ -23,11 +23,12 @@ from aiograd.distributed.rpc.frames import FrameKind, parse
 from aiograd.distributed.rpc.keyring import Key, Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ContextNotFoundError
+from aiograd.testing.virtual_clock import VirtualClock
 from aiograd.transaction import Outcome
 from tests.distributed.intruder import LIMITS, Intruder
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import after, before
-from tests.distributed.workers import SECRET, knows, leaf, simulate, until, values, view, workers
+from tests.distributed.workers import SECRET, knows, leaf, until, values, view, workers
 
 #: the tenants: one names a context of somebody else's, the other one that never was
 TENANTS = {"x": Key("k2", b"x" * 32, "tenant"), "y": Key("k3", b"y" * 32, "lodger")}
@@ -279,51 +280,50 @@ ORDERS = {
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("asked", "ab")
 @pytest.mark.parametrize("name", STATES)
-def test_a_message_about_a_foreign_context_is_answered_as_one_about_a_context_that_never_was(name: str, asked: str, order: str) -> None:
-    async def main() -> None:
-        board = Switchboard()
-        keyring = Keyring(SECRET, kid="k1")
-        for key in TENANTS.values():
-            keyring.add(key.kid, key.secret, principal=key.principal)
-        ran: list[int] = []
-        weight = leaf(1, 1)
-        service = dist.Service()
+async def test_a_message_about_a_foreign_context_is_answered_as_one_about_a_context_that_never_was(
+    virtual_clock: VirtualClock, name: str, asked: str, order: str
+) -> None:
+    board = Switchboard()
+    keyring = Keyring(SECRET, kid="k1")
+    for key in TENANTS.values():
+        keyring.add(key.kid, key.secret, principal=key.principal)
+    ran: list[int] = []
+    weight = leaf(1, 1)
+    service = dist.Service()
 
-        @service.function
-        async def scale(x: Any) -> Any:
-            return x * weight
+    @service.function
+    async def scale(x: Any) -> Any:
+        return x * weight
 
-        @service.function
-        async def note(value: int) -> int:
-            ran.append(value)
-            return value
+    @service.function
+    async def note(value: int) -> int:
+        ran.append(value)
+        return value
 
-        limits = Limits(heartbeat=5.0, missed_heartbeats=1000)
-        async with workers("a", "b", service=service, board=board, secrets={"a": keyring, "b": keyring}, limits=limits, idle=False) as (a, b):
-            scene = Scene(a, b, weight)
-            stranger = board.transport("stranger")
-            tenants: dict[str, Tenant] = {}
-            for each, key in TENANTS.items():
-                peer = Intruder(await stranger.connect(f"memory://{asked}", 1.0))  # type: ignore[arg-type]
-                await peer.greet(key, each, asked)
-                tenants[each] = Tenant(peer)
-            async with a.context() as scene.ctx:
-                scene.loss = (await a.call("b", "scale", leaf(1, 2))).sum()
-                scene.edge = next(iter(view(b, scene.ctx).send_nodes))
-                async with STATES[name](scene):
-                    before_them = scene.traces()
-                    for turn, kind in enumerate(ORDERS[order]):
-                        answers: list[Answer] = []
-                        for each, named in zip(tenants.values(), (scene.ctx.key, INVENTED), strict=True):
-                            answers.append(await each.ask(messages(named, "a", scene.pass_id, scene.edge)[kind], named))
-                        assert answers[0] == answers[1], f"{kind}, message {turn}"
-                        assert scene.traces() == before_them, f"{kind}, message {turn}"
-                    assert len(ran) in (0, 2, 4, 6), "as often for one as for the other"
-            for tenant in tenants.values():
-                tenant.peer.close()
-            await stranger.aclose()
-
-    simulate(main)
+    limits = Limits(heartbeat=5.0, missed_heartbeats=1000)
+    async with workers("a", "b", service=service, board=board, secrets={"a": keyring, "b": keyring}, limits=limits, idle=False) as (a, b):
+        scene = Scene(a, b, weight)
+        stranger = board.transport("stranger")
+        tenants: dict[str, Tenant] = {}
+        for each, key in TENANTS.items():
+            peer = Intruder(await stranger.connect(f"memory://{asked}", 1.0))  # type: ignore[arg-type]
+            await peer.greet(key, each, asked)
+            tenants[each] = Tenant(peer)
+        async with a.context() as scene.ctx:
+            scene.loss = (await a.call("b", "scale", leaf(1, 2))).sum()
+            scene.edge = next(iter(view(b, scene.ctx).send_nodes))
+            async with STATES[name](scene):
+                before_them = scene.traces()
+                for turn, kind in enumerate(ORDERS[order]):
+                    answers: list[Answer] = []
+                    for each, named in zip(tenants.values(), (scene.ctx.key, INVENTED), strict=True):
+                        answers.append(await each.ask(messages(named, "a", scene.pass_id, scene.edge)[kind], named))
+                    assert answers[0] == answers[1], f"{kind}, message {turn}"
+                    assert scene.traces() == before_them, f"{kind}, message {turn}"
+                assert len(ran) in (0, 2, 4, 6), "as often for one as for the other"
+        for tenant in tenants.values():
+            tenant.peer.close()
+        await stranger.aclose()
 
 
 async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() -> None:

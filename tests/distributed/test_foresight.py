@@ -13,8 +13,9 @@ from aiograd.distributed.autograd.exchange import SMART
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import PassAbortedError, ProtocolError, RemoteError, WorkerLostError
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, Log, Stage, passes, same
-from tests.distributed.workers import simulate, values, view
+from tests.distributed.workers import values, view
 from tests.tolerance import assert_close
 
 #: the number of operations that are one more than a worker looks at
@@ -39,24 +40,21 @@ async def test_gradients_are_the_same_whether_workers_are_asked_or_not(name: str
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_nobody_is_asked_where_results_lead_back_to_the_caller_only(count: int) -> None:
-    async def main() -> None:
-        stage = Stage("abc")
-        async with stage.open() as opened, opened[0].context() as ctx:
-            a, b, _ = opened
-            y = stage.x
-            for step in range(count):
-                y = await a.call("bc"[step % 2], "weigh", y)
-            await a.call("b", "weigh", stage.x)  # which is not needed
-            log = Log().watch(*opened)
-            await ctx.backward(y.sum(), retain_graph=True)
-            sent = log.count()
-            assert sent["MARK"] == 0 and sent["GRADIENT"] >= count and sent["COMMIT"] == min(count, 2)
-            await ctx.backward(y.sum())
-            assert "MARK" not in log.count()
-            assert passes(opened) == [0, 0, 0] and not b.statistics().in_doubt
-
-    simulate(main)
+async def test_nobody_is_asked_where_results_lead_back_to_the_caller_only(virtual_clock: VirtualClock, count: int) -> None:
+    stage = Stage("abc")
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a, b, _ = opened
+        y = stage.x
+        for step in range(count):
+            y = await a.call("bc"[step % 2], "weigh", y)
+        await a.call("b", "weigh", stage.x)  # which is not needed
+        log = Log().watch(*opened)
+        await ctx.backward(y.sum(), retain_graph=True)
+        sent = log.count()
+        assert sent["MARK"] == 0 and sent["GRADIENT"] >= count and sent["COMMIT"] == min(count, 2)
+        await ctx.backward(y.sum())
+        assert "MARK" not in log.count()
+        assert passes(opened) == [0, 0, 0] and not b.statistics().in_doubt
 
 
 async def test_others_are_asked_where_a_result_depends_on_a_third_worker() -> None:

@@ -24,8 +24,10 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.testing import SimulatedLoop
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Log, Misbehave, Net, Stage, Suspend, before, passes, same
-from tests.distributed.workers import leaf, settled, simulate, values, view, workers
+from tests.distributed.workers import leaf, settled, values, view, workers
+from tests.sweeps import swept
 
 EVERY = {**GRAPHS, **{name: graph for name, (graph, _) in WASTEFUL.items()}}
 #: how a user asks for gradients: with the context in hand, or without
@@ -473,101 +475,94 @@ async def loss_of(stage: Stage, opened: Any) -> Any:
     return await GRAPHS["diamond"](stage.here(opened[0]), stage.x)
 
 
-@pytest.mark.parametrize("way", ["ctx.grad", "ag.grad", "backward"])
-def test_cancelled_at_every_step(way: str) -> None:
+@pytest.mark.parametrize("way", swept(["ctx.grad", "ag.grad", "backward"]))
+async def test_cancelled_at_every_step(virtual_clock: VirtualClock, way: str) -> None:
     """Nothing has accumulated, unless it had been committed; nothing goes on; the same pass then runs in the same context."""
     stage = Stage(seed=17)
     outcomes: list[str] = []
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        wanted = (await mine(stage, GRAPHS["diamond"]))["a"][1]
-        async with stage.open(limits=dist.Limits(default_deadline=10.0)) as opened:
-            async with opened[0].context():
-                await loss_of(stage, opened)  # opens connections
-            step = unscathed = 0
-            while unscathed < 3:
-                step += 1
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    wanted = (await mine(stage, GRAPHS["diamond"]))["a"][1]
+    async with stage.open(limits=dist.Limits(default_deadline=10.0)) as opened:
+        async with opened[0].context():
+            await loss_of(stage, opened)  # opens connections
+        step = unscathed = 0
+        while unscathed < 3:
+            step += 1
+            stage.x.grad = None
+            async with opened[0].context() as ctx:
+                loss = await loss_of(stage, opened)
+                if way == "backward":
+                    running = asyncio.ensure_future(loss.backward(inputs=[stage.x], retain_graph=True))
+                else:
+                    running = asyncio.ensure_future(ask(way, ctx, loss, [stage.x], retain_graph=True))
+                loop.at_step(loop.steps + step, running.cancel)
+                try:
+                    await running
+                    unscathed += 1
+                    outcomes.append("done")
+                except asyncio.CancelledError as error:
+                    unscathed = 0
+                    outcomes.append("late" if getattr(error, "committed", False) else "cancelled")
+                assert passes(opened) == [0] * 4, f"{outcomes[-1]} at {step}: a pass goes on"
+                found = None if stage.x.grad is None else stage.x.grad.numpy()
+                same({"a": [found]}, {"a": [wanted if way == "backward" and outcomes[-1] != "cancelled" else None]})
                 stage.x.grad = None
-                async with opened[0].context() as ctx:
-                    loss = await loss_of(stage, opened)
-                    if way == "backward":
-                        running = asyncio.ensure_future(loss.backward(inputs=[stage.x], retain_graph=True))
-                    else:
-                        running = asyncio.ensure_future(ask(way, ctx, loss, [stage.x], retain_graph=True))
-                    loop.at_step(loop.steps + step, running.cancel)
-                    try:
-                        await running
-                        unscathed += 1
-                        outcomes.append("done")
-                    except asyncio.CancelledError as error:
-                        unscathed = 0
-                        outcomes.append("late" if getattr(error, "committed", False) else "cancelled")
-                    assert passes(opened) == [0] * 4, f"{outcomes[-1]} at {step}: a pass goes on"
-                    found = None if stage.x.grad is None else stage.x.grad.numpy()
-                    same({"a": [found]}, {"a": [wanted if way == "backward" and outcomes[-1] != "cancelled" else None]})
-                    stage.x.grad = None
-                    (again,) = await ctx.grad(loss, [stage.x])
-                    same({"a": [again.numpy()]}, {"a": [wanted]})
-                    untouched(stage, ctx, opened)
-                await settled(*opened)
-
-    simulate(main)
+                (again,) = await ctx.grad(loss, [stage.x])
+                same({"a": [again.numpy()]}, {"a": [wanted]})
+                untouched(stage, ctx, opened)
+            await settled(*opened)
     assert outcomes.count("cancelled") > 30, outcomes
 
 
 @pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])
-def test_a_worker_that_is_lost_at_any_message(kind: Kind) -> None:
+async def test_a_worker_that_is_lost_at_any_message(virtual_clock: VirtualClock, kind: Kind) -> None:
     """An error until the gradients are complete; where only the end of the pass could not be told they are, and nothing is in doubt."""
 
-    async def main() -> None:
-        board = Net()
-        stage = Stage("abc", seed=18)
-        async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
-            a, b, c = opened
-            loss = (await a.call("b", "via", "c", stage.x)).sum()
-            with before(c, kind, lambda: board.kill("c")):
-                if kind == Kind.COMMIT:
-                    (found,) = await ctx.grad(loss, [stage.x])
-                    assert values(found) == values(stage.weights["b"] * stage.weights["c"])
-                else:
-                    with pytest.raises(WorkerLostError):
-                        await ctx.grad(loss, [stage.x])
-            assert passes((a, b)) == [0, 0] and not ctx.in_doubt and not view(b, ctx).in_doubt
-            y = await a.call("b", "weigh", stage.x)
-            assert values((await ag.grad(y.sum(), [stage.x]))[0]) == values(stage.weights["b"])
-            await ctx.backward((await a.call("b", "weigh", stage.x)).sum())
-
-    assert simulate(main) < 60
+    board = Net()
+    stage = Stage("abc", seed=18)
+    async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
+        a, b, c = opened
+        loss = (await a.call("b", "via", "c", stage.x)).sum()
+        with before(c, kind, lambda: board.kill("c")):
+            if kind == Kind.COMMIT:
+                (found,) = await ctx.grad(loss, [stage.x])
+                assert values(found) == values(stage.weights["b"] * stage.weights["c"])
+            else:
+                with pytest.raises(WorkerLostError):
+                    await ctx.grad(loss, [stage.x])
+        assert passes((a, b)) == [0, 0] and not ctx.in_doubt and not view(b, ctx).in_doubt
+        y = await a.call("b", "weigh", stage.x)
+        assert values((await ag.grad(y.sum(), [stage.x]))[0]) == values(stage.weights["b"])
+        await ctx.backward((await a.call("b", "weigh", stage.x)).sum())
+    assert virtual_clock.time() < 60
 
 
-def test_a_rule_that_fails_on_another_worker_and_a_deadline() -> None:
-    async def main() -> None:
-        stage = Stage("abc", seed=19)
+async def test_a_rule_that_fails_on_another_worker_and_a_deadline(virtual_clock: VirtualClock) -> None:
+    stage = Stage("abc", seed=19)
 
-        def fail(g: Any) -> Any:
-            raise ValueError("boom")
+    def fail(g: Any) -> Any:
+        raise ValueError("boom")
 
-        async def failing(here: Here, x: Any) -> Any:
-            return Misbehave.apply(x, fail)
+    async def failing(here: Here, x: Any) -> Any:
+        return Misbehave.apply(x, fail)
 
-        async def stuck(here: Here, x: Any) -> Any:
-            return Suspend.apply(x, lambda g: asyncio.sleep(100, g))
+    async def stuck(here: Here, x: Any) -> Any:
+        return Suspend.apply(x, lambda g: asyncio.sleep(100, g))
 
-        stage.functions.update(failing=failing, stuck=stuck)
-        async with stage.open() as opened, opened[0].context() as ctx:
-            a = opened[0]
-            y = await a.call("c", "weigh", stage.x)
-            with pytest.raises(RemoteError, match="boom"):
-                await ag.grad((await a.call("b", "failing", y)).sum(), [stage.x])
-            with pytest.raises(DeadlineError, match="backward|grad"):
-                await ctx.grad((await a.call("b", "stuck", y)).sum(), [stage.x], timeout=3)
-            untouched(stage, ctx, opened)
-            (found,) = await ag.grad((await a.call("b", "weigh", stage.x)).sum(), [stage.x])
-            assert values(found) == values(stage.weights["b"])
-
-    assert simulate(main) < 10
+    stage.functions.update(failing=failing, stuck=stuck)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a = opened[0]
+        y = await a.call("c", "weigh", stage.x)
+        with pytest.raises(RemoteError, match="boom"):
+            await ag.grad((await a.call("b", "failing", y)).sum(), [stage.x])
+        with pytest.raises(DeadlineError, match="backward|grad"):
+            await ctx.grad((await a.call("b", "stuck", y)).sum(), [stage.x], timeout=3)
+        untouched(stage, ctx, opened)
+        (found,) = await ag.grad((await a.call("b", "weigh", stage.x)).sum(), [stage.x])
+        assert values(found) == values(stage.weights["b"])
+    assert virtual_clock.time() < 10
 
 
 async def test_malformed_walks() -> None:

@@ -16,6 +16,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DistributedError, Overloaded
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, knows, leaf, settled, simulate, values, view, workers
 
@@ -74,26 +75,24 @@ LIMITED: dict[str, tuple[Limits, Callable[[dist.Worker], Awaitable[Any]], bool]]
 
 @pytest.mark.parametrize("factor", [2, 10])
 @pytest.mark.parametrize("name", LIMITED)
-def test_what_is_too_much_is_refused_at_once_and_what_was_admitted_ends(name: str, factor: int) -> None:
+async def test_what_is_too_much_is_refused_at_once_and_what_was_admitted_ends(virtual_clock: VirtualClock, name: str, factor: int) -> None:
     limits, request, is_exact = LIMITED[name]
 
-    async def main() -> None:
-        board = Switchboard()
-        async with (
-            dist.Worker("b", service=slow_service(), secret=SECRET, limits=limits, transport=board.transport("b")) as b,
-            dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
-        ):
-            for _ in range(3):
-                crowd = Crowd()
-                outcomes = await crowd.all(factor * CAPACITY, lambda: request(a))
-                assert outcomes["refused"] and outcomes.total() == factor * CAPACITY
-                assert outcomes["done"] == CAPACITY if is_exact else CAPACITY - 1 <= outcomes["done"] <= CAPACITY
-                assert crowd.slowest_refusal <= AT_ONCE
-                for _ in range(3):  # after the burst
-                    assert (await Crowd().all(CAPACITY - 1, lambda: request(a))) == {"done": CAPACITY - 1}
-            await settled(a, b)
-
-    assert simulate(main) < 20.0
+    board = Switchboard()
+    async with (
+        dist.Worker("b", service=slow_service(), secret=SECRET, limits=limits, transport=board.transport("b")) as b,
+        dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
+    ):
+        for _ in range(3):
+            crowd = Crowd()
+            outcomes = await crowd.all(factor * CAPACITY, lambda: request(a))
+            assert outcomes["refused"] and outcomes.total() == factor * CAPACITY
+            assert outcomes["done"] == CAPACITY if is_exact else CAPACITY - 1 <= outcomes["done"] <= CAPACITY
+            assert crowd.slowest_refusal <= AT_ONCE
+            for _ in range(3):  # after the burst
+                assert (await Crowd().all(CAPACITY - 1, lambda: request(a))) == {"done": CAPACITY - 1}
+        await settled(a, b)
+    assert virtual_clock.time() < 20.0
 
 
 def test_more_functions_than_the_executor_takes_wait_and_what_is_above_the_requests_of_a_peer_is_refused_at_once() -> None:
@@ -172,37 +171,34 @@ def test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt(slow: flo
     assert outcomes["Overloaded"], "there was no overload"
 
 
-def test_a_decision_that_finds_no_room_is_told_again() -> None:
+async def test_a_decision_that_finds_no_room_is_told_again(virtual_clock: VirtualClock) -> None:
     """Its pass is committed already: it must not stay in doubt because a worker is busy."""
     service = slow_service()
     weight = leaf(2)
     service.function("scale")(_scaling(weight))
     refused: list[int] = []
 
-    async def main() -> None:
-        async with workers("a", "b", service=service, limits=Limits(requests_per_peer=2)) as (a, b), a.context() as ctx:
-            x = leaf(1)
-            y = await a.call("b", "scale", x)
-            plain = a._core.request
-            slow: list[asyncio.Future[Any]] = []
+    async with workers("a", "b", service=service, limits=Limits(requests_per_peer=2)) as (a, b), a.context() as ctx:
+        x = leaf(1)
+        y = await a.call("b", "scale", x)
+        plain = a._core.request
+        slow: list[asyncio.Future[Any]] = []
 
-            async def request(peer: str, kind: int, *rest: Any) -> Any:
-                if kind == Kind.COMMIT and not slow:
-                    slow.extend(asyncio.ensure_future(a.endpoint.request("b", Kind.CALL, ("slow", [1], {}, True, None), 9)) for _ in range(2))
-                    await asyncio.sleep(0.01)
-                try:
-                    return await plain(peer, kind, *rest)
-                except Overloaded:
-                    refused.append(kind)
-                    raise
+        async def request(peer: str, kind: int, *rest: Any) -> Any:
+            if kind == Kind.COMMIT and not slow:
+                slow.extend(asyncio.ensure_future(a.endpoint.request("b", Kind.CALL, ("slow", [1], {}, True, None), 9)) for _ in range(2))
+                await asyncio.sleep(0.01)
+            try:
+                return await plain(peer, kind, *rest)
+            except Overloaded:
+                refused.append(kind)
+                raise
 
-            a._core.request = request  # type: ignore[method-assign, assignment]
-            await ctx.backward(y.sum())
-            assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
-            assert not ctx.in_doubt
-            await asyncio.gather(*slow)
-
-    simulate(main)
+        a._core.request = request  # type: ignore[method-assign, assignment]
+        await ctx.backward(y.sum())
+        assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
+        assert not ctx.in_doubt
+        await asyncio.gather(*slow)
     assert refused and set(refused) == {Kind.COMMIT}
 
 

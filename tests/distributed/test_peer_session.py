@@ -22,6 +22,7 @@ from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DeadlineError, DistributedError, NotExposedError, WorkerLostError
 from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryChannel, Switchboard
 from tests.distributed.workers import SECRET, leaf, values, view
 from tests.distributed.world import World, simulate, turns
@@ -170,56 +171,47 @@ def test_both_sides_are_held_up(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
-def test_the_clock_of_all_jumps(seconds: float) -> None:
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            assert await a.ask("b", "echo", 0) == 0
-            waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
-            await turns()
-            asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
-            assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
-            b.gate.set()
-            assert await waiting == 1
-            assert not a.lost and not b.lost and world.board.dials == 1
-
-    simulate(main)
+async def test_the_clock_of_all_jumps(virtual_clock: VirtualClock, seconds: float) -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        assert await a.ask("b", "echo", 0) == 0
+        waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
+        await turns()
+        asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
+        assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
+        b.gate.set()
+        assert await waiting == 1
+        assert not a.lost and not b.lost and world.board.dials == 1
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 10.0])
-def test_the_clock_jumps_while_a_peer_is_dialled(seconds: float) -> None:
+async def test_the_clock_jumps_while_a_peer_is_dialled(virtual_clock: VirtualClock, seconds: float) -> None:
     """As when thirty workers make their first call together and something expensive is done for each."""
 
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            world.board.latency = 0.01
-            asking = asyncio.ensure_future(a.ask("b", "echo", 1))
-            await asyncio.sleep(0.015)
-            asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
-            assert await asking == 1 and b.ran == [1]
-
-    simulate(main)
+    async with World() as world:
+        a, b = await world.pair()
+        world.board.latency = 0.01
+        asking = asyncio.ensure_future(a.ask("b", "echo", 1))
+        await asyncio.sleep(0.015)
+        asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
+        assert await asking == 1 and b.ran == [1]
 
 
-def test_a_loop_that_is_always_late_finds_out_that_a_peer_is_gone() -> None:
-    async def main() -> None:
-        async with World(replace(Limits(), heartbeat=0.5)) as world:
-            a, b = await world.pair()
-            assert await a.ask("b", "echo", 0) == 0
-            loop = asyncio.get_running_loop()
-            world.board.hold()
-            world.board.unreachable.add(b.transport.url)
-            asking = asyncio.ensure_future(a.ask("b", "echo", 1))
-            began = loop.time()
-            while not asking.done() and loop.time() < began + 20:
-                await asyncio.sleep(0.2)
-                loop.advance(0.9)  # type: ignore[attr-defined]
-            with pytest.raises(WorkerLostError):
-                await asyncio.wait_for(asking, 0)
-            world.board.let_go()
-
-    simulate(main)
+async def test_a_loop_that_is_always_late_finds_out_that_a_peer_is_gone(virtual_clock: VirtualClock) -> None:
+    async with World(replace(Limits(), heartbeat=0.5)) as world:
+        a, b = await world.pair()
+        assert await a.ask("b", "echo", 0) == 0
+        loop = asyncio.get_running_loop()
+        world.board.hold()
+        world.board.unreachable.add(b.transport.url)
+        asking = asyncio.ensure_future(a.ask("b", "echo", 1))
+        began = loop.time()
+        while not asking.done() and loop.time() < began + 20:
+            await asyncio.sleep(0.2)
+            loop.advance(0.9)  # type: ignore[attr-defined]
+        with pytest.raises(WorkerLostError):
+            await asyncio.wait_for(asking, 0)
+        world.board.let_go()
 
 
 # -------------------------------------------------------------------- what was under way
@@ -289,27 +281,24 @@ def test_a_deadline_holds_while_the_peer_is_asked_what_it_ran() -> None:
     Two().run(main)
 
 
-def test_a_first_request_is_not_run_twice_where_its_answer_was_lost() -> None:
+async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(virtual_clock: VirtualClock) -> None:
     """The dialler has never heard of the session, but the peer has run something for it."""
 
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            asking = asyncio.ensure_future(a.ask("b", "echo", 1, timeout=300.0))
-            world.board.passes = lambda channel, frame: channel.side == "a" or channel.sent == 1  # only the handshake comes back
-            await asyncio.sleep(0.1)
-            assert b.ran == [1]
-            (peer,) = b.endpoint._peers.values()
-            peer.lose(peer.conversations[0], "it is a test")
-            await asyncio.sleep(0)
-            world.board.passes = lambda channel, frame: True
-            world.board.reset()
-            with pytest.raises(WorkerLostError):
-                await asking
-            assert b.ran == [1]
-            assert await a.ask("b", "echo", 2) == 2
-
-    simulate(main)
+    async with World() as world:
+        a, b = await world.pair()
+        asking = asyncio.ensure_future(a.ask("b", "echo", 1, timeout=300.0))
+        world.board.passes = lambda channel, frame: channel.side == "a" or channel.sent == 1  # only the handshake comes back
+        await asyncio.sleep(0.1)
+        assert b.ran == [1]
+        (peer,) = b.endpoint._peers.values()
+        peer.lose(peer.conversations[0], "it is a test")
+        await asyncio.sleep(0)
+        world.board.passes = lambda channel, frame: True
+        world.board.reset()
+        with pytest.raises(WorkerLostError):
+            await asking
+        assert b.ran == [1]
+        assert await a.ask("b", "echo", 2) == 2
 
 
 @pytest.mark.parametrize("foresight", [0, discovery.FORESIGHT], ids=["asked", "foreseen"])
@@ -421,47 +410,41 @@ def test_a_peer_that_is_held_up_is_lost_in_time_and_found_again() -> None:
     Two().run(main)
 
 
-def test_a_worker_that_was_held_up_is_told_by_who_dials_it_first() -> None:
+async def test_a_worker_that_was_held_up_is_told_by_who_dials_it_first(virtual_clock: VirtualClock) -> None:
     """It knows no URL, so it cannot ask what became of its requests; the peer tells it with the next session."""
 
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            assert await a.ask("b", "echo", 0) == 0
-            asking = asyncio.ensure_future(b.ask("a", "echo", 1, timeout=300.0))
-            for channel in world.board.channels:
-                channel.held = channel.side == "b"
-            await asyncio.sleep(0.1)
-            (theirs,) = a.endpoint._peers.values()
-            theirs.lose(theirs.conversations[0], "it is a test")
-            for channel in list(world.board.channels):
-                channel.abort(ConnectionResetError("cut"))
-            assert await a.ask("b", "echo", 2) == 2
-            assert await asking == 1 and a.ran == [1]
-
-    simulate(main)
+    async with World() as world:
+        a, b = await world.pair()
+        assert await a.ask("b", "echo", 0) == 0
+        asking = asyncio.ensure_future(b.ask("a", "echo", 1, timeout=300.0))
+        for channel in world.board.channels:
+            channel.held = channel.side == "b"
+        await asyncio.sleep(0.1)
+        (theirs,) = a.endpoint._peers.values()
+        theirs.lose(theirs.conversations[0], "it is a test")
+        for channel in list(world.board.channels):
+            channel.abort(ConnectionResetError("cut"))
+        assert await a.ask("b", "echo", 2) == 2
+        assert await asking == 1 and a.ran == [1]
 
 
-def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiograd.distributed.rpc.endpoint.FORMER_SESSIONS", 3)
 
-    async def main() -> None:
-        async with World() as world:
-            a, _ = await world.pair()
-            endpoint = a.endpoint
-            mine, other = PeerIdentity("x", b"i" * 16, "default"), PeerIdentity("x", b"i" * 16, "tenant")
-            for n in range(5):
-                endpoint._remember(b"%016d" % n, mine, n)
-            endpoint._remember(b"%016d" % 9, other, 1)
-            assert [former.first for former in endpoint.former(mine)] == [2, 3, 4]
-            assert [former.first for former in endpoint.former(mine, b"%016d" % 3)] == [2, 4, 3], "the one that was asked for comes last"
-            assert endpoint.former(mine, b"%016d" % 9)[-1].first == NOT_KNOWN, "it is somebody else's"
-            assert endpoint.former(other._replace(incarnation=b"j" * 16)) == []
-            await asyncio.sleep(Limits().max_deadline + 1)
-            endpoint._remember(b"%016d" % 7, mine, 7)
-            assert [former.first for former in endpoint.former(mine)] == [7]
-
-    simulate(main)
+    async with World() as world:
+        a, _ = await world.pair()
+        endpoint = a.endpoint
+        mine, other = PeerIdentity("x", b"i" * 16, "default"), PeerIdentity("x", b"i" * 16, "tenant")
+        for n in range(5):
+            endpoint._remember(b"%016d" % n, mine, n)
+        endpoint._remember(b"%016d" % 9, other, 1)
+        assert [former.first for former in endpoint.former(mine)] == [2, 3, 4]
+        assert [former.first for former in endpoint.former(mine, b"%016d" % 3)] == [2, 4, 3], "the one that was asked for comes last"
+        assert endpoint.former(mine, b"%016d" % 9)[-1].first == NOT_KNOWN, "it is somebody else's"
+        assert endpoint.former(other._replace(incarnation=b"j" * 16)) == []
+        await asyncio.sleep(Limits().max_deadline + 1)
+        endpoint._remember(b"%016d" % 7, mine, 7)
+        assert [former.first for former in endpoint.former(mine)] == [7]
 
 
 def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -553,7 +536,7 @@ class Overtaken(Switchboard):
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_a_request_of_a_handshake_that_was_overtaken_runs_once(early: bool) -> None:
+async def test_a_request_of_a_handshake_that_was_overtaken_runs_once(virtual_clock: VirtualClock, early: bool) -> None:
     ran: list[int] = []
     service = dist.Service()
 
@@ -562,21 +545,18 @@ def test_a_request_of_a_handshake_that_was_overtaken_runs_once(early: bool) -> N
         ran.append(n)
         return n
 
-    async def main() -> None:
-        board = Overtaken(early=early)
-        async with (
-            dist.Worker("b", secret=SECRET, service=service, transport=board.transport("b")) as b,
-            dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
-        ):
-            if early:  # b says that it ran it, and its answer went with the session
-                with pytest.raises(WorkerLostError, match="it has given up the session"):
-                    await a.call("b", "note", 1)
-            else:
-                assert await a.call("b", "note", 1) == 1
-                assert board.first is not None
-                board.first.release()
-            await asyncio.sleep(1)
-            assert ran == [1] and board.dials == 2
-            assert await a.call("b", "note", 2) == 2 and board.dials == 2
-
-    simulate(main)
+    board = Overtaken(early=early)
+    async with (
+        dist.Worker("b", secret=SECRET, service=service, transport=board.transport("b")) as b,
+        dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
+    ):
+        if early:  # b says that it ran it, and its answer went with the session
+            with pytest.raises(WorkerLostError, match="it has given up the session"):
+                await a.call("b", "note", 1)
+        else:
+            assert await a.call("b", "note", 1) == 1
+            assert board.first is not None
+            board.first.release()
+        await asyncio.sleep(1)
+        assert ran == [1] and board.dials == 2
+        assert await a.call("b", "note", 2) == 2 and board.dials == 2

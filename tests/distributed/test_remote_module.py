@@ -11,8 +11,9 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError, NotExposedError, ReferenceLostError, RemoteError
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import leaf, simulate, until, values, view, workers
+from tests.distributed.workers import leaf, until, values, view, workers
 from tests.toy_device import ToyDevice
 
 service = dist.Service()
@@ -185,23 +186,20 @@ async def test_a_state_that_is_too_large_for_a_message_goes_in_several() -> None
         await until(lambda: not len(transfers))
 
 
-def test_a_state_that_takes_too_long_ends_at_its_deadline() -> None:
+async def test_a_state_that_takes_too_long_ends_at_its_deadline(virtual_clock: VirtualClock) -> None:
     """Each message takes 0.1 s, and the state is several."""
 
-    async def main() -> None:
-        board = Switchboard()
-        board.latency = 0.1
-        async with workers("a", "b", service=service, limits=SMALL, board=board) as (a, b):
-            module = await a.remote_module("b", Large, 5, 30_000)
-            began = asyncio.get_running_loop().time()
-            with pytest.raises(DeadlineError):
-                await module.state_dict(timeout=0.3)
-            assert asyncio.get_running_loop().time() - began == pytest.approx(0.3, abs=0.05)
-            await asyncio.sleep(1.0)
-            assert len(b._objects.transfers) == 0, "what nobody asks for any more is forgotten"
-            assert len(await module.state_dict(timeout=60.0)) == len(Large(5, 30_000).state_dict())
-
-    simulate(main)
+    board = Switchboard()
+    board.latency = 0.1
+    async with workers("a", "b", service=service, limits=SMALL, board=board) as (a, b):
+        module = await a.remote_module("b", Large, 5, 30_000)
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(DeadlineError):
+            await module.state_dict(timeout=0.3)
+        assert asyncio.get_running_loop().time() - began == pytest.approx(0.3, abs=0.05)
+        await asyncio.sleep(1.0)
+        assert len(b._objects.transfers) == 0, "what nobody asks for any more is forgotten"
+        assert len(await module.state_dict(timeout=60.0)) == len(Large(5, 30_000).state_dict())
 
 
 async def test_a_large_checkpoint_is_of_one_moment_too() -> None:

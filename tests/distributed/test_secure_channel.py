@@ -12,81 +12,71 @@ from aiograd.distributed.rpc.handshake import Answerer, Dialler
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.secure_channel import SecureChannel
 from aiograd.errors import AuthenticationError, VersionMismatch
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryChannel
-from tests.distributed.world import LIMITS, SECRET, World, simulate, turns
+from tests.distributed.world import LIMITS, SECRET, World, turns
 
 
-def test_a_wrong_key_is_refused() -> None:
-    async def main() -> None:
-        async with World() as world:
-            b = await world.node("b", keyring=Keyring(b"another secret of 32 bytes......"))
-            a = await world.node("a", b)
-            with pytest.raises(AuthenticationError, match="'b' at memory://b hung up"):
-                await a.ask("b", "echo", 1)
-            assert b.ran == [] and b.endpoint.statistics().failed_handshakes >= 2
-            assert b.endpoint.peers == ()
-
-    assert simulate(main) < 1.0
+async def test_a_wrong_key_is_refused(virtual_clock: VirtualClock) -> None:
+    async with World() as world:
+        b = await world.node("b", keyring=Keyring(b"another secret of 32 bytes......"))
+        a = await world.node("a", b)
+        with pytest.raises(AuthenticationError, match="'b' at memory://b hung up"):
+            await a.ask("b", "echo", 1)
+        assert b.ran == [] and b.endpoint.statistics().failed_handshakes >= 2
+        assert b.endpoint.peers == ()
+    assert virtual_clock.time() < 1.0
 
 
-def test_a_worker_of_another_name_is_refused() -> None:
-    async def main() -> None:
-        async with World() as world:
-            c = await world.node("c")
-            a = await world.node("a")
-            a.endpoint.add_peer("b", c.transport.url)
-            with pytest.raises(AuthenticationError):
-                await a.ask("b", "echo", 1)
-            assert c.ran == []
-
-    simulate(main)
+async def test_a_worker_of_another_name_is_refused(virtual_clock: VirtualClock) -> None:
+    async with World() as world:
+        c = await world.node("c")
+        a = await world.node("a")
+        a.endpoint.add_peer("b", c.transport.url)
+        with pytest.raises(AuthenticationError):
+            await a.ask("b", "echo", 1)
+        assert c.ran == []
 
 
 @pytest.mark.parametrize("side", ["dialling", "answering"])
-def test_a_certificate_for_another_name_is_refused(side: str) -> None:
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            connect = a.transport.connect
-            accept = b.transport.accept
-            assert accept is not None
+async def test_a_certificate_for_another_name_is_refused(virtual_clock: VirtualClock, side: str) -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        connect = a.transport.connect
+        accept = b.transport.accept
+        assert accept is not None
 
-            async def connected(url: str, timeout: float) -> MemoryChannel:
-                channel = await connect(url, timeout)
-                channel.certified_names = names
-                return channel
+        async def connected(url: str, timeout: float) -> MemoryChannel:
+            channel = await connect(url, timeout)
+            channel.certified_names = names
+            return channel
 
-            def accepted(channel: MemoryChannel) -> None:
-                channel.certified_names = names
-                accept(channel)
+        def accepted(channel: MemoryChannel) -> None:
+            channel.certified_names = names
+            accept(channel)
 
-            if side == "dialling":
-                a.transport.connect = connected  # type: ignore[method-assign]
-            else:
-                b.transport.accept = accepted
-            names = frozenset({"c"})
-            with pytest.raises(AuthenticationError):
-                await a.ask("b", "echo", 1)
-            await turns()
-            assert not world.board.channels
-            names = frozenset({"a", "b"})
-            assert await a.ask("b", "echo", 2) == 2
-            assert b.ran == [2]
-
-    simulate(main)
+        if side == "dialling":
+            a.transport.connect = connected  # type: ignore[method-assign]
+        else:
+            b.transport.accept = accepted
+        names = frozenset({"c"})
+        with pytest.raises(AuthenticationError):
+            await a.ask("b", "echo", 1)
+        await turns()
+        assert not world.board.channels
+        names = frozenset({"a", "b"})
+        assert await a.ask("b", "echo", 2) == 2
+        assert b.ran == [2]
 
 
-def test_there_is_a_limit_to_handshakes_under_way() -> None:
-    async def main() -> None:
-        async with World(replace(LIMITS, connections=3)) as world:
-            b = await world.node("b")
-            stranger = world.board.transport("stranger")
-            channels = [await stranger.connect(b.transport.url, 1.0) for _ in range(5)]
-            await turns()
-            assert [channel.closed for channel in channels] == [False] * 3 + [True] * 2
-            assert b.endpoint.statistics().handshakes == 3
-
-    simulate(main)
+async def test_there_is_a_limit_to_handshakes_under_way(virtual_clock: VirtualClock) -> None:
+    async with World(replace(LIMITS, connections=3)) as world:
+        b = await world.node("b")
+        stranger = world.board.transport("stranger")
+        channels = [await stranger.connect(b.transport.url, 1.0) for _ in range(5)]
+        await turns()
+        assert [channel.closed for channel in channels] == [False] * 3 + [True] * 2
+        assert b.endpoint.statistics().handshakes == 3
 
 
 async def test_frames_that_come_before_anybody_listens_wait() -> None:
@@ -107,38 +97,33 @@ async def test_frames_that_come_before_anybody_listens_wait() -> None:
         link.close()
 
 
-def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_versions_that_do_not_fit(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiograd.distributed.rpc.peer.Dialler", functools.partial(Dialler, versions=(7, 9)))
 
-    async def main() -> None:
-        async with World() as world:
-            a, _ = await world.pair()
-            with pytest.raises(VersionMismatch, match=r"versions 4 to 4 .* versions 7 to 9"):
-                await a.ask("b", "echo", 1)
-            await asyncio.sleep(1.0)
-            assert not world.board.channels and world.board.dials == 1
-
-    assert simulate(main) < 1.1
+    async with World() as world:
+        a, _ = await world.pair()
+        with pytest.raises(VersionMismatch, match=r"versions 4 to 4 .* versions 7 to 9"):
+            await a.ask("b", "echo", 1)
+        await asyncio.sleep(1.0)
+        assert not world.board.channels and world.board.dials == 1
+    assert virtual_clock.time() < 1.1
 
 
-def test_strangers_are_turned_away() -> None:
-    async def main() -> None:
-        async with World() as world:
-            _, b = await world.pair()
-            stranger = world.board.transport("stranger")
-            for noise in (b"", b"GET / HTTP/1.1", b"x" * 100_000):
-                channel = await stranger.connect(b.transport.url, 1.0)
-                closed = asyncio.get_running_loop().create_future()
-                channel.attach(lambda frame: pytest.fail("it was answered"), closed.set_result, lambda: None)
-                channel.send(noise)
-                await closed
-            silent = await stranger.connect(b.transport.url, 1.0)
+async def test_strangers_are_turned_away(virtual_clock: VirtualClock) -> None:
+    async with World() as world:
+        _, b = await world.pair()
+        stranger = world.board.transport("stranger")
+        for noise in (b"", b"GET / HTTP/1.1", b"x" * 100_000):
+            channel = await stranger.connect(b.transport.url, 1.0)
             closed = asyncio.get_running_loop().create_future()
-            silent.attach(lambda frame: None, closed.set_result, lambda: None)
-            started = asyncio.get_running_loop().time()
+            channel.attach(lambda frame: pytest.fail("it was answered"), closed.set_result, lambda: None)
+            channel.send(noise)
             await closed
-            assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, abs=0.1)
-            assert b.endpoint.statistics().handshakes == 0
-            assert b.endpoint.statistics().failed_handshakes == 4
-
-    simulate(main)
+        silent = await stranger.connect(b.transport.url, 1.0)
+        closed = asyncio.get_running_loop().create_future()
+        silent.attach(lambda frame: None, closed.set_result, lambda: None)
+        started = asyncio.get_running_loop().time()
+        await closed
+        assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, abs=0.1)
+        assert b.endpoint.statistics().handshakes == 0
+        assert b.endpoint.statistics().failed_handshakes == 4

@@ -28,8 +28,8 @@ from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.shared.lane import SHARED_FROM, Invitation, SharedLane
 from aiograd.distributed.rpc.shared.ring import SharedRecord, pack, unpack
 from aiograd.errors import ProtocolError, WorkerLostError
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.intruder import Intruder
-from tests.distributed.workers import simulate
 from tests.watchdog import SECONDS
 
 pytestmark = [pytest.mark.net, pytest.mark.skipif(not memory.IS_SUPPORTED, reason="this system has no memory files with seals")]
@@ -304,21 +304,18 @@ async def test_a_full_ring_stops_the_sender_until_the_peer_has_copied_something_
         assert both.put(bytes(SHARED_FROM))
 
 
-def test_a_peer_that_copies_nothing_out_is_dropped() -> None:
-    async def main() -> None:
-        both = Ends(unread_seconds=3.0)
-        ring, descriptor = memory.create(memory.ring_bytes(SHARED_FROM))
-        os.close(descriptor)
-        both.lanes[0]._handed_over(ring)
-        while not both.lanes[0].is_full:
-            both.put(bytes(SHARED_FROM))
-        await asyncio.sleep(2.9)
-        assert both.dropped == []
-        await asyncio.sleep(0.2)
-        assert isinstance(both.dropped[0], WorkerLostError)
-        both.close()
-
-    simulate(main)
+async def test_a_peer_that_copies_nothing_out_is_dropped(virtual_clock: VirtualClock) -> None:
+    both = Ends(unread_seconds=3.0)
+    ring, descriptor = memory.create(memory.ring_bytes(SHARED_FROM))
+    os.close(descriptor)
+    both.lanes[0]._handed_over(ring)
+    while not both.lanes[0].is_full:
+        both.put(bytes(SHARED_FROM))
+    await asyncio.sleep(2.9)
+    assert both.dropped == []
+    await asyncio.sleep(0.2)
+    assert isinstance(both.dropped[0], WorkerLostError)
+    both.close()
 
 
 async def test_what_a_peer_writes_after_the_fact_is_not_what_was_taken() -> None:
@@ -395,22 +392,19 @@ def _fail(*_: Any) -> Any:
     raise OSError("no descriptors")
 
 
-def test_an_invitation_to_which_nobody_comes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        monkeypatch.setattr(loop, "add_reader", lambda *_: None)  # the simulated loop has no sockets
-        monkeypatch.setattr(loop, "remove_reader", lambda *_: None)
-        both = Ends(handshake_timeout=2.0)
-        assert not both.put(bytes(SHARED_FROM))
-        invitation = both.lanes[0]._invitation
-        assert invitation is not None
-        await asyncio.sleep(1.9)
-        assert invitation._listener is not None
-        await asyncio.sleep(0.2)
-        assert invitation._listener is None
-        both.close()
-
-    simulate(main)
+async def test_an_invitation_to_which_nobody_comes_ends(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "add_reader", lambda *_: None)  # the simulated loop has no sockets
+    monkeypatch.setattr(loop, "remove_reader", lambda *_: None)
+    both = Ends(handshake_timeout=2.0)
+    assert not both.put(bytes(SHARED_FROM))
+    invitation = both.lanes[0]._invitation
+    assert invitation is not None
+    await asyncio.sleep(1.9)
+    assert invitation._listener is not None
+    await asyncio.sleep(0.2)
+    assert invitation._listener is None
+    both.close()
 
 
 # ---------------------------------------------------------------- workers

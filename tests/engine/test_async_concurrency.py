@@ -20,6 +20,7 @@ from aiograd.engine.run import EngineStatistics, new_graph_task
 from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, GraphError, GraphFreedError, LoopError
 from aiograd.graph.current import CURRENT
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
 
 # -------------------------------------------------------------------- passes on one loop
@@ -504,29 +505,26 @@ def test_closing_fails_the_passes_that_somebody_awaits() -> None:
     simulated_run(main)
 
 
-def test_a_pass_that_is_cancelled_and_whose_engine_is_closed_is_cancelled() -> None:
-    async def main() -> None:
-        async def rule(ctx: Any, g: Any) -> Any:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(0.5)
+async def test_a_pass_that_is_cancelled_and_whose_engine_is_closed_is_cancelled(virtual_clock: VirtualClock) -> None:
+    async def rule(ctx: Any, g: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.5)
 
-        for cancel_first in (True, False):
-            async with ag.Engine() as engine:
-                task = asyncio.create_task((function(rule)(leaf(1.0)) + function(rule)(leaf(1.0))).backward())
-                await rounds(5)
-                if cancel_first:
-                    task.cancel()
-                closing = asyncio.create_task(engine.aclose())
-                await rounds(2)
-                if not cancel_first:
-                    task.cancel()
-                await closing
-            with pytest.raises(asyncio.CancelledError):
-                await task
-
-    simulated_run(main)
+    for cancel_first in (True, False):
+        async with ag.Engine() as engine:
+            task = asyncio.create_task((function(rule)(leaf(1.0)) + function(rule)(leaf(1.0))).backward())
+            await rounds(5)
+            if cancel_first:
+                task.cancel()
+            closing = asyncio.create_task(engine.aclose())
+            await rounds(2)
+            if not cancel_first:
+                task.cancel()
+            await closing
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 @pytest.mark.parametrize("how", ["inline", "beside others", "def"])
@@ -623,9 +621,7 @@ async def test_execute_starts_at_once_and_several_may_await_it() -> None:
 
     z = function(rule)(x * y)
     async with ag.Engine() as engine:
-        task = engine.execute(
-            [ag.graph.get_gradient_edge(z)], [np.array(1.0)], inputs=[ag.graph.get_gradient_edge(x), ag.graph.get_gradient_edge(y)]
-        )
+        task = engine.execute([ag.graph.get_gradient_edge(z)], [np.array(1.0)], inputs=[ag.graph.get_gradient_edge(x), ag.graph.get_gradient_edge(y)])
 
         async def wait() -> list[float]:
             return [number(g) for g in await task.future]

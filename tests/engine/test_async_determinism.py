@@ -15,6 +15,7 @@ import pytest
 import aiograd as ag
 from aiograd.engine.run import runner
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import bits, chain, function, leaf, number, ticking
 
 KINDS = ("row", "def", "inline", "async")
@@ -305,18 +306,15 @@ def watched(graph: Graph, log: list[int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_without_suspension_nodes_run_in_descending_sequence_number(seed: int) -> None:
-    async def main() -> tuple[list[int], list[int]]:
-        graph = Graph(seed, kinds=("row", "inline"))
-        log: list[int] = []
-        predicted: list[int] = []
-        watched(graph, log)
-        graph.loss.register_hook(lambda g: predicted.extend(node.sequence_nr for node in ag.graph.execution_order()))
-        await graph.loss.backward()
-        known = {node.sequence_nr for node in graph.nodes}
-        return log, [number for number in predicted if number in known]
-
-    log, predicted = simulated_run(main).value
+async def test_without_suspension_nodes_run_in_descending_sequence_number(virtual_clock: VirtualClock, seed: int) -> None:
+    graph = Graph(seed, kinds=("row", "inline"))
+    log: list[int] = []
+    predicted: list[int] = []
+    watched(graph, log)
+    graph.loss.register_hook(lambda g: predicted.extend(node.sequence_nr for node in ag.graph.execution_order()))
+    await graph.loss.backward()
+    known = {node.sequence_nr for node in graph.nodes}
+    predicted = [number for number in predicted if number in known]
     assert log == sorted(log, reverse=True)
     assert log == predicted
 
@@ -341,24 +339,21 @@ def test_with_concurrency_one_the_order_holds_whatever_suspends_and_leaves_the_l
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_priorities_decide_when_ready_nodes_run(seed: int) -> None:
+async def test_priorities_decide_when_ready_nodes_run(virtual_clock: VirtualClock, seed: int) -> None:
     """Against a straightforward simulation: of the nodes whose consumers have all run, the one with the highest number."""
 
-    async def main() -> tuple[list[Any], list[Any], list[Any]]:
-        graph = Graph(seed, kinds=("row", "inline"))
-        draws = Random(seed)
-        for node in graph.nodes:
-            if draws.random() < 0.5:
-                node.set_sequence_nr(draws.randint(0, 10**6))
-        log: list[Any] = []
-        predicted: list[Any] = []
-        for node in graph.nodes:
-            node.register_prehook(lambda gs, node=node: log.append(node))
-        graph.loss.register_hook(lambda g: predicted.extend(ag.graph.execution_order()))
-        await graph.loss.backward()
-        return log, [node for node in predicted if node in graph.nodes], reference_order(graph.loss.grad_fn, set(graph.nodes))
-
-    log, predicted, expected = simulated_run(main).value
+    graph = Graph(seed, kinds=("row", "inline"))
+    draws = Random(seed)
+    for node in graph.nodes:
+        if draws.random() < 0.5:
+            node.set_sequence_nr(draws.randint(0, 10**6))
+    log: list[Any] = []
+    predicted: list[Any] = []
+    for node in graph.nodes:
+        node.register_prehook(lambda gs, node=node: log.append(node))
+    graph.loss.register_hook(lambda g: predicted.extend(ag.graph.execution_order()))
+    await graph.loss.backward()
+    predicted, expected = [node for node in predicted if node in graph.nodes], reference_order(graph.loss.grad_fn, set(graph.nodes))
     assert log == expected
     assert predicted == expected
 
@@ -474,34 +469,31 @@ async def test_bits_do_not_depend_on_which_thread_recorded_what() -> None:
         assert len(same) == 4 and all(result == expected for result in same)
 
 
-def test_a_recorded_pass_may_use_what_another_task_records_meanwhile() -> None:
+async def test_a_recorded_pass_may_use_what_another_task_records_meanwhile(virtual_clock: VirtualClock) -> None:
     """Its nodes get their numbers anew at the end, and then no longer come after what they were made from."""
 
-    async def main() -> tuple[float, float]:
-        early, made = asyncio.Event(), asyncio.Event()
-        x, z = leaf(2.0), leaf(3.0)
-        shared: list[ag.Tensor] = []
+    early, made = asyncio.Event(), asyncio.Event()
+    x, z = leaf(2.0), leaf(3.0)
+    shared: list[ag.Tensor] = []
 
-        async def late(ctx: Any, g: Any) -> Any:
-            await made.wait()
-            return g * shared[0] * 1.0
+    async def late(ctx: Any, g: Any) -> Any:
+        await made.wait()
+        return g * shared[0] * 1.0
 
-        async def first(ctx: Any, g: Any) -> Any:
-            (value,) = ctx.saved_tensors
-            g = chain(g * value, 10)
-            early.set()
-            return g
+    async def first(ctx: Any, g: Any) -> Any:
+        (value,) = ctx.saved_tensors
+        g = chain(g * value, 10)
+        early.set()
+        return g
 
-        async def other() -> None:
-            await early.wait()
-            shared.append(z * z)
-            made.set()
+    async def other() -> None:
+        await early.wait()
+        shared.append(z * z)
+        made.set()
 
-        task = asyncio.create_task(other())
-        y = function(first)(x) + function(late)(x)  # undisturbed, `late` runs first
-        (grad,) = await ag.grad(y, x, create_graph=True)
-        await task
-        await (grad * 1.0).backward()
-        return number(grad), number(z.grad)
-
-    assert simulated_run(main).value == (11.0, 6.0)
+    task = asyncio.create_task(other())
+    y = function(first)(x) + function(late)(x)  # undisturbed, `late` runs first
+    (grad,) = await ag.grad(y, x, create_graph=True)
+    await task
+    await (grad * 1.0).backward()
+    assert (number(grad), number(z.grad)) == (11.0, 6.0)

@@ -18,6 +18,7 @@ from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.input_buffer import InputBuffer
 from aiograd.errors import EngineClosedError
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, function, leaf, number, rounds
 
 USER: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
@@ -61,31 +62,28 @@ async def test_where_user_code_runs() -> None:
 
 
 @pytest.mark.parametrize("simulated", [False, True])
-def test_rules_see_the_context_of_the_caller_and_nobody_sees_theirs(simulated: bool) -> None:
-    async def main() -> list[str]:
-        seen: list[str] = []
+async def test_rules_see_the_context_of_the_caller_and_nobody_sees_theirs(virtual_clock: VirtualClock, simulated: bool) -> None:
+    seen: list[str] = []
 
-        def rule(ctx: Any, g: Any) -> Any:
-            seen.append(USER.get())
-            USER.set("rule")
-            return g
-
-        async def async_rule(ctx: Any, g: Any) -> Any:
-            seen.append(USER.get())
-            return g
-
-        async def one(user: str) -> None:
-            USER.set(user)
-            x = leaf(1.0)
-            y = function(async_rule)(x) + function(rule)(x)
-            await (function(rule)(y) + function(async_rule)(x)).backward()
-            seen.append(USER.get())
-
-        await asyncio.gather(one("ann"), one("bob"))
+    def rule(ctx: Any, g: Any) -> Any:
         seen.append(USER.get())
-        return sorted(seen)
+        USER.set("rule")
+        return g
 
-    seen = simulated_run(main).value if simulated else ag.run(main())
+    async def async_rule(ctx: Any, g: Any) -> Any:
+        seen.append(USER.get())
+        return g
+
+    async def one(user: str) -> None:
+        USER.set(user)
+        x = leaf(1.0)
+        y = function(async_rule)(x) + function(rule)(x)
+        await (function(rule)(y) + function(async_rule)(x)).backward()
+        seen.append(USER.get())
+
+    await asyncio.gather(one("ann"), one("bob"))
+    seen.append(USER.get())
+    seen = sorted(seen)
     assert seen == ["ann"] * 5 + ["bob"] * 5 + ["nobody"]
 
 
@@ -189,32 +187,29 @@ async def test_a_rule_on_the_executor_overlaps_with_rules_on_the_loop_and_with_h
 
 
 @pytest.mark.parametrize("high", [True, False])
-def test_a_slow_node_with_a_high_number_starts_first_and_overlaps(high: bool) -> None:
+async def test_a_slow_node_with_a_high_number_starts_first_and_overlaps(virtual_clock: VirtualClock, high: bool) -> None:
     """A remote node beside a chain of local ones: with the higher number the pass takes the longer of the two, else their sum."""
 
-    async def main() -> float:
-        async def remote(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(10)
-            return g
+    async def remote(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(10)
+        return g
 
-        async def local(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(1)
-            return g
+    async def local(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(1)
+        return g
 
-        x = leaf(1.0)
-        slow = function(remote)(x)
-        y = x
-        for _ in range(8):
-            y = function(local)(y)
-        loss = slow + y
-        if high:
-            slow.grad_fn.set_sequence_nr(2**40)
-        async with ag.Engine(concurrency=None if high else 1):
-            await loss.backward()
-        assert number(x.grad) == 2.0
-        return asyncio.get_running_loop().time()
-
-    assert simulated_run(main).value == (10 if high else 18)
+    x = leaf(1.0)
+    slow = function(remote)(x)
+    y = x
+    for _ in range(8):
+        y = function(local)(y)
+    loss = slow + y
+    if high:
+        slow.grad_fn.set_sequence_nr(2**40)
+    async with ag.Engine(concurrency=None if high else 1):
+        await loss.backward()
+    assert number(x.grad) == 2.0
+    assert asyncio.get_running_loop().time() == (10 if high else 18)
 
 
 def test_priority_decides_what_starts_when_only_so_many_may() -> None:

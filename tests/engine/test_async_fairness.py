@@ -20,7 +20,9 @@ from aiograd.engine.plan import DISCOVER_STRIDE
 from aiograd.engine.run import engine as engine_module
 from aiograd.errors import EngineClosedError, GraphFreedError
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+from tests.sweeps import swept
 
 #: readings of the clock between two pauses
 BUDGET = 5
@@ -186,7 +188,7 @@ async def many_post_accumulate_hooks() -> None:
     ],
     ids=lambda work: work.__name__,
 )  # fmt: skip
-@pytest.mark.parametrize("budget", [1, 5, 40])
+@pytest.mark.parametrize("budget", swept([5, 1, 40]))
 def test_one_pass_never_computes_longer_than_its_budget(work: Callable[[], Coroutine[Any, Any, Any]], budget: int) -> None:
     heart = beside_a_heart(work, budget)
     assert heart.longest <= budget + SLACK
@@ -289,41 +291,35 @@ def test_a_pass_is_made_when_its_turn_comes(monkeypatch: pytest.MonkeyPatch) -> 
     assert first <= BUDGET + SLACK
 
 
-def test_a_pass_that_is_cancelled_before_its_first_turn_is_as_cancelled_as_any() -> None:
-    async def main() -> None:
-        before = chain(leaf(1.0), 2000)
-        x = leaf(1.0)
-        y = chain(x, 20)
-        async with ag.Engine(clock=Clock(), budget=2) as engine:
-            first = asyncio.create_task(before.backward())
-            second = asyncio.create_task(y.backward())
-            await rounds(2)
-            second.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await second
-            assert not first.done()
-            await first
-            counted = engine.statistics()
-            assert (counted.begun, counted.committed, counted.cancelled, counted.in_flight) == (2, 1, 1, 0)
-            assert x.grad is None
-            with pytest.raises(GraphFreedError, match="ended with: CancelledError"):
-                await y.backward()
-
-    simulated_run(main)
+async def test_a_pass_that_is_cancelled_before_its_first_turn_is_as_cancelled_as_any(virtual_clock: VirtualClock) -> None:
+    before = chain(leaf(1.0), 2000)
+    x = leaf(1.0)
+    y = chain(x, 20)
+    async with ag.Engine(clock=Clock(), budget=2) as engine:
+        first = asyncio.create_task(before.backward())
+        second = asyncio.create_task(y.backward())
+        await rounds(2)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert not first.done()
+        await first
+        counted = engine.statistics()
+        assert (counted.begun, counted.committed, counted.cancelled, counted.in_flight) == (2, 1, 1, 0)
+        assert x.grad is None
+        with pytest.raises(GraphFreedError, match="ended with: CancelledError"):
+            await y.backward()
 
 
-def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn() -> None:
-    async def main() -> None:
-        graphs = [chain(leaf(1.0), 2000) for _ in range(3)]
-        async with ag.Engine(clock=Clock(), budget=2) as engine:
-            tasks = [asyncio.create_task(graph.backward()) for graph in graphs]
-            await rounds(2)
-        assert engine.statistics().failed == 3
-        for task in tasks:
-            with pytest.raises(EngineClosedError, match="closed while a pass was running"):
-                await task
-
-    simulated_run(main)
+async def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn(virtual_clock: VirtualClock) -> None:
+    graphs = [chain(leaf(1.0), 2000) for _ in range(3)]
+    async with ag.Engine(clock=Clock(), budget=2) as engine:
+        tasks = [asyncio.create_task(graph.backward()) for graph in graphs]
+        await rounds(2)
+    assert engine.statistics().failed == 3
+    for task in tasks:
+        with pytest.raises(EngineClosedError, match="closed while a pass was running"):
+            await task
 
 
 def test_a_training_loop_of_tiny_passes_leaves_turns_to_others() -> None:
@@ -386,36 +382,33 @@ def test_a_short_pass_is_not_kept_waiting_by_long_ones() -> None:
     assert took < others / 10
 
 
-def test_a_turn_is_not_held_while_user_code_is_awaited() -> None:
+async def test_a_turn_is_not_held_while_user_code_is_awaited(virtual_clock: VirtualClock) -> None:
     """Passes that wait in a hook, a rule, a callback or a nested pass let all others through."""
 
-    async def main() -> None:
-        leave = Switch()
+    leave = Switch()
 
-        async def waits(*_: Any) -> None:
-            await leave
+    async def waits(*_: Any) -> None:
+        await leave
 
-        async def rule(ctx: Any, g: Any) -> Any:
-            await leave
-            return g
+    async def rule(ctx: Any, g: Any) -> Any:
+        await leave
+        return g
 
-        hooked = leaf(1.0) * 1.0
-        hooked.register_hook(waits)
-        after = leaf(1.0)
-        after.register_post_accumulate_grad_hook(waits)
-        calls_back = leaf(1.0) * 1.0
-        calls_back.register_hook(lambda g: ag.graph.queue_callback(waits))
-        graphs = [hooked * 1.0, after * 1.0, calls_back * 1.0, function(rule)(leaf(1.0)), function(rule)(leaf(1.0)) + function(rule)(leaf(1.0))]
-        tasks = [asyncio.create_task(graph.backward()) for graph in graphs]
-        await rounds(20)
-        assert not any(task.done() for task in tasks)
-        async with asyncio.timeout(1):
-            for _ in range(50):
-                await chain(leaf(1.0), 100).backward()
-        leave.on()
-        await asyncio.gather(*tasks)
-
-    simulated_run(main)
+    hooked = leaf(1.0) * 1.0
+    hooked.register_hook(waits)
+    after = leaf(1.0)
+    after.register_post_accumulate_grad_hook(waits)
+    calls_back = leaf(1.0) * 1.0
+    calls_back.register_hook(lambda g: ag.graph.queue_callback(waits))
+    graphs = [hooked * 1.0, after * 1.0, calls_back * 1.0, function(rule)(leaf(1.0)), function(rule)(leaf(1.0)) + function(rule)(leaf(1.0))]
+    tasks = [asyncio.create_task(graph.backward()) for graph in graphs]
+    await rounds(20)
+    assert not any(task.done() for task in tasks)
+    async with asyncio.timeout(1):
+        for _ in range(50):
+            await chain(leaf(1.0), 100).backward()
+    leave.on()
+    await asyncio.gather(*tasks)
 
 
 def test_cancelled_waiters_lose_their_place_and_nobody_else_does() -> None:
@@ -504,7 +497,7 @@ def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("path", "nodes"), [("sweep", 1_000_000), ("general", 200_000), ("inputs", 200_000)])
+@pytest.mark.parametrize(("path", "nodes"), swept([("sweep", 1_000_000), ("general", 200_000), ("inputs", 200_000)]))
 def test_a_chain_of_a_million_nodes(path: str, nodes: int) -> None:
     async def main() -> None:
         x = leaf(1.0)

@@ -9,94 +9,85 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import GraphError, HookError, HookTypeError
-from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, function, leaf, message, number, rounds
 
 # -------------------------------------------------------------------- what they delay
 
 
-def test_an_awaited_hook_delays_only_what_depends_on_it() -> None:
-    async def main() -> list[str]:
-        log: list[str] = []
-        leave = Switch()
+async def test_an_awaited_hook_delays_only_what_depends_on_it(virtual_clock: VirtualClock) -> None:
+    log: list[str] = []
+    leave = Switch()
 
-        async def slow(g: Any) -> Any:
-            log.append("slow begins")
-            await leave
-            log.append("slow ends")
-            return g * 10.0
+    async def slow(g: Any) -> Any:
+        log.append("slow begins")
+        await leave
+        log.append("slow ends")
+        return g * 10.0
 
-        x, y = leaf(2.0), leaf(3.0)
-        left, right = x * 2.0, y * 3.0
-        left.register_hook(slow)
-        x.register_hook(lambda g: log.append(f"x {number(g)}"))
-        for i in range(3):
-            right = right * 1.0
-            right.register_hook(lambda g, i=i: log.append(f"right {i}"))
-        y.register_hook(lambda g: (log.append(f"y {number(g)}"), leave.on())[1])
-        late = right + left  # the left branch has the lower numbers, so put its priority first
-        left.grad_fn.set_sequence_nr(10**9)
-        await late.backward()
-        assert number(x.grad) == 20.0 and number(y.grad) == 3.0
-        return log
-
-    assert simulated_run(main).value == ["slow begins", "right 2", "right 1", "right 0", "y 3.0", "slow ends", "x 20.0"]
+    x, y = leaf(2.0), leaf(3.0)
+    left, right = x * 2.0, y * 3.0
+    left.register_hook(slow)
+    x.register_hook(lambda g: log.append(f"x {number(g)}"))
+    for i in range(3):
+        right = right * 1.0
+        right.register_hook(lambda g, i=i: log.append(f"right {i}"))
+    y.register_hook(lambda g: (log.append(f"y {number(g)}"), leave.on())[1])
+    late = right + left  # the left branch has the lower numbers, so put its priority first
+    left.grad_fn.set_sequence_nr(10**9)
+    await late.backward()
+    assert number(x.grad) == 20.0 and number(y.grad) == 3.0
+    assert log == ["slow begins", "right 2", "right 1", "right 0", "y 3.0", "slow ends", "x 20.0"]
 
 
-def test_hooks_of_different_tensors_wait_at_the_same_time() -> None:
-    async def main() -> float:
-        async def hook(*_: Any) -> None:
-            await asyncio.sleep(1)
+async def test_hooks_of_different_tensors_wait_at_the_same_time(virtual_clock: VirtualClock) -> None:
+    async def hook(*_: Any) -> None:
+        await asyncio.sleep(1)
 
-        x = leaf(1.0)
-        parts = [x * float(i) for i in range(8)]
-        for part in parts[:3]:
-            part.register_hook(hook)
-        for part in parts[3:5]:
-            part.grad_fn.register_prehook(hook)
-        for part in parts[5:]:
-            part.grad_fn.register_hook(hook)
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        await total.backward()
-        return asyncio.get_running_loop().time()
-
-    assert simulated_run(main).value == 1
+    x = leaf(1.0)
+    parts = [x * float(i) for i in range(8)]
+    for part in parts[:3]:
+        part.register_hook(hook)
+    for part in parts[3:5]:
+        part.grad_fn.register_prehook(hook)
+    for part in parts[5:]:
+        part.grad_fn.register_hook(hook)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    await total.backward()
+    assert asyncio.get_running_loop().time() == 1
 
 
-def test_hooks_of_one_node_are_awaited_one_after_another_in_order() -> None:
-    async def main() -> tuple[list[str], float]:
-        log: list[str] = []
+async def test_hooks_of_one_node_are_awaited_one_after_another_in_order(virtual_clock: VirtualClock) -> None:
+    log: list[str] = []
 
-        def hook(name: str, wait: float, factor: float | None = None) -> Any:
-            async def later(first: Any, *_: Any) -> Any:
-                log.append(f"{name} begins")
-                await asyncio.sleep(wait)
-                log.append(f"{name} ends")
-                if factor is None:
-                    return None
-                return tuple(t * factor for t in first) if isinstance(first, tuple) else first * factor
+    def hook(name: str, wait: float, factor: float | None = None) -> Any:
+        async def later(first: Any, *_: Any) -> Any:
+            log.append(f"{name} begins")
+            await asyncio.sleep(wait)
+            log.append(f"{name} ends")
+            if factor is None:
+                return None
+            return tuple(t * factor for t in first) if isinstance(first, tuple) else first * factor
 
-            return later
+        return later
 
-        x = leaf(1.0)
-        y = x * 2.0
-        y.register_hook(hook("tensor 1", 3, 2.0))
-        y.register_hook(lambda g: log.append(f"sync {number(g)}"))
-        y.register_hook(hook("tensor 2", 1, 3.0))
-        y.retain_grad()
-        y.grad_fn.register_prehook(hook("pre", 2, 5.0))
-        y.grad_fn.register_hook(hook("post", 1))
-        x.register_hook(hook("leaf", 1, 7.0))
-        x.register_post_accumulate_grad_hook(hook("after", 1))
-        z = y * 1.0
-        await z.backward()
-        assert number(y.grad) == 6.0
-        assert number(x.grad) == 2.0 * 2 * 3 * 5 * 7
-        return log, asyncio.get_running_loop().time()
-
-    log, took = simulated_run(main).value
+    x = leaf(1.0)
+    y = x * 2.0
+    y.register_hook(hook("tensor 1", 3, 2.0))
+    y.register_hook(lambda g: log.append(f"sync {number(g)}"))
+    y.register_hook(hook("tensor 2", 1, 3.0))
+    y.retain_grad()
+    y.grad_fn.register_prehook(hook("pre", 2, 5.0))
+    y.grad_fn.register_hook(hook("post", 1))
+    x.register_hook(hook("leaf", 1, 7.0))
+    x.register_post_accumulate_grad_hook(hook("after", 1))
+    z = y * 1.0
+    await z.backward()
+    assert number(y.grad) == 6.0
+    assert number(x.grad) == 2.0 * 2 * 3 * 5 * 7
+    took = asyncio.get_running_loop().time()
     assert log == [
         "tensor 1 begins", "tensor 1 ends", "sync 2.0", "tensor 2 begins", "tensor 2 ends", "pre begins", "pre ends", "post begins", "post ends",
         "leaf begins", "leaf ends", "after begins", "after ends",
@@ -104,44 +95,38 @@ def test_hooks_of_one_node_are_awaited_one_after_another_in_order() -> None:
     assert took == 9
 
 
-def test_hooks_may_return_futures_and_several_may_wait_for_one() -> None:
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        shared = loop.create_future()
-        loop.call_later(5, shared.set_result, None)
-        x = leaf(1.0)
-        a, b, c = x * 2.0, x * 3.0, x * 5.0
-        for part in (a, b, c):
-            part.register_hook(lambda g: shared)
-        await (a + b + c).backward()
-        own = loop.create_future()
-        loop.call_later(1, own.set_result, ag.tensor(7.0, dtype="float64"))
-        d = x * 1.0
-        d.register_hook(lambda g: own)
-        (captured,) = await ag.grad(d * 1.0, x)
-        return [number(x.grad), loop.time(), number(captured)]
-
-    assert simulated_run(main).value == [10.0, 6.0, 7.0]
+async def test_hooks_may_return_futures_and_several_may_wait_for_one(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    shared = loop.create_future()
+    loop.call_later(5, shared.set_result, None)
+    x = leaf(1.0)
+    a, b, c = x * 2.0, x * 3.0, x * 5.0
+    for part in (a, b, c):
+        part.register_hook(lambda g: shared)
+    await (a + b + c).backward()
+    own = loop.create_future()
+    loop.call_later(1, own.set_result, ag.tensor(7.0, dtype="float64"))
+    d = x * 1.0
+    d.register_hook(lambda g: own)
+    (captured,) = await ag.grad(d * 1.0, x)
+    assert [number(x.grad), loop.time(), number(captured)] == [10.0, 6.0, 7.0]
 
 
-def test_rules_may_return_futures_and_coroutines() -> None:
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        loop.call_later(1, future.set_result, ag.tensor(3.0, dtype="float64"))
+async def test_rules_may_return_futures_and_coroutines(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    loop.call_later(1, future.set_result, ag.tensor(3.0, dtype="float64"))
 
-        async def other(g: Any) -> Any:
-            await asyncio.sleep(1)
-            return g * 5.0
+    async def other(g: Any) -> Any:
+        await asyncio.sleep(1)
+        return g * 5.0
 
-        x = leaf(1.0)
-        total = function(lambda ctx, g: future, inline=True)(x) + function(lambda ctx, g: future, inline=True)(x)
-        total = total + function(lambda ctx, g: other(g), inline=True)(x) + function(lambda ctx, g: other(g))(x)
-        await total.backward()
-        assert loop.time() == 1
-        return number(x.grad)
-
-    assert simulated_run(main).value == 16.0
+    x = leaf(1.0)
+    total = function(lambda ctx, g: future, inline=True)(x) + function(lambda ctx, g: future, inline=True)(x)
+    total = total + function(lambda ctx, g: other(g), inline=True)(x) + function(lambda ctx, g: other(g))(x)
+    await total.backward()
+    assert loop.time() == 1
+    assert number(x.grad) == 16.0
 
 
 async def test_hooks_that_do_not_suspend_do_not_let_anything_else_run() -> None:
@@ -275,29 +260,26 @@ async def test_execution_order_and_will_run_can_be_asked_inside_a_pass_only() ->
 # -------------------------------------------------------------------- several tensors
 
 
-def test_multi_grad_hooks_may_be_coroutines() -> None:
-    async def main() -> tuple[list[Any], float]:
-        log: list[Any] = []
+async def test_multi_grad_hooks_may_be_coroutines(virtual_clock: VirtualClock) -> None:
+    log: list[Any] = []
 
-        async def both(grads: Any) -> str:
-            await asyncio.sleep(1)
-            log.append([None if g is None else number(g) for g in grads])
-            return "ignored"
+    async def both(grads: Any) -> str:
+        await asyncio.sleep(1)
+        log.append([None if g is None else number(g) for g in grads])
+        return "ignored"
 
-        async def first(g: Any) -> ag.Tensor:
-            await asyncio.sleep(1)
-            log.append(("any", number(g)))
-            return g * 100.0  # ignored as well
+    async def first(g: Any) -> ag.Tensor:
+        await asyncio.sleep(1)
+        log.append(("any", number(g)))
+        return g * 100.0  # ignored as well
 
-        x, y, z = leaf(1.0), leaf(2.0), leaf(3.0)
-        ag.graph.register_multi_grad_hook([x, y, z], both)
-        ag.graph.register_multi_grad_hook([x, y, z], first, mode="any")
-        await (x * 2.0 + y * 3.0).backward()
-        assert (number(x.grad), number(y.grad)) == (2.0, 3.0)
-        await (z * 4.0).backward()
-        return log, asyncio.get_running_loop().time()
-
-    log, took = simulated_run(main).value
+    x, y, z = leaf(1.0), leaf(2.0), leaf(3.0)
+    ag.graph.register_multi_grad_hook([x, y, z], both)
+    ag.graph.register_multi_grad_hook([x, y, z], first, mode="any")
+    await (x * 2.0 + y * 3.0).backward()
+    assert (number(x.grad), number(y.grad)) == (2.0, 3.0)
+    await (z * 4.0).backward()
+    took = asyncio.get_running_loop().time()
     assert ("any", 4.0) in log and [None, None, 4.0] in log and [2.0, 3.0, None] in log
     assert len(log) == 4
     assert took == 3  # in the first pass at two leaves side by side, in the second at one leaf one after the other

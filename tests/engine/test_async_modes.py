@@ -11,6 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, GraphError, ModeError
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, function, leaf, number, rounds
 
 # -------------------------------------------------------------------- tasks
@@ -470,26 +471,23 @@ async def test_the_callers_mode_is_back_after_a_failed_and_a_cancelled_pass(call
         assert ag.is_grad_enabled() is caller
 
 
-def test_a_pass_suspended_in_a_hook_does_not_switch_gradients_off_for_others() -> None:
-    async def main() -> list[bool]:
-        inside, leave, seen = Switch(), Switch(), []
+async def test_a_pass_suspended_in_a_hook_does_not_switch_gradients_off_for_others(virtual_clock: VirtualClock) -> None:
+    inside, leave, seen = Switch(), Switch(), []
 
-        async def hook(g: Any) -> None:
-            inside.on()
-            await leave
+    async def hook(g: Any) -> None:
+        inside.on()
+        await leave
 
-        x = leaf(1.0)
-        y = x * 2.0
-        y.register_hook(hook)
-        task = asyncio.create_task(y.backward())
-        await inside
-        seen.append(ag.is_grad_enabled())
-        leave.on()
-        await task
-        seen.append(ag.is_grad_enabled())
-        return seen
-
-    assert simulated_run(main).value == [True, True]
+    x = leaf(1.0)
+    y = x * 2.0
+    y.register_hook(hook)
+    task = asyncio.create_task(y.backward())
+    await inside
+    seen.append(ag.is_grad_enabled())
+    leave.on()
+    await task
+    seen.append(ag.is_grad_enabled())
+    assert seen == [True, True]
 
 
 def test_a_rule_cancelled_inside_no_grad_that_still_cleans_up_takes_its_mode_along() -> None:

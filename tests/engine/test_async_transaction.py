@@ -17,6 +17,7 @@ from aiograd.errors import GraphError, HookError, NestedPassError
 from aiograd.graph import accumulate_grad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, bits, chain, function, leaf, message, number, rounds
 
 
@@ -172,18 +173,15 @@ async def test_of_several_errors_the_first_counts_and_no_other_is_reported() -> 
 
 
 @pytest.mark.parametrize("kind", ["def", "async"])
-def test_errors_that_arrive_at_the_same_moment_are_reported_once(kind: str) -> None:
-    async def main() -> None:
-        x = leaf(1.0)
-        total = x * 0.0
-        for _ in range(4):
-            total = total + function(raiser(kind, ValueError("no")))(x)
-        with pytest.raises(ValueError):
-            await total.backward()
-        await rounds(3)
-        gc.collect()  # a future whose exception nobody fetched would report itself now, and the test would fail
-
-    simulated_run(main)
+async def test_errors_that_arrive_at_the_same_moment_are_reported_once(virtual_clock: VirtualClock, kind: str) -> None:
+    x = leaf(1.0)
+    total = x * 0.0
+    for _ in range(4):
+        total = total + function(raiser(kind, ValueError("no")))(x)
+    with pytest.raises(ValueError):
+        await total.backward()
+    await rounds(3)
+    gc.collect()  # a future whose exception nobody fetched would report itself now, and the test would fail
 
 
 async def test_wrong_results_of_rules_are_errors_that_change_nothing() -> None:
@@ -248,44 +246,41 @@ async def test_large_gradients_share_memory_with_nothing_and_are_staged_off_the_
     assert y.grad.numpy().flags.owndata
 
 
-def test_a_commit_that_fails_halfway_has_written_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_that_fails_halfway_has_written_nothing(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another pass overtakes a pass with two leaves, so both sums are made again in the commit; the second one fails."""
     original = accumulate_grad._add
 
-    async def main() -> list[float]:
-        inside, leave = Switch(), Switch()
+    inside, leave = Switch(), Switch()
 
-        async def waits(ctx: Any, g: Any) -> Any:
-            inside.on()
-            await leave
-            return g
+    async def waits(ctx: Any, g: Any) -> Any:
+        inside.on()
+        await leave
+        return g
 
-        x, y, z = leaf(1.0), leaf(1.0), leaf(1.0)
-        kept = z * 1.0
-        kept.retain_grad()
-        late = function(waits)(leaf(1.0) * 1.0)
-        first = asyncio.create_task((x * 2.0 + y * 3.0 + kept + late).backward())
-        await inside
-        await (x * 10.0 + y * 20.0).backward()
-        calls = 0
+    x, y, z = leaf(1.0), leaf(1.0), leaf(1.0)
+    kept = z * 1.0
+    kept.retain_grad()
+    late = function(waits)(leaf(1.0) * 1.0)
+    first = asyncio.create_task((x * 2.0 + y * 3.0 + kept + late).backward())
+    await inside
+    await (x * 10.0 + y * 20.0).backward()
+    calls = 0
 
-        def fails_at_the_second(base: Any, grad: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == 2:
-                raise MemoryError("the second sum")
-            return original(base, grad)
+    def fails_at_the_second(base: Any, grad: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise MemoryError("the second sum")
+        return original(base, grad)
 
-        monkeypatch.setattr(accumulate_grad, "_add", fails_at_the_second)
-        leave.on()
-        with pytest.raises(MemoryError) as raised:
-            await first
-        assert not getattr(raised.value, "committed", False)
-        assert calls == 2
-        assert z.grad is None and kept.grad is None
-        return [number(x.grad), number(y.grad)]
-
-    assert simulated_run(main).value == [10.0, 20.0]
+    monkeypatch.setattr(accumulate_grad, "_add", fails_at_the_second)
+    leave.on()
+    with pytest.raises(MemoryError) as raised:
+        await first
+    assert not getattr(raised.value, "committed", False)
+    assert calls == 2
+    assert z.grad is None and kept.grad is None
+    assert [number(x.grad), number(y.grad)] == [10.0, 20.0]
 
 
 @pytest.mark.parametrize("change", ["pass", "replaced", "none", "in place", "read"])
@@ -347,36 +342,33 @@ def test_reading_a_gradient_while_another_thread_commits_loses_nothing(monkeypat
     assert number(x.grad) == 11.0
 
 
-def test_a_large_sum_that_was_overtaken_is_made_again_off_the_loop() -> None:
+async def test_a_large_sum_that_was_overtaken_is_made_again_off_the_loop(virtual_clock: VirtualClock) -> None:
     """The commit itself has nothing left to add up."""
     inside_commit: list[bool] = []
 
-    async def main() -> tuple[float, float]:
-        inside, leave = Switch(), Switch()
+    inside, leave = Switch(), Switch()
 
-        async def waits(ctx: Any, g: Any) -> Any:
-            inside.on()
-            await leave
-            return g
+    async def waits(ctx: Any, g: Any) -> Any:
+        inside.on()
+        await leave
+        return g
 
-        large = np.ones(1 << 18)
-        x, other = leaf(large), leaf(1.0)
-        running = asyncio.create_task(((x * 2.0).sum() + function(waits)(other)).backward())
-        await inside
-        await (x * 5.0).sum().backward()
-        original = accumulate_grad.Staged.add_up
+    large = np.ones(1 << 18)
+    x, other = leaf(large), leaf(1.0)
+    running = asyncio.create_task(((x * 2.0).sum() + function(waits)(other)).backward())
+    await inside
+    await (x * 5.0).sum().backward()
+    original = accumulate_grad.Staged.add_up
 
-        def watched(self: Any) -> None:
-            inside_commit.append(accumulate_grad._commit_lock.locked())
-            original(self)
+    def watched(self: Any) -> None:
+        inside_commit.append(accumulate_grad._commit_lock.locked())
+        original(self)
 
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(accumulate_grad.Staged, "add_up", watched)
-            leave.on()
-            await running
-        return float(x.grad.numpy().min()), float(x.grad.numpy().max())
-
-    assert simulated_run(main).value == (7.0, 7.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accumulate_grad.Staged, "add_up", watched)
+        leave.on()
+        await running
+    assert (float(x.grad.numpy().min()), float(x.grad.numpy().max())) == (7.0, 7.0)
     assert inside_commit == [False]
 
 
@@ -523,6 +515,7 @@ async def test_an_eager_hook_that_is_registered_or_removed_while_the_pass_runs()
     x, y = leaf(2.0), leaf(3.0)
     x.register_post_accumulate_grad_hook(lambda t: log.append("x"))
     z = x * y
+
     # x is staged for the commit; the eager hook comes too late for this pass, which then calls it with the others
     def register(g: Any) -> None:
         x.register_post_accumulate_grad_hook(lambda t: log.append("eager"), eager=True)
@@ -789,21 +782,18 @@ async def test_two_thousand_passes_deep() -> None:
 # -------------------------------------------------------------------- nothing happens by itself
 
 
-def test_a_coroutine_that_nobody_awaits_warns_and_does_nothing() -> None:
-    async def main() -> None:
-        x = leaf(2.0, grad=1.0)
-        y = x * x
-        with pytest.warns(RuntimeWarning, match="never awaited"):
-            y.backward()
-            gc.collect()
-        with pytest.warns(RuntimeWarning, match="never awaited"):
-            ag.grad(y, x)
-            gc.collect()
-        assert number(x.grad) == 1.0
-        await y.backward()
-        assert number(x.grad) == 5.0
-
-    simulated_run(main)
+async def test_a_coroutine_that_nobody_awaits_warns_and_does_nothing(virtual_clock: VirtualClock) -> None:
+    x = leaf(2.0, grad=1.0)
+    y = x * x
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        y.backward()
+        gc.collect()
+    with pytest.warns(RuntimeWarning, match="never awaited"):
+        ag.grad(y, x)
+        gc.collect()
+    assert number(x.grad) == 1.0
+    await y.backward()
+    assert number(x.grad) == 5.0
 
 
 # -------------------------------------------------------------------- nothing is kept

@@ -17,6 +17,7 @@ import pytest
 
 import aiograd as ag
 from tests.support import leaf
+from tests.sweeps import swept
 
 
 class Pass(ag.Function):
@@ -68,7 +69,7 @@ def ladder(x: Any, depth: int) -> Any:
     return y + z
 
 
-@pytest.mark.parametrize(("build", "general"), [(chain, False), (products, True), (ladder, False)])
+@pytest.mark.parametrize(("build", "general"), swept([(chain, False), (products, True), (ladder, False)]))
 @on_one_loop
 async def test_a_graph_of_150_000_nodes(build: Any, general: bool) -> None:
     x = leaf([1.0])

@@ -23,6 +23,7 @@ from aiograd.testing import simulated_run
 from tests.ops.domains_core import DOMAINS as CORE
 from tests.ops.domains_nn import DOMAINS as NN
 from tests.ops.traced import floating
+from tests.sweeps import swept
 from tests.tolerance import assert_close
 from tests.toy_device import ToyArray, ToyDevice, ToyError
 
@@ -104,7 +105,7 @@ async def differentiate(name: str, variety: int, device: str) -> list[Any]:
 
 @pytest.mark.one_loop
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", sorted(DOMAINS))
+@pytest.mark.parametrize("name", swept(sorted(DOMAINS), keep=80))
 async def test_every_row_gives_the_same_bits_on_a_device(name: str, plain_rows: None, toy: ToyDevice) -> None:
     for variety in range(DOMAINS[name].varieties):
         expected = await differentiate(name, variety, "cpu")

@@ -16,6 +16,7 @@ from aiograd.functional.gradient_check import gradcheck, gradgradcheck
 from aiograd.ops import ROWS
 from tests.ops import domains_core, domains_nn
 from tests.ops.domain import Domain, arrays, cases
+from tests.sweeps import swept
 
 DOMAINS: dict[str, Domain] = {
     **domains_core.DOMAINS,
@@ -80,11 +81,11 @@ async def check(name: str, imaginary: bool = False) -> None:
                 assert await gradcheck(function, inputs)
 
 
-@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("name", swept(DIFFERENTIABLE, keep=80))
 def test_row(name: str) -> None:
     ag.run(check(name), tune_gc=False)
 
 
-@pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if name in DOMAINS and DOMAINS[name].complex])
+@pytest.mark.parametrize("name", swept((name for name in DIFFERENTIABLE if name in DOMAINS and DOMAINS[name].complex), keep=30))
 def test_row_on_complex_numbers(name: str) -> None:
     ag.run(check(name, imaginary=True), tune_gc=False)

@@ -15,6 +15,7 @@ from aiograd.ops import ROWS, Op, unbroadcast
 from tests.ops.domain import Domain
 from tests.ops.domains_nn import DOMAINS
 from tests.ops.traced import Function, call_rules, check, flatten, floating, named_values
+from tests.sweeps import swept
 
 NAMES = sorted(DOMAINS)
 FUSED = sorted(name for name in NAMES if ROWS[name].fused is not None)
@@ -42,7 +43,7 @@ def bind(domain: Domain, row: Op, args: Sequence[Any], kwargs: dict[str, Any]) -
     return function, [args[i] for i in keys]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES, keep=6))
 def test_derivatives(name: str) -> None:
     for args, kwargs, rng in draws(name, 1):
         function, inputs = bind(DOMAINS[name], ROWS[name], args, kwargs)

@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, OnceDifferentiableError
 from aiograd.parallel import IsolatedContext, map_with_parallel_backward, run_isolated_backward, run_isolated_forward
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 
 
 def leaf(*values: float) -> Any:
@@ -133,7 +134,7 @@ async def test_a_call_that_returns_nothing() -> None:
         await map_with_parallel_backward(fn, (leaf(1),))
 
 
-def test_forward_and_backward_of_all_calls_run_at_the_same_time() -> None:
+async def test_forward_and_backward_of_all_calls_run_at_the_same_time(virtual_clock: VirtualClock) -> None:
     class Slow(ag.Function):
         @staticmethod
         async def forward(ctx: Any, x: Any) -> Any:
@@ -145,16 +146,13 @@ def test_forward_and_backward_of_all_calls_run_at_the_same_time() -> None:
             await asyncio.sleep(10)
             return g
 
-    async def main() -> tuple[float, float]:
-        loop = asyncio.get_running_loop()
-        xs = [leaf(1) for _ in range(5)]
-        outputs = await map_with_parallel_backward(Slow, *((x,) for x in xs))
-        forward = loop.time()
-        await sum((y.sum() for (y,) in outputs), start=ag.tensor(0.0)).backward()
-        assert all(x.grad is not None for x in xs)
-        return forward, loop.time() - forward
-
-    assert simulated_run(main).value == (1, 10)
+    loop = asyncio.get_running_loop()
+    xs = [leaf(1) for _ in range(5)]
+    outputs = await map_with_parallel_backward(Slow, *((x,) for x in xs))
+    forward = loop.time()
+    await sum((y.sum() for (y,) in outputs), start=ag.tensor(0.0)).backward()
+    assert all(x.grad is not None for x in xs)
+    assert (forward, loop.time() - forward) == (1, 10)
 
 
 async def test_unused_outputs_and_arguments_that_need_no_gradient() -> None:
@@ -191,7 +189,7 @@ async def test_a_call_that_raises_cancels_the_others() -> None:
 
 
 @pytest.mark.parametrize("way", ["another fails", "cancelled", "cancelled in backward"])
-def test_a_call_that_ignores_cancellation_is_waited_for_no_longer_than_the_grace_period(way: str) -> None:
+async def test_a_call_that_ignores_cancellation_is_waited_for_no_longer_than_the_grace_period(virtual_clock: VirtualClock, way: str) -> None:
     class Stubborn(ag.Function):
         @staticmethod
         async def forward(ctx: Any, x: Any, i: int) -> Any:
@@ -214,26 +212,22 @@ def test_a_call_that_ignores_cancellation_is_waited_for_no_longer_than_the_grace
             except asyncio.CancelledError:
                 continue
 
-    async def main() -> tuple[float, list[str]]:
-        loop = asyncio.get_running_loop()
-        reported: list[str] = []
-        loop.set_exception_handler(lambda loop, context: reported.append(context["message"]))
+    loop = asyncio.get_running_loop()
+    reported: list[str] = []
+    loop.set_exception_handler(lambda loop, context: reported.append(context["message"]))
 
-        async def work() -> None:
-            (p,), (q,) = await map_with_parallel_backward(Stubborn, (leaf(1), 0), (leaf(2), 1))
-            await (p.sum() + q.sum()).backward()
+    async def work() -> None:
+        (p,), (q,) = await map_with_parallel_backward(Stubborn, (leaf(1), 0), (leaf(2), 1))
+        await (p.sum() + q.sum()).backward()
 
-        task = asyncio.ensure_future(work())
-        if way != "another fails":
-            loop.call_later(10, task.cancel)
-        try:
-            await task
-        except (ValueError, asyncio.CancelledError):
-            ended = loop.time()
-        await asyncio.sleep(100)
-        return ended, reported
-
-    ended, reported = simulated_run(main).value
+    task = asyncio.ensure_future(work())
+    if way != "another fails":
+        loop.call_later(10, task.cancel)
+    try:
+        await task
+    except (ValueError, asyncio.CancelledError):
+        ended = loop.time()
+    await asyncio.sleep(100)
     assert ended <= (1 if way == "another fails" else 12)
     assert reported and "did not stop within 1 s of being cancelled" in reported[0]
 

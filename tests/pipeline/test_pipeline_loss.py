@@ -13,6 +13,7 @@ from aiograd import distributed as dist
 from aiograd.errors import ArgumentTypeError, CommitUnknown, DistributedError, PipelineError, WorkerLostError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
 from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.workers import SECRET
 from tests.pipeline.models import blocks, data, gradients, mean_square, serial, values
 from tests.pipeline.remote import behind, place, service
@@ -200,12 +201,9 @@ def test_any_bad_luck_ends_in_one_of_three_ways(chunk: int) -> None:
     assert outcomes["done"] >= 4, outcomes
 
 
-def test_a_replacement_that_is_none() -> None:
+async def test_a_replacement_that_is_none(virtual_clock: VirtualClock) -> None:
     world = World(ORDERS["1F1B"], ["a", "b", "c"])
     world.respawn = lambda stage: blocks(1)[0]  # type: ignore[method-assign,assignment,return-value]
 
-    async def main() -> Any:
-        with pytest.raises(ArgumentTypeError, match=r"respawn\(1\) returned"):
-            await world.run((0.2, "b"))
-
-    simulated_run(main)
+    with pytest.raises(ArgumentTypeError, match=r"respawn\(1\) returned"):
+        await world.run((0.2, "b"))

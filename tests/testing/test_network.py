@@ -20,6 +20,7 @@ from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from aiograd.testing.network.faults import FAULT_KINDS
+from aiograd.testing.virtual_clock import VirtualClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,143 +90,122 @@ async def test_frames_pass_on_any_loop() -> None:
         network.kill("a")
 
 
-def test_a_sent_buffer_may_be_used_again() -> None:
-    async def main() -> list[bytes]:
-        client, server = await _pair(SimulatedNetwork())
-        buffer = bytearray(b"one")
-        client.channel.send(buffer)
-        buffer[:] = b"two"
-        client.channel.send(memoryview(buffer))
-        buffer[:] = b"bad"
-        await asyncio.sleep(1)
-        return server.frames
-
-    assert simulated_run(main).value == [b"one", b"two"]
+async def test_a_sent_buffer_may_be_used_again(virtual_clock: VirtualClock) -> None:
+    client, server = await _pair(SimulatedNetwork())
+    buffer = bytearray(b"one")
+    client.channel.send(buffer)
+    buffer[:] = b"two"
+    client.channel.send(memoryview(buffer))
+    buffer[:] = b"bad"
+    await asyncio.sleep(1)
+    assert server.frames == [b"one", b"two"]
 
 
-def test_what_came_before_attach_is_not_lost_and_a_channel_can_be_handed_on() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
-        accepted: list[Channel] = []
-        url = await network.transport("b").listen("", 0, accepted.append)
-        client = End(await network.transport("a").connect(url, 1))
-        client.channel.send(b"early")
-        await asyncio.sleep(1)
-        first = End(accepted[0])
-        assert first.frames == [b"early"]
-        second = End(accepted[0])
-        client.channel.send(b"late")
-        await asyncio.sleep(1)
-        client.channel.close()
-        await asyncio.sleep(1)
-        third = End(accepted[0])
-        await asyncio.sleep(1)
-        assert (first.frames, second.frames, third.frames) == ([b"early"], [b"late"], [])
-        assert (first.closed, second.closed, third.closed) == ([], [None], []), "told exactly once"
-
-    simulated_run(main)
+async def test_what_came_before_attach_is_not_lost_and_a_channel_can_be_handed_on(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
+    accepted: list[Channel] = []
+    url = await network.transport("b").listen("", 0, accepted.append)
+    client = End(await network.transport("a").connect(url, 1))
+    client.channel.send(b"early")
+    await asyncio.sleep(1)
+    first = End(accepted[0])
+    assert first.frames == [b"early"]
+    second = End(accepted[0])
+    client.channel.send(b"late")
+    await asyncio.sleep(1)
+    client.channel.close()
+    await asyncio.sleep(1)
+    third = End(accepted[0])
+    await asyncio.sleep(1)
+    assert (first.frames, second.frames, third.frames) == ([b"early"], [b"late"], [])
+    assert (first.closed, second.closed, third.closed) == ([], [None], []), "told exactly once"
 
 
-def test_a_channel_closed_before_attach_says_so_then() -> None:
-    async def main() -> list[BaseException | None]:
-        network = SimulatedNetwork()
-        accepted: list[Channel] = []
-        url = await network.transport("b").listen("", 0, accepted.append)
-        (await network.transport("a").connect(url, 1)).close()
-        await asyncio.sleep(1)
-        server = End(accepted[0])
-        await asyncio.sleep(1)
-        return server.closed
-
-    assert simulated_run(main).value == [None]
+async def test_a_channel_closed_before_attach_says_so_then(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork()
+    accepted: list[Channel] = []
+    url = await network.transport("b").listen("", 0, accepted.append)
+    (await network.transport("a").connect(url, 1)).close()
+    await asyncio.sleep(1)
+    server = End(accepted[0])
+    await asyncio.sleep(1)
+    assert server.closed == [None]
 
 
-def test_a_full_channel_asks_to_stop_and_says_when_to_go_on() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(slow=1000), room=3000)
-        client, server = await _pair(network)
-        assert [client.channel.send(bytes(1000)) for _ in range(4)] == [True, True, False, False]
-        await asyncio.sleep(1.5)
-        assert client.writable == 0
-        await asyncio.sleep(2)
-        assert client.writable == 1 and server.times == [1, 2, 3], "a thousand bytes a second"
-        assert client.channel.send(bytes(1000))
-
-    simulated_run(main)
+async def test_a_full_channel_asks_to_stop_and_says_when_to_go_on(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(slow=1000), room=3000)
+    client, server = await _pair(network)
+    assert [client.channel.send(bytes(1000)) for _ in range(4)] == [True, True, False, False]
+    await asyncio.sleep(1.5)
+    assert client.writable == 0
+    await asyncio.sleep(2)
+    assert client.writable == 1 and server.times == [1, 2, 3], "a thousand bytes a second"
+    assert client.channel.send(bytes(1000))
 
 
-def test_links_have_latencies_of_their_own_and_jitter_per_frame() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(3, faults=Faults(latency=(0.1, 0.5), jitter=0.01))
-        client, server = await _pair(network)
-        start = asyncio.get_running_loop().time()
-        for _ in range(200):
-            client.channel.send(b"")
-            server.channel.send(b"")
-            await asyncio.sleep(0.1)  # so that none waits for the one before
-        await asyncio.sleep(2)
-        took = [[time - start - 0.1 * number for number, time in enumerate(end.times)] for end in (server, client)]
-        there, back = map(min, took)
-        assert 0.1 <= there <= 0.5 and 0.1 <= back <= 0.5 and abs(there - back) > 1e-3
-        assert 0.005 < sum(took[0]) / 200 - there < 0.02
-
-    simulated_run(main)
+async def test_links_have_latencies_of_their_own_and_jitter_per_frame(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(3, faults=Faults(latency=(0.1, 0.5), jitter=0.01))
+    client, server = await _pair(network)
+    start = asyncio.get_running_loop().time()
+    for _ in range(200):
+        client.channel.send(b"")
+        server.channel.send(b"")
+        await asyncio.sleep(0.1)  # so that none waits for the one before
+    await asyncio.sleep(2)
+    took = [[time - start - 0.1 * number for number, time in enumerate(end.times)] for end in (server, client)]
+    there, back = map(min, took)
+    assert 0.1 <= there <= 0.5 and 0.1 <= back <= 0.5 and abs(there - back) > 1e-3
+    assert 0.005 < sum(took[0]) / 200 - there < 0.02
 
 
 # ---- connecting
 
 
-def test_connecting_to_nobody_is_refused() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
-        transport = network.transport("a")
-        with pytest.raises(ConnectionRefusedError, match="nobody listens at b"):
-            await transport.connect("sim://b", 5)
-        assert asyncio.get_running_loop().time() == 0.2
-        client, server = await _pair(network)
-        listener = network.find("b").listener  # type: ignore[union-attr]
-        assert listener is not None
-        with pytest.raises(OSError, match="listens already"):
-            await network.transport("b").listen("", 0, print)
-        await listener.aclose()
-        await listener.aclose()
-        await asyncio.sleep(1)
-        assert (client.closed, server.closed) == ([None], [None])
-        with pytest.raises(ConnectionRefusedError):
-            await transport.connect("sim://b", 5)
-        with pytest.raises(ArgumentError, match="URLs like sim://w0"):
-            await transport.connect("http://b", 5)
-        await _pair(network)
-        network.stop("b")
-        assert network.open_channels == 1
-        with pytest.raises(ConnectionRefusedError):
-            await transport.connect("sim://b", 5)
-        assert network.open_channels == 0
-
-    simulated_run(main)
+async def test_connecting_to_nobody_is_refused(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
+    transport = network.transport("a")
+    with pytest.raises(ConnectionRefusedError, match="nobody listens at b"):
+        await transport.connect("sim://b", 5)
+    assert asyncio.get_running_loop().time() == 0.2
+    client, server = await _pair(network)
+    listener = network.find("b").listener  # type: ignore[union-attr]
+    assert listener is not None
+    with pytest.raises(OSError, match="listens already"):
+        await network.transport("b").listen("", 0, print)
+    await listener.aclose()
+    await listener.aclose()
+    await asyncio.sleep(1)
+    assert (client.closed, server.closed) == ([None], [None])
+    with pytest.raises(ConnectionRefusedError):
+        await transport.connect("sim://b", 5)
+    with pytest.raises(ArgumentError, match="URLs like sim://w0"):
+        await transport.connect("http://b", 5)
+    await _pair(network)
+    network.stop("b")
+    assert network.open_channels == 1
+    with pytest.raises(ConnectionRefusedError):
+        await transport.connect("sim://b", 5)
+    assert network.open_channels == 0
 
 
-def test_connecting_over_a_cut_hangs_until_the_timeout_or_the_end_of_the_cut() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
-        await network.transport("b").listen("", 0, lambda channel: None)
-        transport = network.transport("a")
-        for both in (False, True):
-            network.cut("b", "a", both=both)
-            start = loop.time()
-            with pytest.raises(TimeoutError, match="a did not reach b within 3 s"):
-                await transport.connect("sim://b", 3)
-            assert loop.time() - start == 3
-        loop.call_later(1, network.heal, "a", "b")
+async def test_connecting_over_a_cut_hangs_until_the_timeout_or_the_end_of_the_cut(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
+    await network.transport("b").listen("", 0, lambda channel: None)
+    transport = network.transport("a")
+    for both in (False, True):
+        network.cut("b", "a", both=both)
         start = loop.time()
-        channel = await transport.connect("sim://b", 3)
-        assert loop.time() - start == pytest.approx(1.2)
-        channel.close()
-        await asyncio.sleep(1)
-        assert network.open_channels == 0
-
-    simulated_run(main)
+        with pytest.raises(TimeoutError, match="a did not reach b within 3 s"):
+            await transport.connect("sim://b", 3)
+        assert loop.time() - start == 3
+    loop.call_later(1, network.heal, "a", "b")
+    start = loop.time()
+    channel = await transport.connect("sim://b", 3)
+    assert loop.time() - start == pytest.approx(1.2)
+    channel.close()
+    await asyncio.sleep(1)
+    assert network.open_channels == 0
 
 
 @pytest.mark.parametrize("order", ["fifo", "permuted"])
@@ -271,14 +251,11 @@ def test_who_dies_while_connecting_leaves_no_channel() -> None:
     assert [simulated_run(main, seconds).value for seconds in (0.05, 0.15, 0.25)] == [0, 0, 0]
 
 
-def test_a_reset_can_hit_the_connecting_itself() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(reset=1.0))
-        await network.transport("b").listen("", 0, print)
-        with pytest.raises(ConnectionResetError):
-            await network.transport("a").connect("sim://b", 1)
-
-    simulated_run(main)
+async def test_a_reset_can_hit_the_connecting_itself(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(reset=1.0))
+    await network.transport("b").listen("", 0, print)
+    with pytest.raises(ConnectionResetError):
+        await network.transport("a").connect("sim://b", 1)
 
 
 # ---- faults
@@ -331,47 +308,41 @@ def test_of_what_is_on_its_way_over_a_connection_that_breaks_an_unknown_part_arr
     assert {simulated_run(main, seed).value for seed in range(60)} == set(range(6))
 
 
-def test_a_connection_that_goes_silent_stays_open_and_fills_up() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)), room=3000)
-        client, server = await _pair(network)
-        client.channel.send(b"before")
-        network.force("a", "b", "stall")
-        assert [client.channel.send(bytes(1000)) for _ in range(4)] == [True, True, False, False]
-        server.channel.send(b"the other way")
-        await asyncio.sleep(60)
-        assert server.frames == [b"before"] and client.frames == [b"the other way"]
-        assert client.closed == server.closed == [] and client.writable == 0
-        other = (await _pair(network, "a", "b2"))[0]
-        assert other.channel.send(b"another connection") and network.open_channels == 4
-        client.channel.close()
-        await asyncio.sleep(60)
-        assert client.closed == [None] and server.closed == [], "nobody is told"
-        server.channel.close()
-        await asyncio.sleep(1)
-        assert network.open_channels == 2
-
-    simulated_run(main)
+async def test_a_connection_that_goes_silent_stays_open_and_fills_up(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)), room=3000)
+    client, server = await _pair(network)
+    client.channel.send(b"before")
+    network.force("a", "b", "stall")
+    assert [client.channel.send(bytes(1000)) for _ in range(4)] == [True, True, False, False]
+    server.channel.send(b"the other way")
+    await asyncio.sleep(60)
+    assert server.frames == [b"before"] and client.frames == [b"the other way"]
+    assert client.closed == server.closed == [] and client.writable == 0
+    other = (await _pair(network, "a", "b2"))[0]
+    assert other.channel.send(b"another connection") and network.open_channels == 4
+    client.channel.close()
+    await asyncio.sleep(60)
+    assert client.closed == [None] and server.closed == [], "nobody is told"
+    server.channel.close()
+    await asyncio.sleep(1)
+    assert network.open_channels == 2
 
 
 @pytest.mark.parametrize("kind", FAULT_KINDS)
-def test_a_fault_can_be_forced(kind: Any) -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)))
-        client, server = await _pair(network)
-        client.channel.send(b"before")
-        await asyncio.sleep(1)
-        network.force("a", "b", kind, count=2)
-        with pytest.raises(ArgumentError, match="expected one of reset, stall"):
-            network.force("a", "b", "explode")  # type: ignore[arg-type]
-        for number in range(4):
-            client.channel.send(b"%d" % number * 10)
-        await asyncio.sleep(1)
-        assert network.statistics()["a", "b"].faults == {kind: 1 if kind == "reset" else 2}
-        assert server.frames[0] == b"before" and server.frames[1:] in ([], [b"0" * 10])
-        assert [type(error) for error in (client.closed + server.closed)] == ([ConnectionResetError] * 2 if kind == "reset" else [])
-
-    simulated_run(main)
+async def test_a_fault_can_be_forced(virtual_clock: VirtualClock, kind: Any) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)))
+    client, server = await _pair(network)
+    client.channel.send(b"before")
+    await asyncio.sleep(1)
+    network.force("a", "b", kind, count=2)
+    with pytest.raises(ArgumentError, match="expected one of reset, stall"):
+        network.force("a", "b", "explode")  # type: ignore[arg-type]
+    for number in range(4):
+        client.channel.send(b"%d" % number * 10)
+    await asyncio.sleep(1)
+    assert network.statistics()["a", "b"].faults == {kind: 1 if kind == "reset" else 2}
+    assert server.frames[0] == b"before" and server.frames[1:] in ([], [b"0" * 10])
+    assert [type(error) for error in (client.closed + server.closed)] == ([ConnectionResetError] * 2 if kind == "reset" else [])
 
 
 @pytest.mark.parametrize("order", ["fifo", "permuted"])
@@ -436,167 +407,149 @@ def test_faults_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
 # ---- cuts
 
 
-def test_a_cut_is_silent_and_one_way_if_asked() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
-        client, server = await _pair(network)
-        client.channel.send(b"on its way when the link is cut")
-        await asyncio.sleep(0.05)
-        network.cut("a", "b", both=False)
-        client.channel.send(b"into the cut")
-        server.channel.send(b"back")
-        await asyncio.sleep(10)
-        assert server.frames == [] and client.frames == [b"back"] and client.closed == server.closed == []
-        assert network.statistics()["a", "b"].faults == {"cut": 1}
-        network.heal("a", "b")
-        client.channel.send(b"after")
-        await asyncio.sleep(0.09)
-        assert server.frames == []
+async def test_a_cut_is_silent_and_one_way_if_asked(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
+    client, server = await _pair(network)
+    client.channel.send(b"on its way when the link is cut")
+    await asyncio.sleep(0.05)
+    network.cut("a", "b", both=False)
+    client.channel.send(b"into the cut")
+    server.channel.send(b"back")
+    await asyncio.sleep(10)
+    assert server.frames == [] and client.frames == [b"back"] and client.closed == server.closed == []
+    assert network.statistics()["a", "b"].faults == {"cut": 1}
+    network.heal("a", "b")
+    client.channel.send(b"after")
+    await asyncio.sleep(0.09)
+    assert server.frames == []
+    await asyncio.sleep(1)
+    assert server.frames == [b"on its way when the link is cut", b"into the cut", b"after"]
+    client.channel.close()
+    await asyncio.sleep(0.05)
+    network.cut("a", "b")
+    await asyncio.sleep(5)
+    assert client.closed == [None] and server.closed == [], "the end cannot be told over a cut"
+    network.clog("a")
+    network.heal("a", "b")
+    await asyncio.sleep(5)
+    assert server.closed == []
+    network.heal_all()
+    await asyncio.sleep(1)
+    assert server.closed == [None]
+
+
+async def test_partitions_and_clogs(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork()
+    names = ("a", "b", "c", "d")
+    ends = {(a, b): await _pair(network, a, b) for a, b in (("a", "b"), ("a", "c"), ("b", "d"))}
+    asked = 0
+    for a, b in (("a", "b"), ("a", "c"), ("b", "d")):
+        assert network.find(a) and network.find(b)
+
+    async def passes() -> str:
+        nonlocal asked
+        asked += 1
+        for client, _ in ends.values():
+            client.channel.send(b"%d" % asked)
         await asyncio.sleep(1)
-        assert server.frames == [b"on its way when the link is cut", b"into the cut", b"after"]
-        client.channel.close()
-        await asyncio.sleep(0.05)
-        network.cut("a", "b")
-        await asyncio.sleep(5)
-        assert client.closed == [None] and server.closed == [], "the end cannot be told over a cut"
-        network.clog("a")
-        network.heal("a", "b")
-        await asyncio.sleep(5)
-        assert server.closed == []
-        network.heal_all()
-        await asyncio.sleep(1)
-        assert server.closed == [None]
+        return " ".join(a + b for (a, b), (_, server) in ends.items() if server.frames[-1:] == [b"%d" % asked])
 
-    simulated_run(main)
-
-
-def test_partitions_and_clogs() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork()
-        names = ("a", "b", "c", "d")
-        ends = {(a, b): await _pair(network, a, b) for a, b in (("a", "b"), ("a", "c"), ("b", "d"))}
-        asked = 0
-        for a, b in (("a", "b"), ("a", "c"), ("b", "d")):
-            assert network.find(a) and network.find(b)
-
-        async def passes() -> str:
-            nonlocal asked
-            asked += 1
-            for client, _ in ends.values():
-                client.channel.send(b"%d" % asked)
-            await asyncio.sleep(1)
-            return " ".join(a + b for (a, b), (_, server) in ends.items() if server.frames[-1:] == [b"%d" % asked])
-
-        assert await passes() == "ab ac bd"
-        network.partition(["a"], ["b", "c"])
-        assert await passes() == "bd"
-        network.heal_all()
-        assert await passes() == "ab ac bd"
-        network.clog("b")
-        network.cut("a", "b")
-        assert await passes() == "ac"
-        network.unclog("b")
-        assert await passes() == "ac bd", "the cut is there still"
-        network.heal("a", "b")
-        swizzle = asyncio.create_task(network.swizzle_clog(names, seconds=5))
-        seen = [await passes() for _ in range(12)]
-        assert swizzle.done() and len(set(seen)) > 1 and seen[-1] == "ab ac bd"
-
-    simulated_run(main)
+    assert await passes() == "ab ac bd"
+    network.partition(["a"], ["b", "c"])
+    assert await passes() == "bd"
+    network.heal_all()
+    assert await passes() == "ab ac bd"
+    network.clog("b")
+    network.cut("a", "b")
+    assert await passes() == "ac"
+    network.unclog("b")
+    assert await passes() == "ac bd", "the cut is there still"
+    network.heal("a", "b")
+    swizzle = asyncio.create_task(network.swizzle_clog(names, seconds=5))
+    seen = [await passes() for _ in range(12)]
+    assert swizzle.done() and len(set(seen)) > 1 and seen[-1] == "ab ac bd"
 
 
-def test_reset_breaks_all_connections_between_two_hosts() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork()
-        ends = [*await _pair(network, "a", "b"), *await _pair(network, "b", "a")]
-        other = await _pair(network, "a", "c")
-        network.reset("a", "b")
-        await asyncio.sleep(1)
-        assert [[type(error) for error in end.closed] for end in ends] == [[ConnectionResetError]] * 4
-        assert other[0].closed == []
-
-    simulated_run(main)
+async def test_reset_breaks_all_connections_between_two_hosts(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork()
+    ends = [*await _pair(network, "a", "b"), *await _pair(network, "b", "a")]
+    other = await _pair(network, "a", "c")
+    network.reset("a", "b")
+    await asyncio.sleep(1)
+    assert [[type(error) for error in end.closed] for end in ends] == [[ConnectionResetError]] * 4
+    assert other[0].closed == []
 
 
-def test_calm_ends_all_faults() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(stall=1.0, latency=(0.1, 0.1)))
-        client, server = await _pair(network)
-        network.force("a", "b", "stall")
-        network.clog("a")
-        network.cut("a", "b")
-        network.calm()
-        client.channel.send(b"through")
-        await asyncio.sleep(1)
-        assert server.frames == [b"through"]
-        assert (await _pair(network, "c", "d"))[0].channel.send(b"") is True
-
-    simulated_run(main)
+async def test_calm_ends_all_faults(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(stall=1.0, latency=(0.1, 0.1)))
+    client, server = await _pair(network)
+    network.force("a", "b", "stall")
+    network.clog("a")
+    network.cut("a", "b")
+    network.calm()
+    client.channel.send(b"through")
+    await asyncio.sleep(1)
+    assert server.frames == [b"through"]
+    assert (await _pair(network, "c", "d"))[0].channel.send(b"") is True
 
 
 # ---- hosts
 
 
-def test_code_knows_its_host_and_passes_it_on() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork()
-        seen: list[str | None] = []
+async def test_code_knows_its_host_and_passes_it_on(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork()
+    seen: list[str | None] = []
 
-        async def look() -> str | None:
-            asyncio.get_running_loop().call_soon(lambda: seen.append(network.current))
-            return await asyncio.create_task(asyncio.sleep(0, network.current))
+    async def look() -> str | None:
+        asyncio.get_running_loop().call_soon(lambda: seen.append(network.current))
+        return await asyncio.create_task(asyncio.sleep(0, network.current))
 
-        with network.host("w0"):
-            inside = asyncio.create_task(look())
-            accepted: list[Channel] = []
-            await network.transport("w1").listen("", 0, lambda channel: seen.append(network.current))
-        assert await inside == "w0" and network.current is None
-        assert await network.spawn("w1", look()) == "w1"
-        client = await network.transport("w0").connect("sim://w1", 1)
-        await asyncio.sleep(0)
-        assert seen == ["w0", "w1", "w1"], "accept runs on the host that listens"
-        End(client, lambda _: seen.append(network.current))
-        assert accepted == []
-
-    simulated_run(main)
+    with network.host("w0"):
+        inside = asyncio.create_task(look())
+        accepted: list[Channel] = []
+        await network.transport("w1").listen("", 0, lambda channel: seen.append(network.current))
+    assert await inside == "w0" and network.current is None
+    assert await network.spawn("w1", look()) == "w1"
+    client = await network.transport("w0").connect("sim://w1", 1)
+    await asyncio.sleep(0)
+    assert seen == ["w0", "w1", "w1"], "accept runs on the host that listens"
+    End(client, lambda _: seen.append(network.current))
+    assert accepted == []
 
 
-def test_spawn_hands_over_outcomes() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork()
+async def test_spawn_hands_over_outcomes(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork()
 
-        async def fails() -> None:
-            raise ValueError("mine")
+    async def fails() -> None:
+        raise ValueError("mine")
 
-        with pytest.raises(ValueError, match="mine"):
-            await network.spawn("a", fails())
-        stopped: list[bool] = []
+    with pytest.raises(ValueError, match="mine"):
+        await network.spawn("a", fails())
+    stopped: list[bool] = []
 
-        async def waits() -> None:
-            try:
-                await asyncio.sleep(9)
-            except asyncio.CancelledError:
-                stopped.append(True)
-                raise
+    async def waits() -> None:
+        try:
+            await asyncio.sleep(9)
+        except asyncio.CancelledError:
+            stopped.append(True)
+            raise
 
-        outcome = network.spawn("a", waits())
-        await asyncio.sleep(1)
-        outcome.cancel()
-        await asyncio.sleep(1)
-        assert stopped == [True]
+    outcome = network.spawn("a", waits())
+    await asyncio.sleep(1)
+    outcome.cancel()
+    await asyncio.sleep(1)
+    assert stopped == [True]
+    network.spawn("a", waits())
+    killed = network.spawn("a", waits())
+    await asyncio.sleep(1)
+    network.kill("a")
+    with pytest.raises(HostKilledError, match="host a was killed"):
+        await killed
+    assert stopped == [True] and asyncio.get_running_loop().time() == 3
+    with pytest.raises(ArgumentError, match="restart"):
         network.spawn("a", waits())
-        killed = network.spawn("a", waits())
-        await asyncio.sleep(1)
-        network.kill("a")
-        with pytest.raises(HostKilledError, match="host a was killed"):
-            await killed
-        assert stopped == [True] and asyncio.get_running_loop().time() == 3
-        with pytest.raises(ArgumentError, match="restart"):
-            network.spawn("a", waits())
-        with pytest.raises(ArgumentError, match="no host 'x'"):
-            network.kill("x")
-
-    simulated_run(main)
+    with pytest.raises(ArgumentError, match="no host 'x'"):
+        network.kill("x")
 
 
 def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way() -> None:
@@ -622,31 +575,28 @@ def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way() -> N
     assert len(set(map(len, got))) > 3
 
 
-def test_after_a_silent_death_nothing_closes_until_the_name_is_taken() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)))
-        client, _ = await _pair(network)
-        network.kill("b", silent=True)
-        for _ in range(5):
-            client.channel.send(b"hello?")
-            await asyncio.sleep(10)
-        with pytest.raises(TimeoutError):
-            await network.transport("a").connect("sim://b", 5)
-        with pytest.raises(ArgumentError, match="restart"):
-            network.transport("b")
-        assert client.closed == []
-        network.restart("b")
-        await asyncio.sleep(10)
-        assert client.closed == []
+async def test_after_a_silent_death_nothing_closes_until_the_name_is_taken(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)))
+    client, _ = await _pair(network)
+    network.kill("b", silent=True)
+    for _ in range(5):
         client.channel.send(b"hello?")
-        await asyncio.sleep(1)
-        assert [type(error) for error in client.closed] == [ConnectionResetError]
-        again, server = await _pair(network)
-        again.channel.send(b"new")
-        await asyncio.sleep(1)
-        assert server.frames == [b"new"]
-
-    simulated_run(main)
+        await asyncio.sleep(10)
+    with pytest.raises(TimeoutError):
+        await network.transport("a").connect("sim://b", 5)
+    with pytest.raises(ArgumentError, match="restart"):
+        network.transport("b")
+    assert client.closed == []
+    network.restart("b")
+    await asyncio.sleep(10)
+    assert client.closed == []
+    client.channel.send(b"hello?")
+    await asyncio.sleep(1)
+    assert [type(error) for error in client.closed] == [ConnectionResetError]
+    again, server = await _pair(network)
+    again.channel.send(b"new")
+    await asyncio.sleep(1)
+    assert server.frames == [b"new"]
 
 
 def test_incarnations_have_entropy_of_their_own() -> None:
@@ -693,23 +643,20 @@ def test_a_killed_host_runs_nothing_and_a_restarted_one_starts_anew() -> None:
     simulated_run(main)
 
 
-def test_a_frozen_host_answers_later() -> None:
-    async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.001, 0.001)))
-        client, server = await _pair(network)
-        network.freeze("b", 1)
-        network.freeze("b", 5)
-        network.freeze("b", 2)
-        for frame in _numbers(3):
-            client.channel.send(frame)
-            await asyncio.sleep(0.5)
-        assert server.frames == []
-        more = await network.transport("a").connect("sim://b", 1)  # the system answers, not the process
-        await asyncio.sleep(5)
-        assert server.frames == _numbers(3) and server.times == [5.002] * 3
-        more.close()
-
-    simulated_run(main)
+async def test_a_frozen_host_answers_later(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork(faults=Faults(latency=(0.001, 0.001)))
+    client, server = await _pair(network)
+    network.freeze("b", 1)
+    network.freeze("b", 5)
+    network.freeze("b", 2)
+    for frame in _numbers(3):
+        client.channel.send(frame)
+        await asyncio.sleep(0.5)
+    assert server.frames == []
+    more = await network.transport("a").connect("sim://b", 1)  # the system answers, not the process
+    await asyncio.sleep(5)
+    assert server.frames == _numbers(3) and server.times == [5.002] * 3
+    more.close()
 
 
 # ---- protocol points
@@ -743,27 +690,23 @@ def test_a_host_is_killed_at_a_protocol_point() -> None:
     assert not failpoints._listeners, "the end of the run disarms"
 
 
-def test_coverage_counts_what_met_what() -> None:
-    async def main() -> SimulatedNetwork:
-        network = SimulatedNetwork()
-        network.observe_points()
-        client, _ = await _pair(network)
-        other, _ = await _pair(network, "a", "c")
-        request = b"AGRD\x01\x01" + bytes(10)
-        response = b"AGRD\x01\x02" + bytes(10)
+async def test_coverage_counts_what_met_what(virtual_clock: VirtualClock) -> None:
+    network = SimulatedNetwork()
+    network.observe_points()
+    client, _ = await _pair(network)
+    other, _ = await _pair(network, "a", "c")
+    request = b"AGRD\x01\x01" + bytes(10)
+    response = b"AGRD\x01\x02" + bytes(10)
 
-        async def sends(point: str, end: End, frame: bytes, kind: Any) -> None:
-            reach(point)
-            network.force("a", end.channel.remote[-1], kind)
-            end.channel.send(frame)
+    async def sends(point: str, end: End, frame: bytes, kind: Any) -> None:
+        reach(point)
+        network.force("a", end.channel.remote[-1], kind)
+        end.channel.send(frame)
 
-        await network.spawn("a", sends("fwd.mid_send", client, request, "stall"))
-        await network.spawn("a", sends("fwd.mid_send", client, response, "stall"))
-        await network.spawn("a", sends("fwd.after_send", other, b"encrypted", "reset"))
-        network.kill("a")
-        return network
-
-    network = simulated_run(main).value
+    await network.spawn("a", sends("fwd.mid_send", client, request, "stall"))
+    await network.spawn("a", sends("fwd.mid_send", client, response, "stall"))
+    await network.spawn("a", sends("fwd.after_send", other, b"encrypted", "reset"))
+    network.kill("a")
     assert network.coverage == {("stall", 1): 1, ("stall", 2): 1, ("reset", None): 1, ("kill", None): 1}
     assert network.point_coverage == {("fwd.mid_send", "stall"): 2, ("fwd.after_send", "reset"): 1, ("fwd.after_send", "kill"): 1}
 

@@ -24,6 +24,7 @@ from aiograd.transaction import (
 )
 from aiograd.transaction.events import AllPrepared, ApplyFailed, Heard, LeaseEnded
 from aiograd.transaction.states import COORDINATOR_TRANSITIONS, OUTCOMES, REPLIES, TRANSITIONS, StateTransitions, TransitionRule
+from tests.sweeps import swept
 from tests.transaction.explorer import Broken, Explorer
 
 
@@ -43,7 +44,7 @@ WORLDS: Mapping[str, tuple[int, Callable[[], Explorer]]] = {
 }
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", swept(WORLDS, keep=2))
 def test_no_world_is_wrong(name: str) -> None:
     count, explorer = WORLDS[name]
     assert explorer().explore() == count

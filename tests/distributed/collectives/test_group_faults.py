@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.chaos.collectives import PROTECTIONS, catch, run_group
+from tests.sweeps import swept
 
 #: seeds of one test
 BLOCK = 8
@@ -22,6 +23,6 @@ def test_whatever_fails_results_are_right_or_all_members_are_told(block: int) ->
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("protection", swept(PROTECTIONS, keep=2))
 def test_a_protection_of_collectives_that_is_missing_is_missed(protection: str) -> None:
     assert catch(protection, 60).seed is not None, f"nothing goes wrong without {protection}"

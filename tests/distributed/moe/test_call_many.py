@@ -12,6 +12,7 @@ import aiograd as ag
 from aiograd.distributed.moe import call_many
 from aiograd.errors import ArgumentError, DeadlineError, ExpertLostError
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 
 
 class Expert:
@@ -140,14 +141,11 @@ async def test_a_request_that_is_lost_is_lost_for_each_of_its_samples() -> None:
         await call_many([[good, bad], [good], [bad, good], [bad]], batch(4), on_expert_loss="drop")
 
 
-def test_a_request_that_is_late_is_late_for_each_of_its_samples() -> None:
-    async def main() -> None:
-        quick, slow = Expert(2, delay=1), Expert(3, delay=9)
-        result = await call_many([[quick, slow], [slow, quick], [quick]], batch(3), timeout_after_k_min=1)
-        assert asyncio.get_running_loop().time() == 2 and slow.cancelled == 1
-        assert [(loss.sample, loss.position, loss.reason) for loss in result.lost] == [(0, 1, "late"), (1, 0, "late")]
-
-    simulated_run(main)
+async def test_a_request_that_is_late_is_late_for_each_of_its_samples(virtual_clock: VirtualClock) -> None:
+    quick, slow = Expert(2, delay=1), Expert(3, delay=9)
+    result = await call_many([[quick, slow], [slow, quick], [quick]], batch(3), timeout_after_k_min=1)
+    assert asyncio.get_running_loop().time() == 2 and slow.cancelled == 1
+    assert [(loss.sample, loss.position, loss.reason) for loss in result.lost] == [(0, 1, "late"), (1, 0, "late")]
 
 
 async def test_an_expert_that_a_sample_asks_twice_answers_twice() -> None:
@@ -200,27 +198,21 @@ def test_k_min_counts_for_each_sample() -> None:
         simulated_run(main)
 
 
-def test_too_many_losses_of_one_sample_are_an_error_at_once() -> None:
-    async def main() -> float:
-        bad, slow = Expert(0, error=ValueError("broken")), Expert(1, delay=100)
-        with pytest.raises(ExpertLostError):
-            await call_many([[slow], [bad, slow]], batch(2), k_min=2, on_expert_loss="drop")
-        return asyncio.get_running_loop().time()
-
-    assert simulated_run(main).value < 1
+async def test_too_many_losses_of_one_sample_are_an_error_at_once(virtual_clock: VirtualClock) -> None:
+    bad, slow = Expert(0, error=ValueError("broken")), Expert(1, delay=100)
+    with pytest.raises(ExpertLostError):
+        await call_many([[slow], [bad, slow]], batch(2), k_min=2, on_expert_loss="drop")
+    assert asyncio.get_running_loop().time() < 1
 
 
-def test_all_run_at_the_same_time_forward_and_backward() -> None:
-    async def main() -> tuple[float, float]:
-        loop = asyncio.get_running_loop()
-        experts = [Expert(1, delay=1, backward_delay=2) for _ in range(4)]
-        x = batch(8)
-        result = await call_many([experts] * 8, x)
-        forward = loop.time()
-        await result.outputs.sum().backward()
-        return forward, loop.time() - forward
-
-    assert simulated_run(main).value == (1, 2)
+async def test_all_run_at_the_same_time_forward_and_backward(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    experts = [Expert(1, delay=1, backward_delay=2) for _ in range(4)]
+    x = batch(8)
+    result = await call_many([experts] * 8, x)
+    forward = loop.time()
+    await result.outputs.sum().backward()
+    assert (forward, loop.time() - forward) == (1, 2)
 
 
 def test_an_expert_lost_in_backward_is_an_error_or_its_share_is_taken_by_the_others() -> None:
@@ -239,20 +231,17 @@ def test_an_expert_lost_in_backward_is_an_error_or_its_share_is_taken_by_the_oth
         simulated_run(lambda: main("raise"))
 
 
-def test_shares_are_taken_over_only_for_samples_that_lost_somebody_in_backward() -> None:
-    async def main() -> None:
-        experts = [Expert(factor) for factor in (1.0, 2.0, 4.0)]
-        x = batch(4)
-        result = await call_many([experts, experts[:2], [experts[2], experts[0]], [experts[1]]], x, on_expert_loss="drop")
-        experts[2].backward_error = ValueError("gone")
-        weights = np.arange(1.0, 25.0).reshape(4, 3, 2)
-        await (result.outputs * ag.tensor(weights)).sum().backward()
-        factors = np.array([[1, 2, 0], [1, 2, 0], [0, 1, 0], [2, 0, 0]])
-        scale = np.array([3 / 2, 1, 2, 1])
-        np.testing.assert_allclose(x.grad.numpy(), scale[:, None] * (factors[:, :, None] * weights).sum(axis=1))
-        assert [(loss.sample, loss.position) for loss in result.lost_in_backward] == [(0, 2), (2, 0)]
-
-    simulated_run(main)
+async def test_shares_are_taken_over_only_for_samples_that_lost_somebody_in_backward(virtual_clock: VirtualClock) -> None:
+    experts = [Expert(factor) for factor in (1.0, 2.0, 4.0)]
+    x = batch(4)
+    result = await call_many([experts, experts[:2], [experts[2], experts[0]], [experts[1]]], x, on_expert_loss="drop")
+    experts[2].backward_error = ValueError("gone")
+    weights = np.arange(1.0, 25.0).reshape(4, 3, 2)
+    await (result.outputs * ag.tensor(weights)).sum().backward()
+    factors = np.array([[1, 2, 0], [1, 2, 0], [0, 1, 0], [2, 0, 0]])
+    scale = np.array([3 / 2, 1, 2, 1])
+    np.testing.assert_allclose(x.grad.numpy(), scale[:, None] * (factors[:, :, None] * weights).sum(axis=1))
+    assert [(loss.sample, loss.position) for loss in result.lost_in_backward] == [(0, 2), (2, 0)]
 
 
 def test_backward_needs_its_answers_for_each_sample() -> None:
@@ -408,43 +397,37 @@ async def test_wrong_arguments() -> None:
         await call_many([], ())
 
 
-def test_cancelling_cancels_all_calls() -> None:
-    async def main() -> None:
-        slow = [Expert(1, delay=100) for _ in range(3)]
-        task = asyncio.ensure_future(call_many([slow[:2], slow[1:]], batch(2)))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert [expert.cancelled for expert in slow] == [1, 1, 1]
-
-    assert not simulated_run(main).leftover_tasks
+async def test_cancelling_cancels_all_calls(virtual_clock: VirtualClock) -> None:
+    slow = [Expert(1, delay=100) for _ in range(3)]
+    task = asyncio.ensure_future(call_many([slow[:2], slow[1:]], batch(2)))
+    await asyncio.sleep(1)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [expert.cancelled for expert in slow] == [1, 1, 1]
 
 
-def test_an_expert_that_does_not_stop_holds_nobody_up_for_long() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        reports: list[dict[str, Any]] = []
-        loop.set_exception_handler(lambda _, context: reports.append(context))
+async def test_an_expert_that_does_not_stop_holds_nobody_up_for_long(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    reports: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: reports.append(context))
 
-        async def stubborn(x: Any) -> Any:
-            try:
-                await asyncio.sleep(100)
-            finally:
-                await asyncio.sleep(20)
+    async def stubborn(x: Any) -> Any:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(20)
 
-        result = await call_many([[Expert(1, delay=1), stubborn]], batch(1), timeout_after_k_min=1)
-        np.testing.assert_array_equal(result.mask, [[True, False]])
-        assert loop.time() == 3  # a second for it to answer, and one to stop
-        (report,) = reports
-        assert "stubborn" in report["message"] and "did not stop within 1 s" in report["message"]
-        await asyncio.sleep(30)
+    result = await call_many([[Expert(1, delay=1), stubborn]], batch(1), timeout_after_k_min=1)
+    np.testing.assert_array_equal(result.mask, [[True, False]])
+    assert loop.time() == 3  # a second for it to answer, and one to stop
+    (report,) = reports
+    assert "stubborn" in report["message"] and "did not stop within 1 s" in report["message"]
+    await asyncio.sleep(30)
 
-        task = asyncio.ensure_future(call_many([[Expert(1), stubborn]], batch(1), forward_timeout=1))
-        await asyncio.sleep(1.5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):  # though the call was about to return
-            await task
-        await asyncio.sleep(30)
-
-    assert not simulated_run(main).leftover_tasks
+    task = asyncio.ensure_future(call_many([[Expert(1), stubborn]], batch(1), forward_timeout=1))
+    await asyncio.sleep(1.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):  # though the call was about to return
+        await task
+    await asyncio.sleep(30)

@@ -13,6 +13,7 @@ from aiograd import distributed as dist
 from aiograd.distributed import moe
 from aiograd.errors import ArgumentError, DistributedError, ExpertLostError, NotExposedError, RemoteError
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
 from tests.tolerance import assert_close, tolerance
 
@@ -24,56 +25,47 @@ def rows(*values: float) -> Any:
 # ---------------------------------------------------------------- task pools
 
 
-def test_rows_of_callers_that_meet_run_in_one_batch_and_come_back_in_order() -> None:
-    async def main() -> None:
-        sizes: list[int] = []
+async def test_rows_of_callers_that_meet_run_in_one_batch_and_come_back_in_order(virtual_clock: VirtualClock) -> None:
+    sizes: list[int] = []
 
-        async def double(x: Any) -> Any:
-            sizes.append(x.shape[0])
-            await asyncio.sleep(1)
-            return x * 2
+    async def double(x: Any) -> Any:
+        sizes.append(x.shape[0])
+        await asyncio.sleep(1)
+        return x * 2
 
-        pool = moe.TaskPool(double, 4)
-        answers = await asyncio.gather(*(pool.submit(rows(*range(i, i + n))) for i, n in ((0, 1), (10, 2), (20, 2), (30, 1))))
-        assert [answer.numpy()[:, 0].tolist() for answer in answers] == [[0], [20, 22], [40, 42], [60]]
-        assert sizes == [3, 3] and pool.batches == 2
-        await pool.aclose()
-
-    simulated_run(main)
+    pool = moe.TaskPool(double, 4)
+    answers = await asyncio.gather(*(pool.submit(rows(*range(i, i + n))) for i, n in ((0, 1), (10, 2), (20, 2), (30, 1))))
+    assert [answer.numpy()[:, 0].tolist() for answer in answers] == [[0], [20, 22], [40, 42], [60]]
+    assert sizes == [3, 3] and pool.batches == 2
+    await pool.aclose()
 
 
-def test_a_batch_waits_for_its_least_size() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
+async def test_a_batch_waits_for_its_least_size(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
 
-        async def same(x: Any) -> Any:
-            return x
+    async def same(x: Any) -> Any:
+        return x
 
-        pool = moe.TaskPool(same, 4, min_batch_size=2)
-        first = asyncio.ensure_future(pool.submit(rows(1)))
-        await asyncio.sleep(5)
-        assert not first.done()
-        await pool.submit(rows(2))
-        await first
-        assert loop.time() == 5 and pool.batches == 1
-        await pool.aclose()
-
-    simulated_run(main)
+    pool = moe.TaskPool(same, 4, min_batch_size=2)
+    first = asyncio.ensure_future(pool.submit(rows(1)))
+    await asyncio.sleep(5)
+    assert not first.done()
+    await pool.submit(rows(2))
+    await first
+    assert loop.time() == 5 and pool.batches == 1
+    await pool.aclose()
 
 
-def test_a_batch_that_the_next_task_would_overfill_waits_for_nobody() -> None:
-    async def main() -> None:
-        seen: list[int] = []
+async def test_a_batch_that_the_next_task_would_overfill_waits_for_nobody(virtual_clock: VirtualClock) -> None:
+    seen: list[int] = []
 
-        def same(x: Any) -> Any:
-            seen.append(x.shape[0])
-            return x
+    def same(x: Any) -> Any:
+        seen.append(x.shape[0])
+        return x
 
-        pool = moe.TaskPool(same, 4, min_batch_size=3)
-        await asyncio.gather(pool.submit(rows(1, 2)), pool.submit(rows(1, 2, 3)))
-        assert seen == [2, 3]
-
-    simulated_run(main)
+    pool = moe.TaskPool(same, 4, min_batch_size=3)
+    await asyncio.gather(pool.submit(rows(1, 2)), pool.submit(rows(1, 2, 3)))
+    assert seen == [2, 3]
 
 
 def test_a_task_is_not_split_and_too_large_ones_are_refused() -> None:
@@ -92,95 +84,80 @@ def test_a_task_is_not_split_and_too_large_ones_are_refused() -> None:
         moe.TaskPool(lambda x: x, 2, 3)
 
 
-def test_an_error_is_that_of_its_batch_and_cancelled_tasks_are_not_in_one() -> None:
-    async def main() -> None:
-        seen: list[list[float]] = []
+async def test_an_error_is_that_of_its_batch_and_cancelled_tasks_are_not_in_one(virtual_clock: VirtualClock) -> None:
+    seen: list[list[float]] = []
 
-        async def picky(x: Any) -> Any:
-            seen.append(x.numpy()[:, 0].tolist())
-            await asyncio.sleep(1)
-            if 13.0 in seen[-1]:
-                raise ValueError("thirteen")
-            return x
-
-        pool = moe.TaskPool(picky, 2)
-        tasks = [asyncio.ensure_future(pool.submit(rows(value))) for value in (1, 13, 3, 4, 5)]
-        await asyncio.sleep(0.5)
-        tasks[2].cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result).__name__ for result in results] == ["ValueError", "ValueError", "CancelledError", "Tensor", "Tensor"]
-        assert seen == [[1, 13], [4, 5]]
-        await pool.aclose()
-
-    assert not simulated_run(main).leftover_tasks
-
-
-def test_a_cancelled_task_between_others_is_left_out() -> None:
-    async def main() -> None:
-        seen: list[int] = []
-
-        async def double(x: Any) -> Any:
-            seen.append(x.shape[0])
-            await asyncio.sleep(1)
-            return x * 2
-
-        pool = moe.TaskPool(double, 4)
-        tasks = [asyncio.ensure_future(pool.submit(ag.ones((n, 3)))) for n in (4, 1, 1, 1)]
-        await asyncio.sleep(0.5)
-        tasks[2].cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(result).__name__ for result in results] == ["Tensor", "Tensor", "CancelledError", "Tensor"]
-        assert seen == [4, 2]
-
-    assert not simulated_run(main).leftover_tasks
-
-
-def test_rows_of_other_widths_and_dtypes_run_in_batches_of_their_own() -> None:
-    async def main() -> None:
-        async def narrow(x: Any) -> Any:
-            await asyncio.sleep(1)
-            if x.shape[1] != 2:
-                raise ValueError(f"expected 2 columns, found {x.shape[1]}")
-            return x + 1
-
-        pool = moe.TaskPool(narrow, 8)
-        single, double = ag.ones((1, 2)), ag.tensor(np.ones((1, 2)))
-        assert (single.dtype, double.dtype) == (np.float32, np.float64)
-        results = await asyncio.gather(*map(pool.submit, (single, double, ag.ones((1, 11)), single, double)), return_exceptions=True)
-        assert isinstance(results[2], ValueError)
-        assert [result.dtype for result in results if result is not results[2]] == [np.float32, np.float64] * 2
-        assert pool.batches == 3
-
-    simulated_run(main)
-
-
-def test_of_batches_that_are_due_the_one_with_the_oldest_task_runs() -> None:
-    async def main() -> None:
-        seen: list[tuple[int, ...]] = []
-
-        async def same(x: Any) -> Any:
-            seen.append(x.shape)
-            await asyncio.sleep(1)
-            return x
-
-        pool = moe.TaskPool(same, 3, min_batch_size=2)
-        first = asyncio.ensure_future(pool.submit(ag.ones((1, 1))))  # waits for another of its kind
-        await asyncio.gather(*(pool.submit(ag.ones((n, width))) for n, width in ((1, 2), (2, 3), (1, 2))))
-        assert seen == [(2, 2), (2, 3)] and not first.done()
-        first.cancel()
+    async def picky(x: Any) -> Any:
+        seen.append(x.numpy()[:, 0].tolist())
         await asyncio.sleep(1)
+        if 13.0 in seen[-1]:
+            raise ValueError("thirteen")
+        return x
 
-    assert not simulated_run(main).leftover_tasks  # nothing waits for rows to join those that were taken back
+    pool = moe.TaskPool(picky, 2)
+    tasks = [asyncio.ensure_future(pool.submit(rows(value))) for value in (1, 13, 3, 4, 5)]
+    await asyncio.sleep(0.5)
+    tasks[2].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result).__name__ for result in results] == ["ValueError", "ValueError", "CancelledError", "Tensor", "Tensor"]
+    assert seen == [[1, 13], [4, 5]]
+    await pool.aclose()
 
 
-def test_a_function_that_gives_back_other_rows_is_an_error_of_its_callers() -> None:
-    async def main() -> None:
-        pool = moe.TaskPool(lambda x: x[:1], 4)
-        results = await asyncio.gather(pool.submit(rows(1)), pool.submit(rows(2)), return_exceptions=True)
-        assert all(isinstance(result, ArgumentError) for result in results)
-        await pool.aclose()
+async def test_a_cancelled_task_between_others_is_left_out(virtual_clock: VirtualClock) -> None:
+    seen: list[int] = []
 
-    simulated_run(main)
+    async def double(x: Any) -> Any:
+        seen.append(x.shape[0])
+        await asyncio.sleep(1)
+        return x * 2
+
+    pool = moe.TaskPool(double, 4)
+    tasks = [asyncio.ensure_future(pool.submit(ag.ones((n, 3)))) for n in (4, 1, 1, 1)]
+    await asyncio.sleep(0.5)
+    tasks[2].cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(result).__name__ for result in results] == ["Tensor", "Tensor", "CancelledError", "Tensor"]
+    assert seen == [4, 2]
+
+
+async def test_rows_of_other_widths_and_dtypes_run_in_batches_of_their_own(virtual_clock: VirtualClock) -> None:
+    async def narrow(x: Any) -> Any:
+        await asyncio.sleep(1)
+        if x.shape[1] != 2:
+            raise ValueError(f"expected 2 columns, found {x.shape[1]}")
+        return x + 1
+
+    pool = moe.TaskPool(narrow, 8)
+    single, double = ag.ones((1, 2)), ag.tensor(np.ones((1, 2)))
+    assert (single.dtype, double.dtype) == (np.float32, np.float64)
+    results = await asyncio.gather(*map(pool.submit, (single, double, ag.ones((1, 11)), single, double)), return_exceptions=True)
+    assert isinstance(results[2], ValueError)
+    assert [result.dtype for result in results if result is not results[2]] == [np.float32, np.float64] * 2
+    assert pool.batches == 3
+
+
+async def test_of_batches_that_are_due_the_one_with_the_oldest_task_runs(virtual_clock: VirtualClock) -> None:
+    seen: list[tuple[int, ...]] = []
+
+    async def same(x: Any) -> Any:
+        seen.append(x.shape)
+        await asyncio.sleep(1)
+        return x
+
+    pool = moe.TaskPool(same, 3, min_batch_size=2)
+    first = asyncio.ensure_future(pool.submit(ag.ones((1, 1))))  # waits for another of its kind
+    await asyncio.gather(*(pool.submit(ag.ones((n, width))) for n, width in ((1, 2), (2, 3), (1, 2))))
+    assert seen == [(2, 2), (2, 3)] and not first.done()
+    first.cancel()
+    await asyncio.sleep(1)
+
+
+async def test_a_function_that_gives_back_other_rows_is_an_error_of_its_callers(virtual_clock: VirtualClock) -> None:
+    pool = moe.TaskPool(lambda x: x[:1], 4)
+    results = await asyncio.gather(pool.submit(rows(1)), pool.submit(rows(2)), return_exceptions=True)
+    assert all(isinstance(result, ArgumentError) for result in results)
+    await pool.aclose()
 
 
 # ---------------------------------------------------------------- backends
@@ -340,49 +317,40 @@ async def test_requests_that_make_no_sense_leave_the_server_serving() -> None:
         assert (await experts["ffn.0.0"](ag.zeros((1, 4)))).shape == (1, 4)
 
 
-def test_rows_of_one_expert_make_one_request_and_one_step_of_its_optimizer() -> None:
-    async def main() -> None:
-        setting = Setting(Switchboard())
-        async with setting as experts:
-            first, second = experts["ffn.0.0"], experts["ffn.1.0"]
-            result = await moe.call_many([[first, second], [second], [first], [first, second]], data(4))
-            assert result.requests == 2
-            await result.outputs.sum().backward()
-            assert {uid: backend.updates for uid, backend in setting.backends.items()} == {"ffn.0.0": 1, "ffn.0.1": 0, "ffn.1.0": 1, "ffn.1.1": 0}
-
-    simulated_run(main)
+async def test_rows_of_one_expert_make_one_request_and_one_step_of_its_optimizer(virtual_clock: VirtualClock) -> None:
+    setting = Setting(Switchboard())
+    async with setting as experts:
+        first, second = experts["ffn.0.0"], experts["ffn.1.0"]
+        result = await moe.call_many([[first, second], [second], [first], [first, second]], data(4))
+        assert result.requests == 2
+        await result.outputs.sum().backward()
+        assert {uid: backend.updates for uid, backend in setting.backends.items()} == {"ffn.0.0": 1, "ffn.0.1": 0, "ffn.1.0": 1, "ffn.1.1": 0}
 
 
-def test_requests_of_callers_that_meet_still_run_in_one_batch_whose_size_is_in_rows() -> None:
-    async def main() -> None:
-        setting = Setting(Switchboard(), max_batch_size=8, delay=1)
-        async with setting as experts:
-            expert = experts["ffn.0.0"]
-            calls = [moe.call_many([[expert]] * rows, data(rows)) for rows in (8, 3, 4, 2)]
-            for result, rows in zip(await asyncio.gather(*calls), (8, 3, 4, 2), strict=True):
-                want = setting.modules["ffn.0.0"](data(rows))
-                np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=1e-5)
-            assert setting.sizes["ffn.0.0"] == [8, 7, 2]
-
-    simulated_run(main)
+async def test_requests_of_callers_that_meet_still_run_in_one_batch_whose_size_is_in_rows(virtual_clock: VirtualClock) -> None:
+    setting = Setting(Switchboard(), max_batch_size=8, delay=1)
+    async with setting as experts:
+        expert = experts["ffn.0.0"]
+        calls = [moe.call_many([[expert]] * rows, data(rows)) for rows in (8, 3, 4, 2)]
+        for result, rows in zip(await asyncio.gather(*calls), (8, 3, 4, 2), strict=True):
+            want = setting.modules["ffn.0.0"](data(rows))
+            np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=1e-5)
+        assert setting.sizes["ffn.0.0"] == [8, 7, 2]
 
 
-def test_a_request_of_more_rows_than_a_batch_holds_runs_as_several() -> None:
-    async def main() -> None:
-        setting = Setting(Switchboard(), learns=False, max_batch_size=3)
-        async with setting as experts:
-            x = data(8)
-            result = await moe.call_many([[experts["ffn.0.1"]]] * 8, x)
-            want = setting.modules["ffn.0.1"](x)
-            np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=tolerance(np.float32))
-            assert result.requests == 1 and setting.sizes["ffn.0.1"] == [3, 3, 2]
-            (grad,) = await ag.grad((want * want).sum(), [x])
-            await (result.outputs * result.outputs).sum().backward()
-            np.testing.assert_allclose(x.grad.numpy(), grad.numpy(), rtol=1e-5)
-            with pytest.raises(RemoteError, match="same number of rows"):
-                await experts["ffn.0.1"](data(8), data(2))
-
-    simulated_run(main)
+async def test_a_request_of_more_rows_than_a_batch_holds_runs_as_several(virtual_clock: VirtualClock) -> None:
+    setting = Setting(Switchboard(), learns=False, max_batch_size=3)
+    async with setting as experts:
+        x = data(8)
+        result = await moe.call_many([[experts["ffn.0.1"]]] * 8, x)
+        want = setting.modules["ffn.0.1"](x)
+        np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=tolerance(np.float32))
+        assert result.requests == 1 and setting.sizes["ffn.0.1"] == [3, 3, 2]
+        (grad,) = await ag.grad((want * want).sum(), [x])
+        await (result.outputs * result.outputs).sum().backward()
+        np.testing.assert_allclose(x.grad.numpy(), grad.numpy(), rtol=1e-5)
+        with pytest.raises(RemoteError, match="same number of rows"):
+            await experts["ffn.0.1"](data(8), data(2))
 
 
 def test_a_mixture_that_nobody_answers_gives_zeros_and_goes_on() -> None:
@@ -412,19 +380,16 @@ def test_a_mixture_that_nobody_answers_gives_zeros_and_goes_on() -> None:
     simulated_run(lambda: main(False))
 
 
-def test_a_switch_that_nobody_answers_is_its_residual() -> None:
-    async def main() -> None:
-        async def expert(x: Any) -> Any:
-            raise ValueError("gone")
+async def test_a_switch_that_nobody_answers_is_its_residual(virtual_clock: VirtualClock) -> None:
+    async def expert(x: Any) -> Any:
+        raise ValueError("gone")
 
-        switch = moe.RemoteSwitchMixtureOfExperts(4, (2,), {"e.0": expert, "e.1": expert}, prefix="e.")
-        x = data(3)
-        output, balance = await switch(x)
-        np.testing.assert_array_equal(output.detach().numpy(), x.detach().numpy())
-        await (output.sum() + balance).backward()
-        np.testing.assert_array_equal(x.grad.numpy() != 0, np.ones((3, 4), bool))
-
-    simulated_run(main)
+    switch = moe.RemoteSwitchMixtureOfExperts(4, (2,), {"e.0": expert, "e.1": expert}, prefix="e.")
+    x = data(3)
+    output, balance = await switch(x)
+    np.testing.assert_array_equal(output.detach().numpy(), x.detach().numpy())
+    await (output.sum() + balance).backward()
+    np.testing.assert_array_equal(x.grad.numpy() != 0, np.ones((3, 4), bool))
 
 
 async def test_a_mixture_is_the_weighted_sum_of_its_experts_and_trains() -> None:
