@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numpy as np
+from numpy import ndarray
 
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
 from aiograd.running.types import Array
@@ -39,12 +39,12 @@ def added(have: Any, grad: Any, is_owned: bool) -> Any:
     """
     cls = grad.__class__
     if cls is SliceGradient:
-        if is_owned and have.__class__ is np.ndarray:
+        if is_owned and have.__class__ is ndarray:
             grad.add_to(have)
             return have
         grad = grad.dense()
         return grad if have is None else have + grad
-    if is_owned and have.__class__ is np.ndarray and cls is np.ndarray:
+    if is_owned and have.__class__ is ndarray and cls is ndarray:
         have += grad
         return have
     return have + grad
@@ -90,7 +90,7 @@ class InputBuffer:
     def _take(self, input_nr: int, grad: Array | None) -> None:
         if grad is None:
             return
-        is_array = isinstance(grad, (np.ndarray, SliceGradient, UnsummedGradient))
+        is_array = isinstance(grad, (ndarray, SliceGradient, UnsummedGradient))
         large = self.sums[input_nr] is not None and is_array and grad.nbytes > FOLD_INLINE_BYTES
         if large or self.folding or self.unfolded:
             self.unfolded.append((input_nr, grad))

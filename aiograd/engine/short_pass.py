@@ -14,6 +14,7 @@ from aiograd.engine.placement import RulePlacement
 from aiograd.engine.walk import arrive
 from aiograd.graph.accumulate_grad import commit, stage_all
 from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.ops.slice_gradient import SliceGradient
 from aiograd.running.types import Array
 
 #: more leaves are staged with pauses
@@ -28,8 +29,9 @@ def is_short(node: Node, placement: RulePlacement) -> bool:
     leaves = node.next_nodes
     if not node.is_program or not 0 < len(leaves) <= MOST_LEAVES or not placement.is_small(node):
         return False
+    is_small = placement.is_small
     for leaf in leaves:
-        if leaf is not None and not (leaf.is_leaf and placement.is_small(leaf)):
+        if leaf is not None and not (leaf.is_leaf and is_small(leaf)):
             return False
     return True
 
@@ -49,11 +51,13 @@ def run_short(node: Node, nr: int, seed: Array, keep_graph: bool) -> None:
         node.keeps_graph = keep_graph  # type: ignore[attr-defined]
     outputs = node.vjp(grads)  # type: ignore[attr-defined]
     sums: dict[Any, Any] = {}
-    owned: set[Any] = set()
     for index, leaf in enumerate(node.next_nodes):
         out = outputs[index]
         if leaf is not None and out is not None:
-            arrive(sums, owned, node, index, out)
+            if out.shape != leaf.shape or out.dtype is not leaf.dtype or out.__class__ is SliceGradient or leaf in sums:  # type: ignore[attr-defined]
+                arrive(sums, set(), node, index, out)
+            else:
+                sums[leaf] = out
     if node.holds_data and not keep_graph:
         node._saved = _RELEASED  # type: ignore[attr-defined]
     outputs = out = None  # the arrays have one owner now, see `own`

@@ -14,14 +14,15 @@ Note [Accumulation is staged]
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from sys import getrefcount
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
@@ -226,7 +227,7 @@ def stage_all(leaves: Iterable[AccumulateGrad], sums: dict[Any, Any], firsts: di
     for leaf in leaves:
         grad = sums.pop(leaf)
         # the first conditions of `own`, here because a call per leaf costs a small pass a tenth
-        if grad.__class__ is not np.ndarray or grad.base is not None or sys.getrefcount(grad) > SOLE_OWNER_OF_LOCAL:
+        if grad.__class__ is not ndarray or grad.base is not None or getrefcount(grad) > SOLE_OWNER_OF_LOCAL:
             grad = own(grad)
         if leaf.grad is None:
             firsts[leaf] = grad
@@ -242,7 +243,7 @@ def _add(base: Any, grad: Array) -> Array:
     """The sum of the gradient a leaf has (None, an array or a Tensor) and one that arrived (an array, or a Tensor)."""
     if base is None:
         return grad
-    if base.__class__ is not np.ndarray and BOUNDARY.is_tensor(base) and not BOUNDARY.is_tensor(grad):
+    if base.__class__ is not ndarray and BOUNDARY.is_tensor(base) and not BOUNDARY.is_tensor(grad):
         base = BOUNDARY.unwrap(base)
     return base + grad
 
@@ -254,27 +255,27 @@ def own(grad: Array) -> Array:
     records a graph) is immutable to the engine and passes through. An array over the memory of another library's is its own if that says
     so (``__aiograd_gives__``).
     """
-    if grad.__class__ is not np.ndarray:
+    if grad.__class__ is not ndarray:
         if isinstance(grad, np.generic):
             return np.asarray(grad)
         if BOUNDARY.is_tensor(grad):
             return grad
-    if sys.getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad) or getattr(grad.base, "__aiograd_gives__", False)):
+    if getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad) or getattr(grad.base, "__aiograd_gives__", False)):
         return grad
-    return np.array(grad, order="C") if grad.__class__ is np.ndarray else np.copy(grad)
+    return np.array(grad, order="C") if grad.__class__ is ndarray else np.copy(grad)
 
 
 def _is_whole(view: Array) -> bool:
     """True if an array is all of the memory of another, in order, and nothing else refers to that one: what a rule's last ``reshape`` returns."""
     base = view.base
     return (
-        base.__class__ is np.ndarray
+        base.__class__ is ndarray
         and base.base is None
         and base.size == view.size
         and base.dtype == view.dtype
         and view.flags.c_contiguous
         and view.flags.writeable
-        and sys.getrefcount(base) <= SOLE_OWNER
+        and getrefcount(base) <= SOLE_OWNER
     )
 
 
@@ -282,7 +283,7 @@ def _calibrate() -> int:
     """References to an array that only a caller's local name and `own` hold."""
 
     def probe(grad: Any) -> int:
-        return sys.getrefcount(grad)
+        return getrefcount(grad)
 
     local = np.zeros(1)
     return probe(local)

@@ -14,35 +14,28 @@ from aiograd.graph.node import Node
 class FuturesInFlight:
     """The futures that a pass waits for, each with the function that takes its result, and the waiting for the first of them."""
 
-    __slots__ = ("_callbacks", "_done", "_waker")
+    __slots__ = ("callbacks", "done", "_waker")
 
     def __init__(self) -> None:
         #: future -> callback for its result
-        self._callbacks: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
-        self._done: deque[asyncio.Future[Any]] = deque()
+        self.callbacks: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
+        #: futures that have ended and wait for `settle`
+        self.done: deque[asyncio.Future[Any]] = deque()
         self._waker: asyncio.Future[None] | None = None
-
-    def __len__(self) -> int:
-        return len(self._callbacks)
-
-    @property
-    def has_done(self) -> bool:
-        """True if a future has ended and `settle` has not been called for it."""
-        return bool(self._done)
 
     def watch(self, future: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
         """Wait for a future; `settle` calls `then` with it."""
-        self._callbacks[future] = then
+        self.callbacks[future] = then
         future.add_done_callback(self._on_done)
 
     def _on_done(self, future: asyncio.Future[Any]) -> None:
-        self._done.append(future)
+        self.done.append(future)
         self.wake()
 
     def settle(self) -> None:
         """Hand the future that ended first to its callback."""
-        future = self._done.popleft()
-        then = self._callbacks.pop(future, None)
+        future = self.done.popleft()
+        then = self.callbacks.pop(future, None)
         if then is not None:
             then(future)
 
@@ -61,11 +54,11 @@ class FuturesInFlight:
 
     def nodes(self) -> list[Node]:
         """The nodes that the futures belong to."""
-        return [then.args[0] for then in self._callbacks.values() if isinstance(then, functools.partial)]
+        return [then.args[0] for then in self.callbacks.values() if isinstance(then, functools.partial)]
 
     def drop(self) -> list[asyncio.Future[Any]]:
         """Call no callback any more; returns the futures."""
-        futures = list(self._callbacks)
-        self._callbacks.clear()
-        self._done.clear()
+        futures = list(self.callbacks)
+        self.callbacks.clear()
+        self.done.clear()
         return futures

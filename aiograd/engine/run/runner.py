@@ -22,8 +22,7 @@ from typing import Any
 from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, final_callback, is_simple, post_accumulate, run_node
 from aiograd.engine.input_buffer import InputBuffer
 from aiograd.engine.interruptible import Interruptible
-from aiograd.engine.loop_budget import LoopBudget
-from aiograd.engine.run.dispatch import EngineSettings, RuleDispatch
+from aiograd.engine.run.dispatch import RuleDispatch
 from aiograd.engine.run.ending import outlast
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.in_flight import FuturesInFlight
@@ -40,28 +39,19 @@ from aiograd.running.modes import ModeScope, current_mode, restore_mode
 
 
 class PassRunner(PassTurns):
-    """The loop that runs one pass.
+    """The loop that runs one pass; arguments as of `PassTurns`."""
 
-    Args:
-        engine: limits, executor and placement of the pass.
-        turns: the turns of the loop.
-    """
-
-    __slots__ = ("engine", "dispatch", "is_fresh", "in_flight", "current", "rest", "jobs")
-
-    def __init__(self, engine: EngineSettings, turns: LoopBudget) -> None:
-        super().__init__(turns)
-        self.engine = engine
-        #: True if a coroutine of the pass has been given a task and has not begun yet
-        self.is_fresh = False
-        #: made by `general`: a pass that is walked waits for no futures
-        self.in_flight: FuturesInFlight | None = None
-        #: an evaluation that waits for an awaitable while nothing else can run
-        self.current: tuple[Node, Evaluation, Any] | None = None
-        #: task of the rest of a coroutine that went on after it had been cancelled
-        self.rest: asyncio.Task[Any] | None = None
-        #: jobs that run simple nodes on the executor; made for the first of them
-        self.jobs: PassJobs | None = None
+    #: made by `general`, as a pass that is walked waits for no futures and dispatches no rule
+    in_flight: FuturesInFlight | None = None
+    dispatch: RuleDispatch
+    #: True if a coroutine of the pass has been given a task and has not begun yet
+    is_fresh: bool = False
+    #: an evaluation that waits for an awaitable while nothing else can run
+    current: tuple[Node, Evaluation, Any] | None = None
+    #: task of the rest of a coroutine that went on after it had been cancelled
+    rest: asyncio.Task[Any] | None = None
+    #: jobs that run simple nodes on the executor; made for the first of them
+    jobs: PassJobs | None = None
 
     async def run(self) -> None:
         task, turns = self.task, self.turns
@@ -75,7 +65,8 @@ class PassRunner(PassTurns):
         walk = None
         if can_walk(task):
             walk = GraphWalk(task, self.engine.placement, turns.over)
-            await self.walk(walk)
+            for _ in walk.run():
+                await self.pause()
             if walk.is_complete:
                 if len(task.staged.gradients) + len(task.staged.firsts) >= LARGE_TABLE:
                     PROCESS_COLLECTOR.skip_next()
@@ -95,11 +86,11 @@ class PassRunner(PassTurns):
         if task.plan.is_plain:
             recorded = task.recorded
             if recorded is None:
-                await self.walk(GraphWalk(task, self.engine.placement, turns.over))
+                await self.walk()
             else:
                 outer = current_mode().collect
                 with ModeScope(grad=True, collect=lambda node: recorded.add(node, None, task.plan.dependencies)):
-                    await self.walk(GraphWalk(task, self.engine.placement, turns.over))
+                    await self.walk()
                 recorded.renumber(outer)
             task.commit()
             return
@@ -127,15 +118,10 @@ class PassRunner(PassTurns):
                 task.commit()
             await self.after_commit(leaves)
 
-    async def walk(self, walk: GraphWalk) -> None:
-        """Run a walk to its end, with pauses."""
-        try:
-            for _ in walk.run():
-                await self.pause()
-        except BaseException as error:
-            if walk.failed_at is not None:
-                annotate(error, self.task, walk.failed_at)
-            raise
+    async def walk(self) -> None:
+        """Walk the part of a graph that has been discovered."""
+        for _ in GraphWalk(self.task, self.engine.placement, self.turns.over).run():
+            await self.pause()
 
     # ---------------------------------------------------------------- the general path
 
@@ -143,6 +129,7 @@ class PassRunner(PassTurns):
         task, turns = self.task, self.turns
         limit = self.engine.concurrency or (1 << 60)
         in_flight = self.in_flight = FuturesInFlight()
+        done, waits_for = in_flight.done, in_flight.callbacks
         self.dispatch = RuleDispatch(self.engine)
         ledger = task.begin(self, begins=walk is None or not walk.has_begun)
         if walk is not None and walk.has_begun:
@@ -152,18 +139,18 @@ class PassRunner(PassTurns):
         while True:
             if task.external_error is not None:
                 raise task.external_error
-            if in_flight.has_done:
+            if done:
                 in_flight.settle()
             elif ledger.folds:
                 self.fold(*ledger.folds.popleft())
             elif self.current is not None:
                 await self.await_here()
-            elif ledger.has_ready() and len(in_flight) < limit:
+            elif ledger.has_ready() and len(waits_for) < limit:
                 self.start(*ledger.pop())
                 if self.is_fresh:
                     self.is_fresh = False
                     await asyncio.sleep(0)  # what was started last begins before anything less urgent: a request goes out before local work
-            elif in_flight or ledger.waiting:
+            elif waits_for or ledger.waiting:
                 await self.wait(in_flight)
             else:
                 ledger.check_complete()
@@ -254,7 +241,7 @@ class PassRunner(PassTurns):
         if task.hooks is not None and not task.hooks.is_local:
             return False  # something may come from elsewhere
         ledger = not_none(task.ledger)
-        return not self.in_flight and not ledger.folds and (self.engine.concurrency == 1 or not ledger.has_ready())
+        return not not_none(self.in_flight).callbacks and not ledger.folds and (self.engine.concurrency == 1 or not ledger.has_ready())
 
     def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
         awaitable = command.awaitable
@@ -322,12 +309,12 @@ class PassRunner(PassTurns):
         return [] if self.in_flight is None else self.in_flight.nodes()
 
     async def wait(self, in_flight: FuturesInFlight) -> None:
-        if in_flight.has_done:
+        if in_flight.done:
             return
         if self.task.hooks is not None:
             self.task.hooks.on_wait()
         self.close()
-        jobs = self.jobs if len(in_flight) == 1 else None
+        jobs = self.jobs if len(in_flight.callbacks) == 1 else None
         try:
             if jobs is not None:
                 jobs.open()

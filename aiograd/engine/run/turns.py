@@ -7,6 +7,7 @@ from typing import Any
 
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.loop_budget import LoopBudget
+from aiograd.engine.run.dispatch import EngineSettings
 from aiograd.engine.run.loop import not_none
 
 
@@ -14,25 +15,26 @@ class PassTurns:
     """The turns of one pass and the asyncio task that awaits it. `task` is set before the pass runs.
 
     Args:
+        engine: limits, executor and placement of the pass.
         turns: the turns of the loop.
     """
 
-    __slots__ = ("turns", "asyncio_task", "cancellations", "is_interrupted", "ended", "holds_turn", "stopped", "task")
-
+    # The first values, which most passes keep; on the class, because setting them for each pass would cost a small one several percent
+    #: True if closing the engine has cancelled the pass
+    is_interrupted: bool = False
+    #: resolves when the pass is over; created by `interrupt`
+    ended: asyncio.Future[None] | None = None
+    holds_turn: bool = False
+    #: the cancellation that came while the pass waited for its first turn; the pass raises it when it runs
+    stopped: BaseException | None = None
     task: GraphTask
 
-    def __init__(self, turns: LoopBudget) -> None:
+    def __init__(self, engine: EngineSettings, turns: LoopBudget) -> None:
+        self.engine = engine
         self.turns = turns
         #: the asyncio task that awaits the pass, and the number of its cancellations before the pass
         self.asyncio_task: asyncio.Task[Any] = not_none(asyncio.current_task())
         self.cancellations = self.asyncio_task.cancelling()
-        #: True if closing the engine has cancelled the pass
-        self.is_interrupted = False
-        #: resolves when the pass is over; created by `interrupt`
-        self.ended: asyncio.Future[None] | None = None
-        self.holds_turn = False
-        #: the cancellation that came while the pass waited for its first turn; the pass raises it when it runs
-        self.stopped: BaseException | None = None
 
     async def take_turn(self) -> None:
         """Wait until it is the turn of the pass."""
