@@ -31,8 +31,10 @@ from aiograd.engine.staged_commit import Keeper, StagedCommit
 from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
 from aiograd.graph.boundary import to_array, to_tensor
-from aiograd.graph.node import Node, ReleasedVariables, expand_programs
+from aiograd.graph.node import Node
+from aiograd.graph.programs import expand_programs
 from aiograd.graph.reducing import LEAF_REDUCERS, CommitGuard
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.running import CURRENT
 from aiograd.running.caller import warn_caller
 from aiograd.running.types import Array

@@ -27,7 +27,8 @@ from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.engine.staged_commit import StagedCommit
-from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.running.types import Array
 
 #: the number of nodes that discovery visits before it yields to the runner

@@ -13,7 +13,8 @@ from typing import Any
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.walk import arrive
 from aiograd.graph.accumulate_grad import commit, stage_all
-from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.ops.slice_gradient import SliceGradient
 from aiograd.running.types import Array
 

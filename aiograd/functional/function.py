@@ -30,7 +30,9 @@ import numpy as np
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.running import devices
 from aiograd.running.modes import current_mode, no_grad

@@ -26,7 +26,8 @@ from numpy import ndarray
 
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
-from aiograd.graph.node import LEAF_SEQUENCE, InputMetadata, Node, NodeExtra
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import LEAF_SEQUENCE, Node, NodeExtra
 from aiograd.running.types import Array, Shape
 
 _commit_lock = threading.Lock()

@@ -11,7 +11,8 @@ import numpy as np
 from aiograd.engine.run import current_task_name
 from aiograd.errors import NoRuleError
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import InputMetadata, Node
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
 from aiograd.ops.op import Fused, Op
 from aiograd.running import devices
 from aiograd.running.modes import Mode, current_mode

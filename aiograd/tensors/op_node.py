@@ -23,7 +23,9 @@ import numpy as np
 from aiograd.engine.placement import CHEAP_NS_PER_ELEMENT
 from aiograd.errors import ArgumentTypeError, GraphError
 from aiograd.graph.boundary import BOUNDARY
-from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.kernels.selection import THRESHOLD, selected
 from aiograd.ops.op import Fused, Op
 from aiograd.running.types import Array, Shape

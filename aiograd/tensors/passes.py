@@ -16,7 +16,8 @@ from aiograd.engine.selection import unused_input
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
-from aiograd.graph.node import InputMetadata, Node
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.caller import called, type_found, warn_caller
 from aiograd.running.modes import current_mode
