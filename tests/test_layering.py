@@ -42,12 +42,7 @@ LONG: dict[str, int] = {
     "distributed/rpc/http/channel.py": 547,
     "distributed/rpc/peer_session.py": 547,
     "distributed/worker.py": 482,
-    "engine/graph_task.py": 526,
-    "errors.py": 581,
-    "functional/function.py": 565,
-    "graph/node.py": 492,
     "pipeline/run/pipeline.py": 499,
-    "running/random.py": 644,
     "testing/clock.py": 496,
 }
 LONGEST = 450

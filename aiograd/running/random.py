@@ -1,19 +1,9 @@
-"""Random numbers from an explicit `Generator`, and their replay where a forward is computed a second time.
+"""Random numbers from an explicit `Generator`, which tasks inherit.
 
 Note [State belongs to objects, and the default to the caller]
     A `Generator` is an object that is passed around. The default generator is in a ContextVar, so `seed` in one task changes nothing for another,
     and a task inherits the generator of the task that started it. Tasks and threads without one use the generator of the process, which `seed` sets
     at the top level (Note [Top level] in `aiograd.running.top_level`).
-
-Note [Replay]
-    The draws of a region that will be recomputed (`aiograd.functional.checkpointing`) are recorded in a `Draws`: the state of the generator
-    before every draw, and the default generator at every use of it. Within a `Replay` the same calls, in the same order, draw
-    from clones put into the recorded states, so the numbers are the same, no generator advances, and draws of other tasks
-    meanwhile do not matter. Regions nest: a region recorded inside a replay records the states of the clones.
-
-Rejected: recording only the state at the first draw of a region (another task that draws from the same generator while the region awaits
-something would silently change the second half of the replayed numbers); winding the generators themselves back and forth (visible to every
-other task).
 
 Source: numpy's PCG64 and SeedSequence. Streams of bits are the same on every platform and numpy version; numpy may improve how it makes a
 distribution of them (NEP 19).
@@ -27,80 +17,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
+from aiograd.running.random_arguments import check_probability, entropy_of, float_dtypes, shape_of, tensor_of
+from aiograd.running.random_replay import TAPE, stream_now, tapes
+from aiograd.running.random_stream import ALGORITHM, BitGeneratorState, RandomStream
 from aiograd.running.top_level import is_top_level
-from aiograd.running.types import Shape
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
-
-ALGORITHM = "PCG64"
-
-
-class BitGeneratorState(NamedTuple):
-    """The state of a stream: the 128-bit state and increment of PCG64, its buffered half word, and the number of children it has spawned."""
-
-    state: int
-    increment: int
-    has_uint32: int
-    uinteger: int
-    spawned: int
-
-
-class RandomStream:
-    """A PCG64 and the seed it came from."""
-
-    __slots__ = ("entropy", "spawn_key", "spawned", "_numpy")
-
-    def __init__(self, entropy: int | tuple[int, ...], spawn_key: tuple[int, ...] = ()) -> None:
-        self.entropy = entropy
-        self.spawn_key = spawn_key
-        self.spawned = 0
-        self._numpy: np.random.Generator | None = None
-
-    @property
-    def numpy(self) -> np.random.Generator:
-        """It as numpy has it; made when something is drawn, since many streams are never used and seeding takes 20 µs."""
-        if self._numpy is None:
-            self._numpy = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.entropy, spawn_key=self.spawn_key)))
-        return self._numpy
-
-    @property
-    def bits(self) -> np.random.PCG64:
-        """The source of bits."""
-        return self.numpy.bit_generator  # type: ignore[return-value]
-
-    def state(self) -> BitGeneratorState:
-        """The present state."""
-        state: Mapping[str, Any] = self.bits.state
-        return BitGeneratorState(state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"], self.spawned)
-
-    def go_to(self, state: BitGeneratorState) -> None:
-        """Continue from `state`."""
-        self.bits.state = {
-            "bit_generator": ALGORITHM,
-            "state": {"state": state.state, "inc": state.increment},
-            "has_uint32": state.has_uint32,
-            "uinteger": state.uinteger,
-        }
-        self.spawned = state.spawned
-
-    def clone(self) -> RandomStream:
-        """Another stream in the same state."""
-        clone = RandomStream(self.entropy, self.spawn_key)
-        clone.go_to(self.state())
-        return clone
-
-    def spawn(self, count: int) -> list[RandomStream]:
-        """Streams independent of this one and of each other, as numpy's SeedSequence spawns them."""
-        first, self.spawned = self.spawned, self.spawned + count
-        return [RandomStream(self.entropy, (*self.spawn_key, i)) for i in range(first, self.spawned)]
-
 
 D = TypeVar("D", bound=Callable[..., Any])
 
@@ -140,7 +69,7 @@ class Generator:
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
         tell_compiler("makes a generator of random numbers")
-        self._stream = RandomStream(_entropy(seed))
+        self._stream = RandomStream(entropy_of(seed))
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -166,9 +95,9 @@ class Generator:
         """
         if not std >= 0 or not math.isfinite(std) or not math.isfinite(mean):
             raise ArgumentError(f"normal(mean={mean}, std={std}): expected finite numbers, std at least 0")
-        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
+        size, wanted, drawn = shape_of(shape), *float_dtypes(dtype)
         array = self._draw(lambda rng: rng.standard_normal(size, dtype=drawn))
-        return _tensor(array * drawn.type(std) + drawn.type(mean), wanted)
+        return tensor_of(array * drawn.type(std) + drawn.type(mean), wanted)
 
     @_drawing
     def uniform(self, shape: int | Sequence[int] = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = None) -> Tensor:
@@ -187,9 +116,9 @@ class Generator:
         """
         if not low <= high or not math.isfinite(high - low):
             raise ArgumentError(f"uniform(low={low}, high={high}): expected finite numbers with low <= high")
-        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
+        size, wanted, drawn = shape_of(shape), *float_dtypes(dtype)
         array = self._draw(lambda rng: rng.random(size, dtype=drawn))
-        return _tensor(array * drawn.type(high - low) + drawn.type(low), wanted)
+        return tensor_of(array * drawn.type(high - low) + drawn.type(low), wanted)
 
     @_drawing
     def integers(self, low: int, high: int, shape: int | Sequence[int] = (), *, dtype: Any = np.int64) -> Tensor:
@@ -207,13 +136,13 @@ class Generator:
             ArgumentError: no such interval, or one that the dtype does not hold.
             ArgumentTypeError: `dtype` is no integer dtype.
         """
-        size, wanted = _shape(shape), np.dtype(dtype)
+        size, wanted = shape_of(shape), np.dtype(dtype)
         if wanted.kind not in "iu":
             raise ArgumentTypeError(f"integers(dtype={wanted}): expected an integer dtype")
         limits = np.iinfo(wanted)
         if not limits.min <= low < high <= limits.max + 1:
             raise ArgumentError(f"integers({low}, {high}, dtype={wanted}): expected low < high within the range of the dtype")
-        return _tensor(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
+        return tensor_of(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
 
     @_drawing
     def bernoulli(self, p: float, shape: int | Sequence[int] = (), *, dtype: Any = None) -> Tensor:
@@ -227,9 +156,9 @@ class Generator:
         Returns:
             A Tensor without gradient.
         """
-        _check_probability("bernoulli", p)
-        size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
-        return _tensor(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
+        check_probability("bernoulli", p)
+        size, wanted = shape_of(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
+        return tensor_of(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
 
     @_drawing
     def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None, device: str = "cpu") -> Tensor:
@@ -245,8 +174,8 @@ class Generator:
         Returns:
             A Tensor without gradient.
         """
-        _check_probability("dropout_mask", p)
-        size, wanted = _shape(shape), _float_dtypes(dtype)[0]
+        check_probability("dropout_mask", p)
+        size, wanted = shape_of(shape), float_dtypes(dtype)[0]
         there = devices.device(device)
         if there is not None:
             if p in (0, 1) or not isinstance(there, devices.DrawsMasks):
@@ -255,9 +184,9 @@ class Generator:
             mask: Tensor = make(there.dropout_mask((first, second), size, p, wanted))
             return mask
         if p in (0, 1):
-            return _tensor(np.full(size, 1 - p), wanted)
+            return tensor_of(np.full(size, 1 - p), wanted)
         keep = self._draw(lambda rng: rng.random(size, dtype=np.float32)) >= np.float32(p)
-        return _tensor(keep * wanted.type(1 / (1 - p)), wanted)
+        return tensor_of(keep * wanted.type(1 / (1 - p)), wanted)
 
     @_drawing
     def standard_gamma(self, concentration: Any) -> Tensor:
@@ -275,8 +204,8 @@ class Generator:
         alpha = np.asarray(concentration)
         if alpha.dtype.kind != "f" or not np.all(alpha > 0):
             raise ArgumentError(f"standard_gamma: found dtype {alpha.dtype}, expected real floating numbers above 0")
-        drawn = _float_dtypes(alpha.dtype)[1]
-        return _tensor(self._draw(lambda rng: rng.standard_gamma(alpha.astype(drawn, copy=False), dtype=drawn)), alpha.dtype)
+        drawn = float_dtypes(alpha.dtype)[1]
+        return tensor_of(self._draw(lambda rng: rng.standard_gamma(alpha.astype(drawn, copy=False), dtype=drawn)), alpha.dtype)
 
     @_drawing
     def permutation(self, n: int) -> Tensor:
@@ -293,11 +222,11 @@ class Generator:
         """
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ArgumentError(f"permutation({n!r}): expected an int of at least 0")
-        return _tensor(self._draw(lambda rng: rng.permutation(int(n))), np.dtype(np.int64))
+        return tensor_of(self._draw(lambda rng: rng.permutation(int(n))), np.dtype(np.int64))
 
     def _draw(self, make_array: Callable[[np.random.Generator], Any]) -> Any:
         with self._lock:
-            return make_array(_stream_now(self).numpy)
+            return make_array(stream_now(self).numpy)
 
     # ---------------------------------------------------------------- other generators
 
@@ -316,7 +245,7 @@ class Generator:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ArgumentError(f"spawn({count!r}): expected an int of at least 0")
         with self._lock:
-            return [generator_of(stream) for stream in _stream_now(self).spawn(count)]
+            return [generator_of(stream) for stream in stream_now(self).spawn(count)]
 
     def fork(self) -> Generator:
         """One generator independent of this one; see `spawn`.
@@ -377,7 +306,7 @@ class Generator:
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ArgumentError(f"Generator.load_state_dict: expected the keys {sorted(expected)} with algorithm {ALGORITHM!r}, found {found}")
         try:
-            stream = RandomStream(_entropy(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
+            stream = RandomStream(entropy_of(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
             stream.go_to(BitGeneratorState(*(int(state[name]) for name in BitGeneratorState._fields)))
         except (ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(f"Generator.load_state_dict: the values are no state of a Generator ({error})") from None
@@ -394,44 +323,6 @@ def generator_of(stream: RandomStream) -> Generator:
     generator._stream = stream
     generator._lock = threading.Lock()
     return generator
-
-
-# -------------------------------------------------------------------- arguments
-
-
-def _entropy(seed: Any) -> int | tuple[int, ...]:
-    if seed is None:
-        fresh = np.random.SeedSequence().entropy
-        return _entropy(fresh)
-    several = isinstance(seed, (tuple, list))
-    numbers = seed if several else [seed]
-    if not numbers or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in numbers):
-        raise ArgumentError(f"Generator(seed={seed!r}): expected an int of at least 0, a sequence of them, or None")
-    return tuple(map(int, numbers)) if several else int(seed)
-
-
-def _shape(shape: Any) -> Shape:
-    extents = (shape,) if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool) else shape
-    if not isinstance(extents, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in extents):
-        raise ArgumentError(f"shape {shape!r}: expected an int of at least 0, or a sequence of them")
-    return tuple(map(int, extents))
-
-
-def _float_dtypes(dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """The dtype of the result, and the one to draw in."""
-    wanted = get_default_dtype() if dtype is None else np.dtype(dtype)
-    if wanted.kind != "f":
-        raise ArgumentTypeError(f"dtype {wanted}: expected a real floating dtype such as float32 or float64")
-    return wanted, np.dtype(np.float64 if wanted.itemsize > 4 else np.float32)
-
-
-def _check_probability(what: str, p: float) -> None:
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"{what}(p={p}): expected a probability between 0 and 1")
-
-
-def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
-    return make(np.asarray(array, dtype=dtype))  # type: ignore[no-any-return]
 
 
 # -------------------------------------------------------------------- the default generator
@@ -462,7 +353,7 @@ def default_generator() -> Generator:
     Returns:
         The generator.
     """
-    recordings, source = _tapes()
+    recordings, source = tapes()
     generator = None if source is None else source.next_default()
     if generator is None:
         generator = _default.get() or _default_of_process()
@@ -517,7 +408,7 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
         go_to: puts it into such a state.
         reseed: seeds it with an int.
     """
-    recordings, source = _tapes()
+    recordings, source = tapes()
     is_scoped = source is None and _is_scoped.get()
     if not recordings and source is None and not is_scoped:
         yield
@@ -543,106 +434,4 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
 
 def draws_are_steered() -> bool:
     """True if `foreign_draws` would do anything here."""
-    return _tape.get() is not None or _is_scoped.get()
-
-
-def is_replaying() -> bool:
-    """True if the running code is computed for a second time, and repeats what it drew the first time."""
-    return _tapes()[1] is not None
-
-
-# -------------------------------------------------------------------- replay
-
-
-class Draws:
-    """The recorded draws of a region: the state before each draw, by generator, and the default generator at each use of it."""
-
-    __slots__ = ("states", "defaults", "foreign")
-
-    def __init__(self) -> None:
-        self.states: dict[Generator, list[BitGeneratorState]] = {}
-        self.defaults: list[Generator] = []
-        #: states of other libraries' generators, in the order of the calls that drew from them
-        self.foreign: list[Any] = []
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record the draws of the block. May be entered several times; draws are appended."""
-        token = _tape.set(_Recording(self, _tape.get()))
-        try:
-            yield
-        finally:
-            _tape.reset(token)
-
-
-class Replay:
-    """Repeats the recorded `draws`; no generator advances. Any number of replays of the same draws may run at once."""
-
-    __slots__ = ("draws", "clones", "drawn", "uses", "foreign_uses")
-
-    def __init__(self, draws: Draws) -> None:
-        self.draws = draws
-        self.clones: dict[Generator, RandomStream] = {}
-        self.drawn: dict[Generator, int] = {}
-        self.uses = 0
-        self.foreign_uses = 0
-
-    @contextmanager
-    def playing(self) -> Iterator[None]:
-        """Repeat the recorded draws in the block. May be entered several times, and continues after the last draw."""
-        token = _tape.set(self)
-        try:
-            yield
-        finally:
-            _tape.reset(token)
-
-    def next_stream(self, generator: Generator) -> RandomStream:
-        """A clone in the state of the same draw in the recorded region; after the last recorded draw, the clone in its present state."""
-        clone = self.clones.get(generator)
-        if clone is None:
-            clone = self.clones[generator] = generator._stream.clone()
-        states = self.draws.states.get(generator, ())
-        k = self.drawn.get(generator, 0)
-        if k < len(states):
-            clone.go_to(states[k])
-        self.drawn[generator] = k + 1
-        return clone
-
-    def next_default(self) -> Generator | None:
-        """The default generator of the same use in the recorded region; None past its last use."""
-        k, self.uses = self.uses, self.uses + 1
-        return self.draws.defaults[k] if k < len(self.draws.defaults) else None
-
-    def next_foreign(self) -> Any:
-        """The state of the other library's generator at the same call of the recorded region; None past the last."""
-        k, self.foreign_uses = self.foreign_uses, self.foreign_uses + 1
-        return self.draws.foreign[k] if k < len(self.draws.foreign) else None
-
-
-class _Recording(NamedTuple):
-    draws: Draws
-    outer: _Recording | Replay | None
-
-
-_tape: ContextVar[_Recording | Replay | None] = ContextVar("aiograd_random_tape", default=None)
-
-
-def _tapes() -> tuple[list[_Recording], Replay | None]:
-    """The recordings that the running code is inside of, innermost first, up to the innermost replay, if there is one."""
-    tape = _tape.get()
-    recordings: list[_Recording] = []
-    while isinstance(tape, _Recording):
-        recordings.append(tape)
-        tape = tape.outer
-    return recordings, tape
-
-
-def _stream_now(generator: Generator) -> RandomStream:
-    """The stream for one draw from `generator`, whose lock is held; records its state if a region is being recorded."""
-    recordings, source = _tapes()
-    stream = generator._stream if source is None else source.next_stream(generator)
-    if recordings:
-        state = stream.state()
-        for recording in recordings:
-            recording.draws.states.setdefault(generator, []).append(state)
-    return stream
+    return TAPE.get() is not None or _is_scoped.get()
