@@ -41,7 +41,7 @@ class Box:
 Call = Callable[[], Any]
 
 #: public functions whose coroutines nothing in a user's program awaits: the library does
-OF_THE_LIBRARY = {RecvNode.carry.__qualname__, dist.Group.request.__qualname__}
+OF_THE_LIBRARY = {RecvNode.carry.__qualname__, dist.Group.ask.__qualname__}
 
 
 @contextlib.asynccontextmanager

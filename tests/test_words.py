@@ -24,7 +24,6 @@ LEFT: Mapping[str, str] = {
     "errand": "running",
     "quietly": "kernels ops",
     "gave_up": "coordination distributed/collectives distributed/data_parallel distributed/rpc",
-    "face": "dashboard distributed/face distributed/worker",
     "part": "distributed/autograd",
     "link": "distributed/rpc",
     "row": "distributed/rpc",

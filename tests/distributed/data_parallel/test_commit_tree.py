@@ -13,7 +13,7 @@ import pytest
 
 from aiograd.distributed.data_parallel.replica_member import ReplicaMember
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.multicast import PART
+from aiograd.distributed.multicast import SHARE
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.errors import CommitUnknown, RemoteError, WorkerLostError
 from aiograd.transaction import tree
@@ -135,14 +135,14 @@ def test_a_slow_inner_worker_holds_nobody_up_for_longer_than_its_part_of_the_tim
         commit = world.host(victim).commit
 
         async def slow(step: int) -> bool:
-            await asyncio.sleep(LIMITS.default_deadline * (PART + 0.1))
+            await asyncio.sleep(LIMITS.default_deadline * (SHARE + 0.1))
             done: bool = await commit(step)
             return done
 
         world.host(victim).commit = slow
         began = elapsed()
         await world.replicas.step(GIVEN[0])
-        assert elapsed() - began < LIMITS.default_deadline * (2 * PART + 0.2)
+        assert elapsed() - began < LIMITS.default_deadline * (2 * SHARE + 0.2)
         assert world.states == [await expected(GIVEN[:1])] * 7
         del world.host(victim).commit
         await world.replicas.step(GIVEN[1])
