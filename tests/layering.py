@@ -36,7 +36,7 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
             "engine transaction",
-            "tensors functional running.random running.random_arguments running.offloading running.scalars array_functions autograd coordination",
+            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
             "nn optim distributions parallel pipeline distributed cuda saving",
             "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
             "__init__ __main__ cli",

@@ -16,7 +16,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError
 from aiograd.running.random import Generator, default_generator, seed
-from aiograd.running.random_replay import Draws, Replay
+from aiograd.running.random_streams import Draws, Replay
 
 DRAWS = {
     "normal": lambda g: g.normal((3, 2), mean=1.0, std=2.0),

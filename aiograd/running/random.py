@@ -1,4 +1,4 @@
-"""Random numbers from an explicit `Generator`, which tasks inherit.
+"""Random numbers from an explicit `Generator`; `aiograd.running.random_streams` has their streams and the replay of draws.
 
 Note [State belongs to objects, and the default to the caller]
     A `Generator` is an object that is passed around. The default generator is in a ContextVar, so `seed` in one task changes nothing for another,
@@ -24,10 +24,9 @@ import numpy as np
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
-from aiograd.running.random_arguments import check_probability, entropy_of, float_dtypes, shape_of, tensor_of
-from aiograd.running.random_replay import TAPE, stream_now, tapes
-from aiograd.running.random_stream import ALGORITHM, BitGeneratorState, RandomStream
+from aiograd.running.random_streams import RandomStream, entropy_of, is_recording_or_replaying, stream_now, stream_of, tapes
 from aiograd.running.top_level import is_top_level
+from aiograd.running.types import Shape
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 
@@ -76,8 +75,6 @@ class Generator:
         entropy, key = self._stream.entropy, self._stream.spawn_key
         return f"Generator(seed={entropy}{f', spawn_key={key}' if key else ''})"
 
-    # ---------------------------------------------------------------- draws
-
     @_drawing
     def normal(self, shape: int | Sequence[int] = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = None) -> Tensor:
         """Normally distributed numbers.
@@ -95,9 +92,9 @@ class Generator:
         """
         if not std >= 0 or not math.isfinite(std) or not math.isfinite(mean):
             raise ArgumentError(f"normal(mean={mean}, std={std}): expected finite numbers, std at least 0")
-        size, wanted, drawn = shape_of(shape), *float_dtypes(dtype)
+        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
         array = self._draw(lambda rng: rng.standard_normal(size, dtype=drawn))
-        return tensor_of(array * drawn.type(std) + drawn.type(mean), wanted)
+        return _tensor(array * drawn.type(std) + drawn.type(mean), wanted)
 
     @_drawing
     def uniform(self, shape: int | Sequence[int] = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = None) -> Tensor:
@@ -116,9 +113,9 @@ class Generator:
         """
         if not low <= high or not math.isfinite(high - low):
             raise ArgumentError(f"uniform(low={low}, high={high}): expected finite numbers with low <= high")
-        size, wanted, drawn = shape_of(shape), *float_dtypes(dtype)
+        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
         array = self._draw(lambda rng: rng.random(size, dtype=drawn))
-        return tensor_of(array * drawn.type(high - low) + drawn.type(low), wanted)
+        return _tensor(array * drawn.type(high - low) + drawn.type(low), wanted)
 
     @_drawing
     def integers(self, low: int, high: int, shape: int | Sequence[int] = (), *, dtype: Any = np.int64) -> Tensor:
@@ -136,13 +133,13 @@ class Generator:
             ArgumentError: no such interval, or one that the dtype does not hold.
             ArgumentTypeError: `dtype` is no integer dtype.
         """
-        size, wanted = shape_of(shape), np.dtype(dtype)
+        size, wanted = _shape(shape), np.dtype(dtype)
         if wanted.kind not in "iu":
             raise ArgumentTypeError(f"integers(dtype={wanted}): expected an integer dtype")
         limits = np.iinfo(wanted)
         if not limits.min <= low < high <= limits.max + 1:
             raise ArgumentError(f"integers({low}, {high}, dtype={wanted}): expected low < high within the range of the dtype")
-        return tensor_of(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
+        return _tensor(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
 
     @_drawing
     def bernoulli(self, p: float, shape: int | Sequence[int] = (), *, dtype: Any = None) -> Tensor:
@@ -156,9 +153,9 @@ class Generator:
         Returns:
             A Tensor without gradient.
         """
-        check_probability("bernoulli", p)
-        size, wanted = shape_of(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
-        return tensor_of(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
+        _check_probability("bernoulli", p)
+        size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
+        return _tensor(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
 
     @_drawing
     def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None, device: str = "cpu") -> Tensor:
@@ -174,8 +171,8 @@ class Generator:
         Returns:
             A Tensor without gradient.
         """
-        check_probability("dropout_mask", p)
-        size, wanted = shape_of(shape), float_dtypes(dtype)[0]
+        _check_probability("dropout_mask", p)
+        size, wanted = _shape(shape), _float_dtypes(dtype)[0]
         there = devices.device(device)
         if there is not None:
             if p in (0, 1) or not isinstance(there, devices.DrawsMasks):
@@ -184,9 +181,9 @@ class Generator:
             mask: Tensor = make(there.dropout_mask((first, second), size, p, wanted))
             return mask
         if p in (0, 1):
-            return tensor_of(np.full(size, 1 - p), wanted)
+            return _tensor(np.full(size, 1 - p), wanted)
         keep = self._draw(lambda rng: rng.random(size, dtype=np.float32)) >= np.float32(p)
-        return tensor_of(keep * wanted.type(1 / (1 - p)), wanted)
+        return _tensor(keep * wanted.type(1 / (1 - p)), wanted)
 
     @_drawing
     def standard_gamma(self, concentration: Any) -> Tensor:
@@ -204,8 +201,8 @@ class Generator:
         alpha = np.asarray(concentration)
         if alpha.dtype.kind != "f" or not np.all(alpha > 0):
             raise ArgumentError(f"standard_gamma: found dtype {alpha.dtype}, expected real floating numbers above 0")
-        drawn = float_dtypes(alpha.dtype)[1]
-        return tensor_of(self._draw(lambda rng: rng.standard_gamma(alpha.astype(drawn, copy=False), dtype=drawn)), alpha.dtype)
+        drawn = _float_dtypes(alpha.dtype)[1]
+        return _tensor(self._draw(lambda rng: rng.standard_gamma(alpha.astype(drawn, copy=False), dtype=drawn)), alpha.dtype)
 
     @_drawing
     def permutation(self, n: int) -> Tensor:
@@ -222,13 +219,11 @@ class Generator:
         """
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ArgumentError(f"permutation({n!r}): expected an int of at least 0")
-        return tensor_of(self._draw(lambda rng: rng.permutation(int(n))), np.dtype(np.int64))
+        return _tensor(self._draw(lambda rng: rng.permutation(int(n))), np.dtype(np.int64))
 
     def _draw(self, make_array: Callable[[np.random.Generator], Any]) -> Any:
         with self._lock:
-            return make_array(stream_now(self).numpy)
-
-    # ---------------------------------------------------------------- other generators
+            return make_array(stream_now(self, self._stream).numpy)
 
     def spawn(self, count: int) -> list[Generator]:
         """Generators independent of this one and of each other, one per worker or task. Draws nothing; a second call gives others.
@@ -245,7 +240,7 @@ class Generator:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ArgumentError(f"spawn({count!r}): expected an int of at least 0")
         with self._lock:
-            return [generator_of(stream) for stream in stream_now(self).spawn(count)]
+            return [generator_of(stream) for stream in stream_now(self, self._stream).spawn(count)]
 
     def fork(self) -> Generator:
         """One generator independent of this one; see `spawn`.
@@ -276,8 +271,6 @@ class Generator:
             "another there; spawn() gives each worker a generator of its own."
         )
 
-    # ---------------------------------------------------------------- saving
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the generator, as ints, lists and strings that JSON can hold.
 
@@ -285,9 +278,7 @@ class Generator:
             A dict for `load_state_dict`.
         """
         with self._lock:
-            stream = self._stream
-            entropy = stream.entropy if isinstance(stream.entropy, int) else list(stream.entropy)
-            return {"algorithm": ALGORITHM, "seed": entropy, "spawn_key": list(stream.spawn_key), **stream.state()._asdict()}
+            return self._stream.as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Continue from `state`, made by `state_dict`; returns the generator.
@@ -301,15 +292,7 @@ class Generator:
         Raises:
             ArgumentError: `state` is no state of a Generator. Nothing has changed.
         """
-        expected = {"algorithm", "seed", "spawn_key", *BitGeneratorState._fields}
-        if not isinstance(state, Mapping) or set(state) != expected or state["algorithm"] != ALGORITHM:
-            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ArgumentError(f"Generator.load_state_dict: expected the keys {sorted(expected)} with algorithm {ALGORITHM!r}, found {found}")
-        try:
-            stream = RandomStream(entropy_of(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
-            stream.go_to(BitGeneratorState(*(int(state[name]) for name in BitGeneratorState._fields)))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ArgumentError(f"Generator.load_state_dict: the values are no state of a Generator ({error})") from None
+        stream = stream_of(state)
         tell_compiler("sets the state of a generator of random numbers")
         with self._lock:
             self._stream = stream
@@ -325,7 +308,28 @@ def generator_of(stream: RandomStream) -> Generator:
     return generator
 
 
-# -------------------------------------------------------------------- the default generator
+def _shape(shape: Any) -> Shape:
+    extents = (shape,) if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool) else shape
+    if not isinstance(extents, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in extents):
+        raise ArgumentError(f"shape {shape!r}: expected an int of at least 0, or a sequence of them")
+    return tuple(map(int, extents))
+
+
+def _float_dtypes(dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype of the result, and the one to draw in."""
+    wanted = get_default_dtype() if dtype is None else np.dtype(dtype)
+    if wanted.kind != "f":
+        raise ArgumentTypeError(f"dtype {wanted}: expected a real floating dtype such as float32 or float64")
+    return wanted, np.dtype(np.float64 if wanted.itemsize > 4 else np.float32)
+
+
+def _check_probability(what: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"{what}(p={p}): expected a probability between 0 and 1")
+
+
+def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
+    return make(np.asarray(array, dtype=dtype))  # type: ignore[no-any-return]
 
 
 _default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
@@ -434,4 +438,9 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
 
 def draws_are_steered() -> bool:
     """True if `foreign_draws` would do anything here."""
-    return TAPE.get() is not None or _is_scoped.get()
+    return is_recording_or_replaying() or _is_scoped.get()
+
+
+def is_replaying() -> bool:
+    """True if the running code is computed for a second time, and repeats what it drew the first time."""
+    return tapes()[1] is not None

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiograd.errors import ArgumentError
 from aiograd.running.random import default_generator, drawing_from, generator_of
-from aiograd.running.random_stream import RandomStream
+from aiograd.running.random_streams import RandomStream
 
 _WORD = 2**63
 
