@@ -171,17 +171,16 @@ def test_both_sides_are_held_up(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
-async def test_the_clock_of_all_jumps(virtual_clock: VirtualClock, seconds: float) -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        assert await a.ask("b", "echo", 0) == 0
-        waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
-        await turns()
-        asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
-        assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
-        b.gate.set()
-        assert await waiting == 1
-        assert not a.lost and not b.lost and world.board.dials == 1
+async def test_the_clock_of_all_jumps(world: World, virtual_clock: VirtualClock, seconds: float) -> None:
+    a, b = await world.pair()
+    assert await a.ask("b", "echo", 0) == 0
+    waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
+    await turns()
+    asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
+    assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
+    b.gate.set()
+    assert await waiting == 1
+    assert not a.lost and not b.lost and world.board.dials == 1
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 10.0])
