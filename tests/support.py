@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,3 +30,26 @@ def same(tensor: Any, values: Any) -> None:
 def draw(*shape: int, at: int = 0) -> Any:
     """Standard normal numbers of a shape; `at` is the seed."""
     return np.random.default_rng(at).standard_normal(shape)
+
+
+def run_by(run: Callable[..., Any], given: int = 1) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """A decorator of async tests that do not run on pytest's loop.
+
+    Args:
+        run: gets the test as a coroutine function, and runs it; its other parameters are fixtures.
+        given: how many arguments `run` calls it with. They are the first ones of the test, the others are its fixtures and parameters.
+    """
+    wanted = list(inspect.signature(run).parameters)[1:]
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., None]:
+        own = list(inspect.signature(test).parameters)[given:]
+
+        @functools.wraps(test)
+        def on_its_loop(**fixtures: Any) -> None:
+            run(functools.partial(test, **{name: fixtures[name] for name in own}), **{name: fixtures[name] for name in wanted})
+
+        names = dict.fromkeys((*own, *wanted))
+        on_its_loop.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]
+        return on_its_loop
+
+    return decorate

@@ -99,7 +99,7 @@ async def test_versions_that_do_not_fit(virtual_clock: VirtualClock, monkeypatch
 
     async with World() as world:
         a, _ = await world.pair()
-        with pytest.raises(VersionMismatch, match=r"versions 4 to 4 .* versions 7 to 9"):
+        with pytest.raises(VersionMismatch, match=r"versions 5 to 5 .* versions 7 to 9"):
             await a.ask("b", "echo", 1)
         await asyncio.sleep(1.0)
         assert not world.board.channels and world.board.dials == 1
