@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import gc
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,14 @@ def leaf(values: Any, dtype: Any = np.float64) -> ag.Tensor:
     return ag.tensor(values, dtype=dtype, requires_grad=True)
 
 
+_drawn = np.random.default_rng(0)
+
+
+def random_leaf(*shape: int) -> ag.Tensor:
+    """A float32 leaf of standard normal numbers, others each time."""
+    return ag.tensor(_drawn.standard_normal(shape).astype(np.float32), requires_grad=True)
+
+
 def constant(values: Any) -> ag.Tensor:
     """A float64 tensor that does not require grad."""
     return ag.tensor(values, dtype=np.float64)
@@ -25,6 +35,17 @@ def constant(values: Any) -> ag.Tensor:
 def same(tensor: Any, values: Any) -> None:
     """Assert that a tensor holds these values, to the bit."""
     np.testing.assert_array_equal(tensor.numpy(), values)
+
+
+@contextlib.contextmanager
+def reference_counts_only() -> Iterator[None]:
+    """No cycle is collected: what is freed here is freed by reference count."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def draw(*shape: int, at: int = 0) -> Any:
