@@ -71,7 +71,7 @@ async def test_a_step_over_three_workers_is_one_trace(spans: InMemorySpanExporte
                 await ctx.backward(await driver.call("left", "outer", x))
         await driver.call_apart("left", "aiograd.dashboard.report", '[0,false,0,"",1]')
         for worker in (driver, *_):
-            await worker._face.aclose()
+            await worker._monitor.aclose()
     found = by_name(spans)
     assert len({span.context.trace_id for span in spans.get_finished_spans()}) == 1, "everything belongs to the user's span"
     assert {name: len(each) for name, each in found.items()} == {

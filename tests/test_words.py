@@ -26,7 +26,6 @@ LEFT: Mapping[str, str] = {
     "gave_up": "coordination distributed/collectives distributed/data_parallel distributed/rpc",
     "leaves_loop": "engine",
     "going_on": "engine",
-    "face": "dashboard distributed/face distributed/worker",
     "part": "distributed/autograd",
     "link": "distributed/rpc",
     "row": "distributed/rpc",

@@ -60,7 +60,7 @@ RENAMES: Mapping[str, Rename] = {
     "gave_up": Rename("timed_out, cancelled, abandoned"),
     "leaves_loop": Rename("suspends"),
     "going_on": Rename("running, unfinished"),
-    "face": Rename("reporter, page", but=frozenset({"register_face", "DashboardFace"})),
+    "face": Rename("monitor", but=frozenset({"register_face"})),
     "part": Rename("participant", within=("distributed/autograd/",)),
     "link": Rename("channel", within=("distributed/rpc/",), but=frozenset({"is_link_local"})),
     "row": Rename("request", within=("distributed/rpc/",)),

@@ -145,5 +145,5 @@ def isneginf(x: ArrayLike, /) -> Tensor:
 
 
 def isreal(x: ArrayLike, /) -> Tensor:
-    """True for elements whose imaginary part is zero."""
+    """True for elements with an imaginary part of zero."""
     return _equal(call(row("imag"), (as_tensor(x),), {}), 0)

@@ -1,8 +1,8 @@
 """Arguments of the array functions: what becomes a Tensor, and how rows of one or two arrays are called.
 
 Note [Always Tensors]
-    The functions of this package take Tensors, arrays, numbers and nested lists, and return Tensors whatever they were given, so code
-    written with them never falls out of the graph by accident. A number alone becomes the default dtype; next to an array it takes the
+    The functions of this package take Tensors, arrays, numbers and nested lists, and always return Tensors, so code written with them
+    never falls out of the graph by accident. A number alone becomes the default dtype; next to an array it takes the
     dtype that numpy's promotion gives it, so ``maximum(x, 0.0)`` of a float32 `x` stays float32. Neither a number nor the numbers of a list are
     rounded to the default dtype on their way to a wider one.
 """

@@ -65,14 +65,14 @@ def ones(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = 
 def full(
     shape: int | Sequence[int], fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """A Tensor of one number, whose kind decides the dtype."""
+    """A Tensor of one number; the kind of the number decides the dtype."""
     value: Any = number_of(fill_value)
     array = np.full(_shape("full", shape), value, number_dtype(value, None) if dtype is None else dtype)
     return _finished(array, device, requires_grad)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A Tensor whose elements are arbitrary."""
+    """A Tensor of arbitrary elements."""
     return _finished(np.empty(_shape("empty", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
 

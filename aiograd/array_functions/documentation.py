@@ -1,7 +1,7 @@
 """Args, Returns and Raises of the array functions, from tables: facts that many functions share stand here once.
 
-A function's own docstring says in a line what it computes. `document` appends the sections: its parameters are looked up by name in `PARAMETERS`
-(or as ``function.parameter``, where one means something else), its result in `RETURNS`, and its errors follow from what it takes.
+A function's own docstring is one line about its result. `document` appends the sections: the parameters by name from `PARAMETERS` (or as
+``function.parameter`` where a parameter means something else), the result from `RETURNS`, and the errors that follow from the parameters.
 A parameter or a result without an entry is left out, which ``tests/test_reference.py`` finds.
 """
 
@@ -150,7 +150,7 @@ RETURNS: Mapping[str, str] = {
     for name in names.split()
 }
 
-#: functions whose arrays may have shapes that do not fit each other or the other arguments
+#: functions that raise ShapeError: the shapes of their arrays may not fit each other or the other arguments
 _SHAPED = frozenset(
     "matmul tensordot vecdot dot inner einsum outer kron concat stack reshape unflatten view_as expand expand_as broadcast_to broadcast_arrays "
     "broadcast_shapes permute_dims permute transpose matrix_transpose squeeze where diagonal trace cholesky cross det eigh eigvalsh inv matrix_norm "

@@ -49,12 +49,12 @@ def astype(x: Any, dtype: Any, /, *, copy: builtins.bool = True, device: str | N
 
 
 def can_cast(from_: Any, to: Any, /) -> builtins.bool:
-    """True if a dtype (or that of a Tensor) can become another without loss."""
+    """True if a dtype, or the dtype of a Tensor, can become another without loss."""
     return np.can_cast(from_.dtype if isinstance(from_, TensorCore) else from_, to)
 
 
 class FloatLimits(NamedTuple):
-    """Limits of a floating dtype, as Python numbers; for a complex one those of its parts."""
+    """Limits of a floating dtype, as Python numbers; of a complex dtype, the limits of its parts."""
 
     bits: builtins.int
     eps: builtins.float
@@ -67,7 +67,7 @@ class FloatLimits(NamedTuple):
 
 
 def finfo(type: Any, /) -> FloatLimits:
-    """Limits of a floating dtype, or of that of a Tensor."""
+    """Limits of a floating dtype, or of the dtype of a Tensor."""
     found = np.finfo(type.dtype if isinstance(type, TensorCore) else type)
     names = ("eps", "max", "min", "smallest_normal", "tiny", "resolution")
     numbers: Any = {name: builtins.float(getattr(found, name)) for name in names}
@@ -75,7 +75,7 @@ def finfo(type: Any, /) -> FloatLimits:
 
 
 def iinfo(type: Any, /) -> np.iinfo[Any]:
-    """Limits of an integer dtype, or of that of a Tensor."""
+    """Limits of an integer dtype, or of the dtype of a Tensor."""
     return np.iinfo(type.dtype if isinstance(type, TensorCore) else type)
 
 

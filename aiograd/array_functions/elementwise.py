@@ -45,12 +45,12 @@ _conj, _angle = unary(row("conj")), unary(row("angle"))
 
 
 def add(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
-    """Sums of elements, those of `x2` times `alpha`."""
+    """Sums of elements: ``x1 + alpha * x2``."""
     return _add(x1, scaled(x2, alpha))
 
 
 def subtract(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
-    """Differences of elements, those of `x2` times `alpha`."""
+    """Differences of elements: ``x1 - alpha * x2``."""
     return _subtract(x1, scaled(x2, alpha))
 
 
@@ -329,7 +329,7 @@ def ceil(x: ArrayLike, /) -> Tensor:
 
 
 def trunc(x: ArrayLike, /) -> Tensor:
-    """The elements without what is behind the decimal point."""
+    """The elements without their digits behind the decimal point."""
     return _trunc(as_tensor(x))  # type: ignore[no-any-return]
 
 

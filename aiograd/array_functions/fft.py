@@ -55,7 +55,7 @@ def rfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str = "bac
 
 
 def irfft(x: ArrayLike, /, n: int | None = None, axis: int = -1, norm: str = "backward") -> Tensor:
-    """The real array of `n` elements (an even number if None) whose `rfft` is `x`."""
+    """The inverse of `rfft`: a real array of `n` elements, an even number if None."""
     return rows.np_irfft(_signal("irfft", x), n, axis, norm)  # type: ignore[no-any-return]
 
 

@@ -11,7 +11,7 @@ from aiograd.errors import DeviceError
 from aiograd.running.devices import known_devices
 from aiograd.running.modes import get_default_dtype
 
-#: the version of the standard whose names and signatures the namespace has
+#: the version of the standard that names and signatures of the namespace follow
 __array_api_version__ = "2024.12"
 
 _DTYPES = {
@@ -26,7 +26,7 @@ class NamespaceInfo:
     __slots__ = ()
 
     def capabilities(self) -> dict[str, Any]:
-        """Boolean indexing, results whose shape depends on values, and the number of axes that is possible."""
+        """Boolean indexing, results with a shape that depends on values, and the highest number of axes."""
         return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
 
     def default_device(self) -> str:
@@ -49,7 +49,7 @@ class NamespaceInfo:
         }
 
     def dtypes(self, *, device: str | None = None, kind: Any = None) -> dict[str, np.dtype[Any]]:
-        """The dtypes of the standard by name, those of a kind where one is given."""
+        """The dtypes of the standard by name; of one kind, where it is given."""
         _check(device)
         return {name: dtype for name, dtype in _DTYPES.items() if kind is None or isdtype(dtype, kind)}
 

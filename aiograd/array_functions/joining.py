@@ -165,7 +165,7 @@ def unfold(x: ArrayLike, /, axis: int, size: int, step: int = 1) -> Tensor:
 
 
 def sliding_window_view(x: ArrayLike, /, window_shape: int | Sequence[int], axis: Axis = None) -> Tensor:
-    """Windows along axes (all if none are given), whose elements lie along new last axes."""
+    """Windows along axes (all if none are given), with the elements of each along new last axes."""
     return windows.np_sliding_window_view(as_tensor(x), window_shape, axes_of(axis))  # type: ignore[no-any-return]
 
 
@@ -198,7 +198,7 @@ def partition(x: ArrayLike, kth: int | Sequence[int], /, axis: int | None = -1) 
 
 
 def select(conditions: Sequence[ArrayLike], choices: Sequence[ArrayLike], /, default: ArrayLike = 0) -> Tensor:
-    """Elements of the choice whose condition holds first, of `default` where none does (numpy's ``select``)."""
+    """Elements of the choice with the first condition that holds, of `default` where none does (numpy's ``select``)."""
     if len(conditions) != len(choices) or not len(conditions):
         raise ArgumentError(f"select(): {len(conditions)} conditions for {len(choices)} choices, expected as many, and at least one")
     result: Any = default

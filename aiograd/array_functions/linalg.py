@@ -195,7 +195,7 @@ def lstsq(x1: ArrayLike, x2: ArrayLike, /, rcond: float | None = None) -> LstsqR
 
 
 def cond(x: ArrayLike, /, ord: Any = None) -> Tensor:
-    """Condition numbers: the largest singular value over the smallest, or a norm of the matrix times that of its inverse."""
+    """Condition numbers: the largest singular value over the smallest, or the product of the norms of the matrix and its inverse."""
     return matrix_functions.np_cond(_matrix("cond", x), ord)  # type: ignore[no-any-return]
 
 

@@ -112,7 +112,7 @@ def flip(x: ArrayLike, /, axis: Axis = None) -> Tensor:
 
 
 def roll(x: ArrayLike, /, shift: int | Sequence[int], axis: Axis = None) -> Tensor:
-    """Shift the elements along axes; those that leave at one end come in at the other."""
+    """Shift the elements along axes; an element that leaves at one end comes in at the other."""
     return call(row("roll"), (as_tensor(x),), {"shift": axes_of(shift), "axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 

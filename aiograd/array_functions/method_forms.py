@@ -103,7 +103,7 @@ def index_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike, *, a
 
 
 def where(x: Tensor, /, condition: ArrayLike, other: ArrayLike) -> Tensor:
-    """The elements where the condition holds, those of `other` elsewhere."""
+    """The elements where the condition holds, the elements of `other` elsewhere."""
     return searching.where(condition, x, other)  # type: ignore[no-any-return]
 
 
@@ -178,7 +178,7 @@ def reshape_as(x: Tensor, /, other: Tensor) -> Tensor:
 
 
 def sum_to_size(x: Tensor, /, *shape: Any) -> Tensor:
-    """The sum over the axes along which a shape broadcasts to that of the tensor."""
+    """The sum over the axes along which a shape broadcasts to the shape of the tensor."""
     wanted = _flat(shape)
     lead = x.ndim - len(wanted)
     if lead < 0 or any(w not in (1, n) for w, n in zip(wanted, x.shape[lead:], strict=True)):
@@ -223,7 +223,7 @@ def new_ones(x: Tensor, /, *shape: Any, dtype: Any = None, device: str | None = 
 
 
 def new_empty(x: Tensor, /, *shape: Any, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of a shape whose elements are arbitrary, with the dtype and on the device of this one."""
+    """A tensor of arbitrary elements in a shape, with the dtype and on the device of this one."""
     return creation.empty(_flat(shape), dtype=dtype or x.dtype, device=device or x.device, requires_grad=requires_grad)
 
 

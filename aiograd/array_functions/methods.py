@@ -7,7 +7,7 @@ Note [The table]
     ``tensors/methods.pyi``, which ``python -m tests.method_stub`` writes.
     A method for a row of one array without further arguments calls the row directly, not the function (`_fast`).
 
-Note [Whose meaning]
+Note [numpy's meaning]
     Where numpy and PyTorch mean different things by a name, numpy's meaning is meant (``x.max(1)`` returns values only, ``x.repeat(2)`` repeats
     elements, ``x.split(2)`` cuts in two, ``x.std()`` divides by the number of elements); methods that only PyTorch has take its arguments in its
     order. ``x.sort()`` returns a sorted tensor, as numpy's function does.
@@ -47,7 +47,7 @@ ROWS = """
     reciprocal conj acosh asinh atanh
     """.split()
 ROWS_BY_ANOTHER_NAME = {"negative": "neg", "sign": "sgn"}
-#: methods that write in place what the method without the underscore returns
+#: methods that write the result of the method without the underscore in place
 IN_PLACE = """
     abs_ neg_ sign_ reciprocal_ square_ exp_ exp2_ expm1_ log_ log1p_ log2_ log10_ sqrt_ rsqrt_ sin_ cos_ tan_ asin_ acos_ atan_ sinh_ cosh_ tanh_
     sigmoid_ relu_ erf_ erfc_ erfinv_ floor_ ceil_ trunc_ round_ frac_ lgamma_ digamma_ logit_ pow_ remainder_ fmod_ floor_divide_ clip_

@@ -4,7 +4,7 @@ Note [Names of parameters]
     Functions carry the names of the Array API standard. `PARAMETERS` says which names of PyTorch mean the same, so that ``sum(x, dim=1,
     keepdim=True)`` is ``sum(x, axis=1, keepdims=True)``; `SHAPES` says which functions take a shape as several ints too, ``zeros(2, 3)``. The
     package puts both on every public function and method in one loop; no function mentions them. A call without such names costs one more
-    Python call, and a function none of whose parameters has another name is left as it is, elementwise functions for example.
+    Python call, and a function without such a parameter, elementwise functions for example, is left as it is.
 
 Rejected: second parameters in every definition (a fact in a hundred places); catching the TypeError of the unknown name (an error inside
 the function would look the same).
@@ -24,7 +24,7 @@ from aiograd.errors import ArgumentTypeError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: PyTorch's name, that of one function as ``function.name``, -> the names here that mean the same, of which a function has one at most
+#: PyTorch's name, for one function as ``function.name``, -> the names here that mean the same; a function has one of them at most
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "dim": ("axis", "axes"),
     "dims": ("axis", "axes", "repetitions"),
@@ -75,7 +75,7 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
     )
 
 
-@functools.cache  # what is a function of the package is often a method too
+@functools.cache  # a function of the package is often a method too
 def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, accepting the other names of its parameters; itself where none has any."""
     gathers = function.__name__ in SHAPES

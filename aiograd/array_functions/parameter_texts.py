@@ -46,7 +46,7 @@ PARAMETERS: Mapping[str, str] = {
     "include_initial": "begin with the sum (0) or product (1) of no elements",
     "other": "the other operand",
     "mode": "the kind",
-    # those that mean something else in one function
+    # parameters that mean something else in one function
     "softmax.axis": "the axis along which the results add up to 1",
     "log_softmax.axis": "the axis along which the probabilities add up to 1",
     "full.dtype": "the dtype; None: that of `fill_value`, floating numbers in the default dtype",

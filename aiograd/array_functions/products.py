@@ -27,7 +27,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
 
 
 def tensordot(x1: ArrayLike, x2: ArrayLike, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
-    """Sums of products over pairs of axes: so many at the end of `x1` and start of `x2`, or those of two lists."""
+    """Sums of products over pairs of axes: so many at the end of `x1` and start of `x2`, or the axes of two lists."""
     return einsum_rows.tensordot(*as_tensors(x1, x2), axes=axes)  # type: ignore[no-any-return]
 
 

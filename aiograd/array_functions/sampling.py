@@ -53,7 +53,7 @@ def randint(
         generator: where the numbers come from.
         dtype: of the result, an integer dtype (a floating one too, as in PyTorch).
         device: of the result; None: the host.
-        requires_grad: make it a leaf whose gradients accumulate in ``.grad``.
+        requires_grad: make it a leaf, with gradients that accumulate in ``.grad``.
 
     Returns:
         A new Tensor.
@@ -108,7 +108,7 @@ def normal(
 
     Args:
         mean, std: of the distribution, numbers or arrays that broadcast.
-        shape: of the result; that of `mean` and `std` together if None.
+        shape: of the result; None: `mean` and `std` broadcast.
         generator: where the numbers come from.
         dtype: of the numbers that are drawn.
 

@@ -106,7 +106,7 @@ def scatter_reduce(x: ArrayLike, /, axis: int, index: ArrayLike, src: ArrayLike,
         x: any shape.
         axis, index, src: as of `scatter`; a place may be named any number of times.
         reduce: "sum", "prod", "mean", "amax" or "amin". A product takes memory for as many elements per place as the fullest place has.
-        include_self: True if what is in `x` takes part; False if only `src` counts where something is put.
+        include_self: True if the elements of `x` take part; False if only `src` counts where something is put.
 
     Returns:
         A Tensor of the shape and dtype of `x`.
@@ -153,7 +153,7 @@ def _product(x: Tensor, index: Tensor, source: Tensor, axis: int, include_self: 
     order = np.argsort(flat, kind="stable")
     starts = np.searchsorted(flat[order], flat[order])
     rank = np.empty(flat.size, np.int64)
-    rank[order] = np.arange(flat.size) - starts  # of each factor among those of its place
+    rank[order] = np.arange(flat.size) - starts  # the number of each factor among the factors of its place
     own = x.moveaxis(axis, -1)
     base = own.reshape(-1, 1)
     if not include_self:

@@ -214,7 +214,7 @@ def masked_select(x: ArrayLike, mask: ArrayLike, /) -> Tensor:
 
 
 def index_copy(x: ArrayLike, axis: int, indices: ArrayLike, source: ArrayLike, /) -> Tensor:
-    """A copy of `x` with the slices at `indices` along an axis replaced by those of `source`."""
+    """A copy of `x` with the slices at `indices` along an axis replaced by the slices of `source`."""
     return call(row("setitem"), tuple(as_tensors(x, source)), {"index": _at(x, axis, indices)})  # type: ignore[no-any-return]
 
 

@@ -56,7 +56,7 @@ def logsumexp(a: ArrayLike, /, axis: Axis = None, b: ArrayLike | None = None, ke
     axes, none = axes_of(axis), equal(weights, 0)
     largest = where(none, -math.inf, powers.detach()).max(axis=axes, keepdims=True)
     gap = powers - where(isfinite(largest), largest, 0.0)
-    most = math.log(np.finfo(gap.dtype).max) - 1.0  # what has no weight must not become infinite
+    most = math.log(np.finfo(gap.dtype).max) - 1.0  # a power without weight must not become infinite
     total = log((weights * exp(where(none, minimum(gap, most), gap))).sum(axis=axes, keepdims=True)) + where(isfinite(largest), largest, 0.0)
     if keepdims:
         return total  # type: ignore[no-any-return]

@@ -78,7 +78,7 @@ def bincount(x: ArrayLike, /, weights: ArrayLike | None = None, minlength: int =
 
 
 def histc(x: ArrayLike, /, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """The number of elements in each of `bins` intervals between `min` and `max` (those of the elements where both are equal); no gradient."""
+    """The number of elements in each of `bins` intervals between `min` and `max` (the extremes of the elements where both are equal)."""
     values = as_tensor(x).detach().numpy()
     ends = (values.min(), values.max()) if min == max and values.size else (min, max)
     if bins < 1 or ends[0] > ends[1]:

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit status.
 
     Args:
-        arguments: the words after the program's name; those of the process by default.
+        arguments: the words after the program's name; by default the arguments of the process.
     """
     parser = argparse.ArgumentParser(prog="aiograd", description="Autograd for async Python.")
     parser.add_argument("--version", action="version", version=f"aiograd {__version__}")

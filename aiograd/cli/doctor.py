@@ -17,7 +17,7 @@ from aiograd.cuda import discovery
 from aiograd.engine.run import run
 from aiograd.tensors.creation import tensor
 
-#: distributions whose versions explain most questions
+#: distributions with versions that explain most questions
 PACKAGES = (
     "numpy", "uvloop", "aiohttp", "cryptography", "safetensors", "numba", "threadpoolctl", "ml_dtypes", "numba-cuda", "cuda-core", "cuda-bindings",
     "torch",

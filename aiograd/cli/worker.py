@@ -40,11 +40,11 @@ from aiograd.distributed.rpc.limits import check_number
 from aiograd.engine.run import run
 from aiograd.errors import ArgumentError
 
-#: seconds after the first signal at which the process is gone, whatever its threads do
+#: seconds after the first signal at which the process is gone, also while its threads run
 STOP_SECONDS = 4.5
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 ENCODINGS = tuple(encoding.name.lower() for encoding in Encoding)
-#: how texts of errors call arguments of `Worker`, and what they are called here
+#: names of arguments of `Worker` in texts of errors, and the option for each
 OPTIONS = {
     "worker name ": "--name ",
     "trusted_hosts holds ": "--trusted-host ",
@@ -140,7 +140,7 @@ def worker(options: argparse.Namespace) -> int:
 
 
 def in_words_of_options(text: str) -> str:
-    """A message about Python arguments with their names replaced by those of command-line options."""
+    """A message about Python arguments with the names of command-line options in their place."""
     for argument, option in OPTIONS.items():
         text = text.replace(argument, option)
     return text
@@ -305,7 +305,7 @@ def read_peer(text: str) -> tuple[str, str]:
 
 
 def read_limits(text: str) -> Limits:
-    """Limits from a JSON object of those that differ from the defaults.
+    """Limits from a JSON object of the limits that differ from the defaults.
 
     Raises:
         ArgumentError: it is none, or has unknown names or impossible values.

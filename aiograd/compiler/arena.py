@@ -79,10 +79,10 @@ class Arena:
 
     Args:
         memory: its arrays.
-        pool: where they come from.
+        pool: the pool that the arrays come from.
 
     Attributes:
-        arrays: to write into.
+        arrays: the arrays to write into.
         is_shared: True if another call or node may use a part of the memory.
     """
 

@@ -17,8 +17,8 @@ class RecordedCoroutine:
     """Awaited in place of a coroutine.
 
     Args:
-        coroutine: of the function that is recorded.
-        recorder: of the recording.
+        coroutine: the coroutine of the recorded function.
+        recorder: the recorder of the call.
     """
 
     def __init__(self, coroutine: Any, recorder: CallRecorder) -> None:

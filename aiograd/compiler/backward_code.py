@@ -34,8 +34,8 @@ class BackwardWriter:
     """Runs one pass through a program and writes its code.
 
     Args:
-        program: of the forward.
-        node: of the call, for errors.
+        program: the program of the forward.
+        node: the node of the call, for errors.
         saved: arrays that the forward kept, by `saved_names`.
         grads: one per output; None for one that got none.
         needs: per edge, True if its gradient is wanted.

@@ -30,7 +30,7 @@ class Ref:
     """An array, by the name that it has in the text.
 
     Attributes:
-        shape, dtype, strides: of every run; None for something that is no array.
+        shape, dtype, strides: the array's, the same in every run; None for something that is no array.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Call:
         fresh: see Note [Memory].
         out: the Ref that owns the memory written to.
         errors: floating point errors that are handled otherwise than around it, as for `numpy.errstate`.
-        comment: for the reader.
+        comment: a text for the reader of the source.
         reads: the Refs in arguments and options.
     """
 
@@ -173,7 +173,7 @@ class ArrayCode:
     Attributes:
         name: of the function.
         parameters: its arguments: a Ref each, or the name of a tuple and the Refs that it has.
-        calls: in order.
+        calls: the calls, in order.
         results: Refs and None, nested in tuples and lists, that it returns.
         private: results that only the program itself reads later.
     """

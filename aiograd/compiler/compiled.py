@@ -53,12 +53,12 @@ class CompiledStatistics:
     """Figures of a compiled function.
 
     Attributes:
-        signatures: that it has programs for.
-        recordings: calls that were recorded.
-        runs: calls that ran a program.
-        eager: calls that ran the function itself and were not recorded.
-        breaks: signatures that have no program and run eagerly.
-        reasons: why, by their text.
+        signatures: the number of signatures with a program.
+        recordings: the number of recorded calls.
+        runs: the number of calls that ran a program.
+        eager: the number of calls that ran the function itself and were not recorded.
+        breaks: the number of signatures that have no program and run eagerly.
+        reasons: the reasons of breaks, by the text of the signature.
         recording_seconds: the duration of all recordings, with the time they waited and the making of the programs' code.
         arena_bytes: bytes of the memory that the programs compute in: arenas of runs with a live graph, and arenas kept for later runs.
     """
@@ -216,11 +216,11 @@ class CompiledFunction:
         """Make a program of a recorded call, and return the call's result.
 
         Args:
-            key: to find it by.
-            recorder: of the call.
+            key: the key that calls find the program by.
+            recorder: the recorder of the call.
             inputs: the Tensors among the arguments.
             given: the arguments, positional and by name.
-            result: that the function has returned.
+            result: the function's result.
         """
         if recorder.broken is None and not are_same_arguments(key[0], inputs, *given):
             recorder.breaks("it changes a list or dict among its arguments")

@@ -40,7 +40,7 @@ class RepeatedCall:
     """A call that was recorded, to be made at every run.
 
     Attributes:
-        function: that is called.
+        function: the function to call.
         args, kwargs: its arguments, with an `ArgumentPlace` for each Tensor that the statement takes.
         again: takes these Tensors and makes the call.
     """

@@ -226,7 +226,7 @@ class ProgramNode(Node):
         """Raise if a Tensor that the backward needs has been modified in place since the call.
 
         Args:
-            places: of the Tensors to check, among inputs and captured Tensors.
+            places: the places of the Tensors to check, among inputs and captured Tensors.
 
         Raises:
             ModifiedError

@@ -18,10 +18,10 @@ def run_profiled(program: Program, arrays: list[Any], profiler: Any, name: str) 
     """The forward of a program: its outputs, and the arrays that its backward needs.
 
     Args:
-        program: that is run.
-        arrays: of its inputs and captured Tensors.
-        profiler: of the mode.
-        name: of the scope.
+        program: the program to run.
+        arrays: the arrays of its inputs and captured Tensors.
+        profiler: the profiler of the mode.
+        name: the name of the scope.
     """
     began = perf_counter_ns()
     known = {value.name: array for value, array in zip((*program.inputs, *program.captured), arrays, strict=True)}

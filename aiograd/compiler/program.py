@@ -50,10 +50,10 @@ class Value:
     """An array of the program.
 
     Attributes:
-        kind, index: where it comes from, see Note [Values]; the index counts within its kind.
-        shape, dtype, strides: of every run; arrays of a device are taken to have no strides.
+        kind, index: its origin, see Note [Values]; the index counts within its kind.
+        shape, dtype, strides: the array's, the same in every run; arrays of a device are taken to have no strides.
         records: True if it had a place in the graph while recording.
-        device: that it lives on.
+        device: name of its device.
         name: as the program's source calls it: ``i0``, ``c0``, ``v0``.
     """
 
@@ -135,9 +135,9 @@ class Program:
     """The statements that one signature of a compiled function runs.
 
     Attributes:
-        signature: of the arguments, for people.
+        signature: the signature of the arguments, for people.
         inputs, captured: values that come from elsewhere; `tensors` has the captured Tensors themselves.
-        statements: in the order of recording.
+        statements: the statements, in the order of recording.
         outputs: values that the function returns, in the order of its result's leaves, and the views between such a view and the argument that it
         shows.
         views: outputs that are views of other Tensors: the place of each, the place of its base among outputs, inputs and captured Tensors, and how
@@ -161,7 +161,7 @@ class Program:
     arena_bytes: int = field(default=0, compare=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
-    #: that the values live on, see Note [Programs on a device]
+    #: name of the device of the values, see Note [Programs on a device]
     device: str = field(init=False, compare=False)
 
     def __post_init__(self) -> None:

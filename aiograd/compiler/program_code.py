@@ -62,7 +62,7 @@ class GuardedCode:
         #: says at once that nothing has changed, see `aiograd.compiler.guard_code`; made at the first run, and anew where other objects are as good
         self._check: Callable[[], Any] = _unknown
         self._checks_made = 0
-        #: how often a function was made that knows the arguments of its calls
+        #: the number of functions made that know the arguments of its calls
         self.checks_of_arguments = 0
 
     @property
@@ -105,7 +105,7 @@ def finished(code: GuardedCode, outputs: list[Any], tensors: list[Any]) -> Any:
     """The result of the function.
 
     Args:
-        code: of the program that has run.
+        code: the code of the program that has run.
         outputs: its Tensors.
         tensors: inputs and captured Tensors.
     """
@@ -179,7 +179,7 @@ class ProgramCode(GuardedCode):
         """Keep the code of another kind of pass.
 
         Args:
-            key: of the kind.
+            key: the key of the kind of pass.
             backward: the function.
             shared: names of the saved values that its results may share memory with.
         """

@@ -12,7 +12,7 @@ def statements_run(program: Program, present: Sequence[bool], needs: Sequence[bo
     """Numbers of the statements that a pass runs.
 
     Args:
-        program: of the forward.
+        program: the program of the forward.
         present: per output, True if a gradient arrives.
         needs: per edge, True if its gradient is wanted.
     """

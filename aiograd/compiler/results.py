@@ -31,7 +31,7 @@ def shape_of(
     """Collect the Tensors of a result in `outputs`.
 
     Args:
-        result: that `function` has returned.
+        result: the result of `function`.
         outputs: filled with the Tensors of the result.
         function: the function that is compiled.
         name: of the function, for errors.

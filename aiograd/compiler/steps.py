@@ -53,7 +53,7 @@ class Part:
 
     Attributes:
         statement: the call; None for rows.
-        code: of the rows; None for a call.
+        code: the code of the rows; None for a call.
         takes, gives: places of the Tensors that it takes and makes, among the Tensors of the run.
         short: makes the call in a shorter way and returns True, see Note [Short ways]; None where there is none.
     """

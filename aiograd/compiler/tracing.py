@@ -151,11 +151,11 @@ class Tracer:
     """Notes the calls of one `ArrayCode`.
 
     Args:
-        prefix: of the names that are made here for arrays without one.
+        prefix: the prefix of names that are made here for arrays without one.
 
     Attributes:
         calls: the calls noted so far.
-        comment: of the calls that follow.
+        comment: the comment of the calls that follow.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -263,7 +263,7 @@ class Tracer:
         """Floating point errors are handled so that a function's own `numpy.errstate` can be told from the errstate around it.
 
         Args:
-            errors: how they are to be handled; all ignored where none is given.
+            errors: the handling of floating point errors, as for `numpy.errstate`; None: all are ignored.
         """
         ways = dict.fromkeys(np.geterr(), "ignore") if errors is None else errors
         ways = {kind: "call" if how == "ignore" else how for kind, how in ways.items()}

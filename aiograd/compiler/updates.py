@@ -38,9 +38,9 @@ def inlined_step(optimizer: Any, comment: str, file: SourceFile) -> Inlined | No
     """A function that does what ``optimizer.step()`` does; None where there is none. See the module's Note.
 
     Args:
-        optimizer: that has taken a step.
+        optimizer: the optimizer that has taken a step.
         comment: the user's line.
-        file: that its text is added to.
+        file: the file that its text is added to.
     """
     if type(optimizer) not in (SGD, Adam, AdamW) or sum(len(group["params"]) for group in optimizer.param_groups) > MOST:
         return None

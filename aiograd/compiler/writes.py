@@ -47,8 +47,8 @@ class WriteRecorder(CallRecorder):
         """Record the modification of a tensor.
 
         Args:
-            tensor: that is modified; checked.
-            name: of the modification.
+            tensor: the Tensor to modify; checked.
+            name: the name of the modification.
             again: carries it out.
             compute: the same out of place, recorded.
             write: carries it out on the arrays of `tensor` and `operands`, with `index` if there is one.

@@ -1,17 +1,20 @@
 """Coordination: the asyncio side of transactions, and steps that members on several workers take together or not at all.
 
-A *member* takes part in the steps of a pipeline or of replicas on one worker. It is an adapter (see `aiograd.distributed.register_adapter`), and
-the coordinating process asks it.
+A machine of `aiograd.transaction` decides, its drive carries out the commands, and a client knows the work and the messages. Backward passes,
+agreements of groups and steps of optimizers are such clients; so are the steps of pipelines and of replicas, which are here. A *member* takes part
+in steps on one worker. It is an adapter (see `aiograd.distributed.register_adapter`), and the coordinating process calls it.
 
 ====================  =====================================================================================
+`client`              `TransactionClient`: the methods that a user of a drive overrides
+`drive`               `ParticipantDrive`: timer and questions; `CoordinatorDrive`: telling until acknowledged
 `asking`              `ask_outcome`: one question about the outcome of a transaction, as an event
-`host`                `StepHost`: the steps of a host, one after the other, and its answers about them
-`session`             `StepSession`: one step there, and what a host does while it hears nothing of who decides
-`coordinator`         `StepCoordinator`: asks all hosts whether they are prepared, decides, and tells them
-`pending_decisions`   what was decided about steps, told to hosts until they acknowledge it
-`buckets`             parameters whose gradients are summed over equal hosts together; pure
+`session`             `StepSession`: one step on a member; `StepWork`: the work of one process for a step
+`member`              `StepMember`: the steps of a member, one after the other, and its answers about them
+`decisions`           `StepDecisions`: the decisions of the coordinating process, told until acknowledged
+`coordinator`         `StepCoordinator`: asks members if they are prepared, decides, and tells them
+`buckets`             groups of parameters for sums of gradients over equal members; pure
 `reduced_pass`        those gradients on their way, while others are still computed
 `outline`             parameters and buffers of modules that are to be alike; pure
-`module_calls`        calls of modules, and their buffers put back
+`module_calls`        calls of modules on the executor, and a snapshot of their buffers
 ====================  =====================================================================================
 """

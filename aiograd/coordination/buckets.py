@@ -1,8 +1,8 @@
-"""GradientBuckets: parameters in buckets whose gradients are reduced together. Pure.
+"""GradientBuckets: parameters in buckets, with one reduction of gradients for each. Pure.
 
 Note [Order of buckets]
     Backward reaches the last layers first, so buckets are filled from the last parameter to the first: the first bucket is complete early, and
-    travels while the gradients of earlier layers are computed. The order is that of the parameters and nothing else, so it is the same on every rank.
+    travels while the gradients of earlier layers are computed. Nothing but the order of the parameters decides, so it is the same on every rank.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ParameterSpec(NamedTuple):
 class Bucket:
     """The gradients of some parameters in one pass.
 
-    They travel with one flag for each, so that a parameter which no rank has used is told from one whose gradients are zeros.
+    They travel with one flag for each, which tells a parameter that no rank has used from a parameter with gradients of zeros.
 
     Args:
         indices: of the parameters, in the order in which they stand in the bucket.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.errors import AiogradError, Overloaded, RemoteError, WorkerLostError
-from aiograd.transaction import Outcome, Trouble
+from aiograd.transaction import Outcome, TransactionEvent, Trouble
 
 #: awaited after the commit, such as hooks; None: nothing follows
 AfterCommit = Callable[[], Coroutine[Any, Any, None]] | None
@@ -49,7 +49,7 @@ class TransactionClient:
         """Make everything that was prepared visible, in one moment; where this raises, nothing has changed.
 
         Returns:
-            A function whose coroutine runs after the commit, or None.
+            A function, called and awaited after the commit, or None.
         """
         return None
 
@@ -60,8 +60,12 @@ class TransactionClient:
     def applied(self) -> None:
         """The transaction is committed here."""
 
-    def drop(self) -> None:
-        """Release everything that was done or prepared."""
+    def drop(self, event: TransactionEvent) -> None:
+        """Release everything that was done or prepared.
+
+        Args:
+            event: the event that has ended the transaction.
+        """
 
     def mark_in_doubt(self) -> None:
         """The work is about to be dropped, and may be committed elsewhere."""
@@ -127,7 +131,7 @@ class TransactionClient:
             outcome: the decision.
 
         Returns:
-            By participant None or its error, for those that have answered.
+            None or an error, by name of each participant that has answered.
         """
         return {}
 

@@ -1,7 +1,7 @@
 """StepCoordinator: the members on workers that take steps together, as the coordinating process sees them.
 
 Note [Commit across workers]
-    Every member prepares a step, and says for how long it keeps what it has prepared; a member that has promised too little is asked once more
+    Every member prepares a step, and says for how long it keeps the prepared work; a member that has promised too little is asked once more
     whether it is still there. While all promises hold this process commits its own work, which is the moment of decision, and tells the members.
     A worker that is lost before that moment makes the step fail, and nothing has changed anywhere. A worker that is lost after it leaves it
     unknown whether it has committed. See Note [Until it is acknowledged] in `decisions`, and `aiograd.transaction`, which decides all that.
@@ -51,7 +51,7 @@ class StepCoordinator(Generic[W, R]):
         self._outcomes_ref: Any = None
         #: the number of groups of members formed so far
         self._gatherings = 0
-        #: the seconds for which members keep what they have prepared, and those that asking them took
+        #: seconds for which members keep prepared work, and seconds that asking them took
         self._promised = self._took = 0.0
 
     @property
@@ -60,7 +60,7 @@ class StepCoordinator(Generic[W, R]):
         return False
 
     async def aclose(self) -> None:
-        """Let every worker forget its member. Those that cannot be reached are left alone."""
+        """Let every worker forget its member. Workers that cannot be reached are left alone."""
         if not self.decisions.are_acknowledged:
             await self._try([(None, self.settle())])
         refs = [remote.ref for remote in self.remotes if remote.ref is not None]
@@ -106,7 +106,7 @@ class StepCoordinator(Generic[W, R]):
             raise restarted(remote, error) from error
 
     async def check_alike(self, remotes: Sequence[R], what: str) -> None:
-        """Raise unless the parameters and buffers of all members are like those of the first.
+        """Raise unless the parameters and buffers of all members equal the first member's.
 
         Raises:
             ArgumentError: they are not; says how.
@@ -155,12 +155,12 @@ class StepCoordinator(Generic[W, R]):
         """The members that are to be asked whether they are prepared, and still there; none: all are."""
         now = asyncio.get_running_loop().time()
         names = {name for command in decision.drive.machine.handle(Collect(), now) if isinstance(command, Ask) for name in command.peers}
-        if decision.state is TransactionState.ABORTED:  # this process was frozen, or the network is: what they have said may not hold any more
+        if decision.state is TransactionState.ABORTED:  # this process was frozen, or the network is: their promises may not hold any more
             raise self._lapsed()
         return [remote for remote in self.remotes if remote.name in names]
 
     async def _collect(self, decision: StepDecision[W, R], asked: Sequence[R]) -> list[R]:
-        """Ask members whether they are prepared; returns those that are lost and may be replaced."""
+        """Ask members whether they are prepared; returns the lost members that may be replaced."""
         now = asyncio.get_running_loop().time
         began = now()
         kept = await together([self._is_prepared(remote, decision.step) for remote in asked])
@@ -256,13 +256,13 @@ class StepCoordinator(Generic[W, R]):
 
 
 def restarted(remote: Any, error: ReferenceLostError) -> WorkerLostError:
-    """The error of a member whose worker has no such object any more."""
+    """The error of a member that its worker, restarted, does not know."""
     text = f"{remote.name} is gone, since the worker was restarted: {error}"
     return WorkerLostError(text, worker=remote.owner, stage="replica", is_gone=True)
 
 
 async def _finish(task: asyncio.Task[Any]) -> None:
-    """Wait for a task, whatever is cancelled meanwhile."""
+    """Wait for a task, also if this is cancelled meanwhile."""
     while not task.done():
         try:
             await asyncio.wait([task])

@@ -174,7 +174,7 @@ class StepDecisions(Generic[W, R]):
         return self._pending
 
     def unconfirmed(self) -> tuple[str, ...]:
-        """Names of the workers whose members have not acknowledged a commit."""
+        """Names of the workers with members that have not acknowledged a commit."""
         committed = (each for each in self._open().values() if each.transaction.outcome is Outcome.COMMITTED)
         return tuple(dict.fromkeys(remote.owner for each in committed for remote in each.unacknowledged))
 
@@ -188,7 +188,7 @@ class StepDecisions(Generic[W, R]):
             decision.leave(remote)
 
     async def attempt(self, step: int | None = None) -> dict[R, BaseException]:
-        """Tell members what they have not acknowledged, of one step or of all. Cancelling stops it.
+        """Tell members the decisions that they have not acknowledged, on one step or on all. Cancelling stops it.
 
         Args:
             step: its number; None: all steps.

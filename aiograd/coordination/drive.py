@@ -1,15 +1,17 @@
 """TransactionDrive: carries out the commands of a transaction, and turns time, answers and acknowledgements into its events.
 
 Note [A transaction and its client]
-    A machine of `aiograd.transaction` decides, its drive does what it commands, and a `TransactionClient` knows the work and the messages. The
+    A machine of `aiograd.transaction` decides, its drive carries out the commands, and a `TransactionClient` knows the work and the messages. The
     drive of a participant has a timer, which reports the time that the machine is due, and carries out rounds of questions. The drive of a
-    coordinator tells participants the outcome until each has acknowledged it.
+    coordinator tells participants the outcome until each has acknowledged it. A client owns its drive, which refers to it weakly: a client is
+    free at once when its transaction is over, and not when the garbage collector runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any, Generic, TypeVar
 
@@ -48,12 +50,24 @@ class TransactionDrive(Generic[M]):
         client: its work and its messages.
     """
 
-    __slots__ = ("machine", "client", "_loop")
+    __slots__ = ("machine", "_client_ref", "_loop")
 
     def __init__(self, machine: M, client: TransactionClient) -> None:
         self.machine = machine
-        self.client = client
+        self._client_ref = weakref.ref(client)
         self._loop = asyncio.get_running_loop()
+
+    @property
+    def client(self) -> TransactionClient:
+        """The client.
+
+        Raises:
+            ReferenceError: it is gone.
+        """
+        client = self._client_ref()
+        if client is None:
+            raise ReferenceError(f"{type(self).__name__} was used after its client was gone")
+        return client
 
     @property
     def state(self) -> TransactionState:
@@ -67,7 +81,7 @@ class TransactionDrive(Generic[M]):
             event: the event.
 
         Returns:
-            A function whose coroutine runs after a commit that the event has led to, or None.
+            A function, called and awaited after a commit that the event has led to, or None.
 
         Raises:
             TransactionError: the event cannot happen now. The error of a commit that failed; nothing has changed then.
@@ -79,7 +93,7 @@ class TransactionDrive(Generic[M]):
                 case Apply():
                     after_commit = self._apply()
                 case Drop():
-                    client.drop()
+                    client.drop(event)
                 case MarkInDoubt():
                     client.mark_in_doubt()
                 case ClearDoubt():
@@ -92,14 +106,15 @@ class TransactionDrive(Generic[M]):
         return after_commit
 
     def _apply(self) -> AfterCommit:
+        client = self.client
         try:
-            after_commit = self.client.apply()
+            after_commit = client.apply()
         except BaseException as error:
             self.handle(ApplyFailed())
-            self.client.apply_failed(error)
+            client.apply_failed(error)
             return None
         self.handle(Applied())
-        self.client.applied()
+        client.applied()
         return after_commit
 
     def _ask(self, peers: tuple[str, ...]) -> None:
@@ -149,14 +164,16 @@ class ParticipantDrive(TransactionDrive[Participant]):
 
     def _tick(self) -> None:
         self.timer = self._timer_at = None
-        self.handle(Tick())
+        if self._client_ref() is not None:
+            self.handle(Tick())
 
     def _ask(self, peers: tuple[str, ...]) -> None:
+        client = self.client
         for peer in peers:
-            self.client.spawn(self._question(peer), "outcome")
+            client.spawn(self._question(client, peer), "outcome")
 
-    async def _question(self, peer: str) -> None:
-        after_commit = self.handle(await ask_outcome(peer, self.client.ask(peer)))
+    async def _question(self, client: TransactionClient, peer: str) -> None:
+        after_commit = self.handle(await ask_outcome(peer, client.ask(peer)))
         if after_commit is not None:
             await after_commit()
 
@@ -186,26 +203,27 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
         Returns:
             The error of each that has not acknowledged it, or that failed after its commit.
         """
+        client = self.client
         chosen = None if names is None else set(names)
         self.machine.handle(Settle(), self._loop.time())
         told = sorted(name for name in self.machine.unacknowledged if chosen is None or name in chosen)
         outcome = self.machine.outcome
         if are_many(told):
-            for name, error in (await self.client.spread(told, outcome)).items():
+            for name, error in (await client.spread(told, outcome)).items():
                 if error is None or getattr(error, "committed", False):
                     self._told(name, error)
                 else:
                     self.failures[name] = error
         left = [name for name in told if name in self.machine.unacknowledged]
-        results = await asyncio.gather(*(self._tell(name, outcome) for name in left), return_exceptions=True)
+        results = await asyncio.gather(*(self._tell(client, name, outcome) for name in left), return_exceptions=True)
         self.failures |= {name: error for name, error in zip(left, results, strict=True) if error is not None}
         return {name: self.failures[name] for name in told if name in self.failures}
 
-    async def _tell(self, name: str, outcome: Outcome) -> None:
+    async def _tell(self, client: TransactionClient, name: str, outcome: Outcome) -> None:
         while True:
             error: Exception | None = None
             try:
-                await self.client.tell(name, outcome)
+                await client.tell(name, outcome)
             except Exception as failure:
                 error = failure
             again = self._told(name, error)

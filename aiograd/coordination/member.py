@@ -52,7 +52,7 @@ class StepMember(Generic[W]):
         """References to the other members, which may know the outcome of a step."""
         raise NotImplementedError
 
-    # ---------------------------------------------------------------- what others may call
+    # ---------------------------------------------------------------- called by others
 
     async def check(self, step: int) -> float:
         """The seconds, from now on, for which a step that is prepared here is surely kept; 0: it is not prepared."""
@@ -148,7 +148,7 @@ class StepMember(Generic[W]):
         return session
 
     def _forget_step(self) -> None:
-        """Release the last step, whatever was decided about it: its outcome does not matter here any more."""
+        """Release the last step, decided or not: its outcome does not matter here any more."""
         session, self._session = self._session, None
         if session is not None:
             self._forgotten = session.step
@@ -161,7 +161,7 @@ class StepMember(Generic[W]):
         elif session.transaction.is_doubtful:
             logger.warning("worker %s: %s", self._worker.name, self._describe_doubt(session))
 
-    # ---------------------------------------------------------------- what the worker itself asks
+    # ---------------------------------------------------------------- called by the worker itself
 
     def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
         """The error if gradients of these leaves are in doubt here; else None."""

@@ -1,7 +1,7 @@
 """ModuleCalls: calls of modules on the executor during a step; and BufferSnapshot, with which a step that is given up leaves no trace in buffers.
 
 Note [Calls that outlast their step]
-    A function that runs on after it was given up would change the module behind the back of those who come next. So the changes of a step are
+    A function that runs on after it was given up would change the module while the next step uses it. So the changes of a step are
     undone once the last of its calls has ended, and the next step waits for that.
 """
 
@@ -69,7 +69,7 @@ class ModuleCalls:
 
     def __init__(self) -> None:
         self._running: set[ThreadCall] = set()
-        #: of each step whose changes are still to be undone, its calls that run on
+        #: the running calls of each step that still has changes to undo
         self._lingering: list[set[ThreadCall]] = []
         self._changed: asyncio.Future[None] | None = None
 

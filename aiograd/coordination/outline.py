@@ -9,7 +9,7 @@ import numpy as np
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
-    """Parameters and buffers of a module by name, those that are not part of its state dict too."""
+    """Parameters and buffers of a module by name, also outside of its state dict."""
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 

@@ -59,7 +59,7 @@ class ReducedPass:
         self.marks: list[float] = []
 
     def take(self, index: int, grad: Array | None) -> None:
-        """Take the gradient of a parameter, which must not change any more; begins to reduce what is complete.
+        """Take the gradient of a parameter, which must not change any more; begins to reduce complete buckets.
 
         Args:
             index: of the parameter.
@@ -80,7 +80,7 @@ class ReducedPass:
                 self.take(index, None)
 
     async def results(self) -> list[Array | None]:
-        """The combined gradients in the order of the parameters, None for those that had none on any rank. Cancelling makes the group fail."""
+        """The combined gradients in the order of the parameters, None where no rank had one. Cancelling makes the group fail."""
         reducing = self._reducing
         try:
             found: dict[int, Array | None] = {}

@@ -1,4 +1,4 @@
-"""StepSession: one step on one member, from the first message about it to its end; and StepWork, what a process does for one step.
+"""StepSession: one step on one member, from the first message about it to its end; and StepWork, the work of a process for one step.
 
 Note [In doubt]
     A member that has prepared a step may neither commit nor drop it by itself. While it waits it asks the coordinating process now and then, and
@@ -23,7 +23,7 @@ from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import ParticipantDrive, TransactionDrive
 from aiograd.coordination.reduced_pass import ReducingGroup
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.transaction import Coordinator, Failed, Heard, Participant, Prepared, TransactionState
+from aiograd.transaction import Coordinator, Failed, Heard, Participant, Prepared, TransactionEvent, TransactionState
 
 #: the name of the coordinating process among the participants of a step
 COORDINATOR = "this process"
@@ -59,7 +59,7 @@ class PreparedStep(Protocol):
 
     @property
     def leaves(self) -> frozenset[AccumulateGrad]:
-        """The leaves whose gradients it will write."""
+        """The leaves that get gradients."""
 
     def commit(self) -> None:
         """Write everything, in one moment; where that fails, nothing has been written."""
@@ -89,7 +89,7 @@ class StepWork:
         #: the task that carries the step out, and whether there has been one
         self.runner: asyncio.Task[Any] | None = None
         self.has_begun = False
-        #: the leaves whose gradients are prepared
+        #: the leaves with prepared gradients
         self.leaves: frozenset[AccumulateGrad] = frozenset()
 
     def begin(self) -> None:
@@ -123,7 +123,7 @@ class StepClient(TransactionClient, Generic[W, D]):
         on_end: called with this object when the step is over here.
     """
 
-    __slots__ = ("work", "drive", "_on_end")
+    __slots__ = ("work", "drive", "_on_end", "__weakref__")
 
     drive: D
 
@@ -168,10 +168,13 @@ class StepClient(TransactionClient, Generic[W, D]):
 
     def applied(self) -> None:
         """The step is over here."""
-        self.drop()
+        self._release()
 
-    def drop(self) -> None:
-        """The step is over here: release everything."""
+    def drop(self, event: TransactionEvent) -> None:
+        """The step is over here."""
+        self._release()
+
+    def _release(self) -> None:
         if self.state is not TransactionState.IN_DOUBT:
             self.clear_doubt()
         self.work.release(is_committed=self.state is TransactionState.COMMITTED)

@@ -233,7 +233,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
         Args:
             shape, strides: elements per axis, and bytes between neighbours.
             offset: bytes from this array's first element.
-            dtype: how to read the bytes; by default as here.
+            dtype: the dtype to read the bytes as; by default this array's.
         """
         base = self if self.base is None else self.base
         return CudaArray(self.buffer, self.offset + offset, tuple(shape), tuple(strides), dtype or self.dtype, base)

@@ -38,8 +38,8 @@ class Buffer:
     """`nbytes` of memory of a device, for one array and its views.
 
     Args:
-        device: where it is.
-        nbytes: how much.
+        device: the device of the memory.
+        nbytes: size in bytes.
     """
 
     __slots__ = ("device", "nbytes", "memory", "error", "expression", "readers", "last", "writer", "home", "used", "keeps", "__weakref__")

@@ -31,11 +31,11 @@ def enqueue(
     """Queue a command; returns at once.
 
     Args:
-        device: which is to do it.
+        device: the device that runs it.
         name: for messages.
         run: called on the device's thread, when every buffer has memory, with the driver and its handle of the stream.
         reads, writes: buffers that it uses.
-        stream_state, node: where and for which node of the graph; by default the caller's.
+        stream_state, node: the stream to run on, and the node of the graph; by default the caller's.
     """
     command = DeviceCommand(name, run, reads, writes, stream_state or device.current_stream_state(), node or current_node())
     with device.lock:
@@ -53,8 +53,8 @@ class DeviceCommand:
         name: of the kernel, for messages.
         run: does it: called with the driver and its handle of the stream once every buffer has memory.
         reads, writes: the buffers that it reads and writes.
-        stream_state: of the stream on which it is done.
-        node: of the graph, for which it was asked, if any.
+        stream_state: the stream that it runs on.
+        node: the node of the graph that it was asked for, if any.
     """
 
     __slots__ = ("name", "run", "reads", "writes", "stream_state", "node", "count", "performed")

@@ -23,7 +23,7 @@ def elementwise(name: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], .
     """The pending result of an operation.
 
     Args:
-        name: of its template.
+        name: name of its template.
         inputs: CudaArrays, host arrays and scalars, at least one of them on a device.
         loop: dtypes in which the arguments are taken, then the result's.
     """

@@ -39,7 +39,7 @@ class DeviceThread:
 
     Args:
         name: of the thread.
-        driver: of the device.
+        driver: the driver of the device.
         stream_states: the streams of the device, marked whenever there is nothing to do.
     """
 

@@ -57,8 +57,8 @@ class Expression:
         operation: name of its template.
         args: the arguments of the operation.
         loop: dtypes of its arguments, then of its result.
-        shape: of its result.
-        stream_state, node: where and for which node of the graph it was asked for.
+        shape: the shape of its result.
+        stream_state, node: the stream, and the node of the graph, that it was asked for on.
     """
 
     __slots__ = ("operation", "args", "loop", "shape", "stream_state", "node", "owner", "count", "arrays", "inner", "filled", "__weakref__")
@@ -224,11 +224,11 @@ def chain(
     """A kernel for operations, its grid and block, and its arguments after the pointers.
 
     Args:
-        device: for which.
+        device: the device of the kernel.
         steps: operations, arguments first.
         arrays: the arrays that they read, see `order`.
         outputs: the steps with a result that is written; their pointers come first, then the pointers of `arrays`.
-        shape: of every result.
+        shape: the shape of every result.
     """
     described, scalars = describe(steps, arrays)
     key = (described, outputs, shape, *[(array.dtype, array.shape, array.strides) for array in arrays.values()])

@@ -22,7 +22,7 @@ class StreamState:
     """A stream of a device, and how far the device is with it.
 
     Args:
-        driver: of the device.
+        driver: the driver of the device.
         handle: the driver's stream.
         name: for people.
     """

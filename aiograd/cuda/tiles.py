@@ -56,7 +56,7 @@ def tile(properties: Properties, m: int, n: int, *, along: bool, cut: bool = Tru
     """The tile for `m` results of `n` elements each, both at least 1.
 
     Args:
-        properties: of the device.
+        properties: the properties of the device.
         m, n: results, and elements of each.
         along: True if the elements of a result are neighbours in memory, rather than the results.
         cut: True if long rows may be cut.

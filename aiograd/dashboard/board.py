@@ -57,7 +57,7 @@ class Board:
     """The state of all workers, and their events.
 
     Args:
-        here: the worker whose dashboard it is.
+        here: the worker that serves the dashboard.
     """
 
     def __init__(self, here: str) -> None:
@@ -77,7 +77,7 @@ class Board:
         self._step_version = 0
         self.dropped = 0
 
-    # ---------------------------------------------------------------- what comes in
+    # ---------------------------------------------------------------- reports
 
     def worker(self, name: str) -> WorkerState:
         """The worker of a name, made where it is not known yet."""
@@ -193,10 +193,10 @@ class Board:
             self._step_version += 1
             self._step, self._step_key = {"version": self._step_version, **step_picture(step)}, step.key
 
-    # ---------------------------------------------------------------- what the page gets
+    # ---------------------------------------------------------------- answers to the page
 
     def answer(self, after: int, scalars_after: int, graph: int, now: float, pipeline: int = 0) -> bytes:
-        """JSON for the page: the state of all workers, and what is new since its last question.
+        """JSON for the page: the state of all workers, and the events since its last question.
 
         Args:
             after, scalars_after, graph, pipeline: numbers of the last event, scalar, graph and step that the page has; 0 at first.

@@ -9,7 +9,7 @@ import time
 from aiograd.dashboard.board import Board, read_report
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.dashboard_options import DashboardOptions
-from aiograd.distributed.face import REPORT
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import DeadlineError, DistributedError, Overloaded, UnknownPeerError
 from aiograd.running.scalars import LOG
@@ -28,7 +28,7 @@ class Collector:
     """Fills a board while the page is open.
 
     Args:
-        core: the worker whose dashboard it is.
+        core: the worker that serves the dashboard.
         reporter: of that worker.
         options: of the dashboard.
     """
@@ -88,7 +88,7 @@ class Collector:
         return max(1, min(self._options.events_per_second, ALL_RATE // max(1, len(self.board.workers))))
 
     def _names(self) -> list[str]:
-        """The other workers: those that are known by URL, and those of this principal that have dialled."""
+        """The other workers: the ones with a known URL, and the ones of this principal that have dialled."""
         endpoint, core = self._core.endpoint, self._core
         foreign = {peer.name for peer in endpoint.statistics().peers if peer.principal != core.principal}
         own = {peer.name for peer in endpoint.statistics().peers if peer.principal == core.principal}
@@ -105,7 +105,7 @@ class Collector:
         asked = time.time()
         try:
             question = json.dumps([worker.cursor, with_graphs, worker.scalar_cursor, LOG.process, self._rate()])
-            text = await self._core.worker.call_apart(name, REPORT, question, timeout=PATIENCE)
+            text = await self._core.worker.call_apart(name, ReportRequest.form.name, question, timeout=PATIENCE)
         except (DeadlineError, Overloaded) as error:
             self.board.failed(name, "silent", str(error), time.time())
         except UnknownPeerError:

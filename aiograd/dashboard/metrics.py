@@ -5,8 +5,8 @@ Every name has the label ``worker``.
 ======================================  =========  =============================================================================================
 `aiograd_contexts`                      gauge      contexts that are open
 `aiograd_passes_running`                gauge      distributed backward passes with a part here that run
-`aiograd_passes_total`                  counter    those that have ended, by ``outcome``: committed or aborted
-`aiograd_exchange_seconds`              histogram  durations by ``exchange``: those of `aiograd.distributed.meter`
+`aiograd_passes_total`                  counter    passes that have ended, by ``outcome``: committed or aborted
+`aiograd_exchange_seconds`              histogram  durations by ``exchange``, as in `aiograd.distributed.meter`
 `aiograd_exchange_failures_total`       counter    exchanges that ended with an exception, by ``exchange``
 `aiograd_loop_lag_seconds`              histogram  how late timers of the event loop fire, 20 samples a second while metrics are asked for
 `aiograd_references`                    gauge      objects held for references of peers

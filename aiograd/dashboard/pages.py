@@ -1,9 +1,9 @@
-"""DashboardPages: the page, its data, and who gets them.
+"""DashboardPages: the page, its data, and the right to them.
 
 Note [Token and cookie]
-    The printed URL holds a token. Who brings it gets a cookie that scripts cannot read and that goes to no other site, and a page that leads on to
-    the URL without the token, so that the token stays out of bookmarks and screenshots. The cookie is not the token, only derived from it: who sees
-    the one does not have the other. All workers of a machine share their cookies' host, so the cookie's name has the port in it.
+    The printed URL holds a token. A request with it is answered by a cookie that scripts cannot read and that goes to no other site, and by a page
+    that leads on to the URL without the token, so that the token stays out of bookmarks and screenshots. The cookie is derived from the token and
+    does not give it away. All workers of a machine share their cookies' host, so the cookie's name has the port in it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FILES = {
     FAVICON: ("icon.svg", "image/svg+xml"),
     **{f"{DASHBOARD}/{name}.js": (f"{name}.js", "text/javascript; charset=utf-8") for name in SCRIPTS},
 }
-#: routes without a lock: their files are the same for everybody
+#: routes without a lock: their files are no secrets
 OPEN = (f"{DASHBOARD}/style.css", f"{DASHBOARD}/icon.svg", FAVICON)
 #: answers with data per second, over all open pages
 DATA_RATE = 20.0

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from aiograd.graph.node import Node
 from aiograd.viz.layout import lay_out
 
-#: nodes of a pass that are noted, passes that are kept, and nodes of all of them; of passes of many workers those that all have kept are whole
+#: nodes of a pass that are noted, passes that are kept, and nodes of all of them; a pass of many workers is whole while all of them keep it
 MOST_NODES, MOST_PASSES, ALL_NODES = 400, 64, 3200
-#: nodes above which those of one name are drawn as one
+#: nodes above which all nodes of one name are drawn as one
 MOST_BOXES = 60
 #: width of a letter and height of a box, padding within one and around a worker, in pixels; letters of the time below a name
 LETTER, TALL, PAD, MARGIN = 6.8, 40.0, 12.0, 26.0
@@ -23,7 +23,7 @@ LEAF_PULL = 0.01
 
 
 class RanNode(NamedTuple):
-    """A node whose rule ran."""
+    """A node that ran."""
 
     key: int
     name: str
@@ -45,7 +45,7 @@ class PassPart(NamedTuple):
 
 
 class FoundPass(NamedTuple):
-    """A pass by its parts, and the workers to which its messages lead and whose parts are not known."""
+    """A pass by its parts, and the workers that its messages lead to without their parts being known."""
 
     parts: dict[str, PassPart]
     missing: set[str]
@@ -93,7 +93,7 @@ class PassGraphs:
 
 
 def read_rows(rows: Any) -> list[PassPart]:
-    """The passes in a report of a worker; those that are malformed are left out."""
+    """The passes in a report of a worker, without the malformed ones."""
     passes: list[PassPart] = []
     for entry in rows[-MOST_PASSES:] if isinstance(rows, list) else ():
         found: dict[int, RanNode] = {}
@@ -213,7 +213,7 @@ def _grouped(nodes: Mapping[int, RanNode], by_name: bool) -> list[list[int]]:
 
 
 def _acyclic(joined: Mapping[tuple[int, int], int]) -> list[tuple[int, int]]:
-    """The arrows without those that close a circle, which grouping by name may make."""
+    """The arrows without the ones that close a circle, which grouping by name may make."""
     after: dict[int, set[int]] = {}
     kept: list[tuple[int, int]] = []
     for source, target in joined:

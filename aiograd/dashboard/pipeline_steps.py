@@ -3,8 +3,8 @@
 Note [Whole steps]
     Events are recorded in windows (Note [Windows] in `sampling`), which end in the middle of steps, and a worker records a step only if it may. A
     part of a step looks like a step with other times and another bubble. So actions of steps are noted here besides: a step is noted from its
-    first action to its last if it began in a window, whatever becomes of that. The process of the pipeline says how many computations each rank
-    has; a step is drawn when all of them are there, from all workers. Every worker keeps the last steps, so that some are on all of them.
+    first action to its last if it began in a window, also where the window ends first. The process of the pipeline knows how much each rank computes
+    in a step, which is drawn when all of it is there, from all workers. Every worker keeps the last steps, so that some are on all of them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class WholeStep(NamedTuple):
 
 
 def read_steps(rows: Any, offset: float) -> WorkerSteps:
-    """The steps in a report of a worker; those that are malformed are left out.
+    """The steps in a report of a worker, without the malformed ones.
 
     Args:
         rows: as `PipelineSteps.rows` makes them, or anything.
@@ -177,7 +177,7 @@ def last_step(steps: Mapping[str, WorkerSteps], shown: str = "") -> WholeStep | 
 def step_picture(step: WholeStep) -> dict[str, Any]:
     """A step for JSON: a row for each rank, and boxes with row, part of the row and their number, kind, microbatch, stage, begin and length.
 
-    Times are in microseconds from the first begin. The bubble is that of the replica that took longest, as `Timeline` has it.
+    Times are in microseconds from the first begin. The bubble, as `Timeline` has it, is taken of the slowest replica.
     """
     timelines = [Timeline.from_events(replica) for replica in step.replicas]
     begin = min(event[2] for event in step.events)

@@ -1,6 +1,6 @@
-"""Reporter: a worker's account of itself for a dashboard, its own or that of a peer: counts, loop lag, memory, and the events that were sampled.
+"""Reporter: a worker's reports for its own dashboard or a peer's: counts, loop lag, memory, and the events that were sampled.
 
-Only while somebody asks: a worker that was not asked for `WATCHED_SECONDS` records nothing.
+A worker that was not asked for `WATCHED_SECONDS` records nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_RATE = 100_000
 
 
 class Reporter:
-    """A worker's account of itself.
+    """The reports of a worker.
 
     Args:
         core: the worker.
@@ -49,7 +49,7 @@ class Reporter:
 
     @property
     def is_watched(self) -> bool:
-        """True if somebody has asked lately."""
+        """True if a dashboard has asked lately."""
         return self._handle is not None
 
     def watch(self, rate: int) -> None:
@@ -80,7 +80,7 @@ class Reporter:
         self._handle = self._core.loop.call_at(now + TICK, self._tick)
 
     def report(self, after: int, with_graphs: bool, scalars_after: int, asker: str, rate: int) -> dict[str, Any]:
-        """The account for one question, for JSON.
+        """The report for one question, for JSON.
 
         Args:
             after: the number of the last event of the report before; 0 at first.

@@ -1,11 +1,11 @@
-"""Sampling: which work is recorded while somebody watches, so that watching stays cheap.
+"""Sampling: the part of the work that is recorded while a dashboard watches, so that watching stays cheap.
 
 Note [Windows]
     Recording everything would slow a fast training loop down: each recorded operation costs some microseconds, and a pass that is recorded cannot
     take the engine's short ways. Recording a pass here and there would show no loop at all. So recording happens in windows: everything is
     recorded until an allowance of events is used up, then nothing until it has grown again. Steps that make few events are recorded without a gap.
     While a window is open the recorder is the profiler of the process's default mode; work for peers is recorded where the peer's own part is
-    (see `aiograd.distributed.observing`) or the window is open. Nobody watches: there is no recorder, and nothing costs anything.
+    (see `aiograd.distributed.observing`) or the window is open. Without a dashboard there is no recorder and no cost.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`
 `LocalCluster`; elsewhere: ``aiograd worker``. Limits on requests: `Limits`; shared secrets: `Keyring`. Errors: ``ag.errors.DistributedError``.
 
 ====================  ==========================================================================================================
-`worker`, `service`   the public face: who takes part, and what may be called
+`worker`, `service`   the public classes: workers, and the functions that may be called
 `worker_core`         name, limits, clock, requests and tasks of a worker, which everything on it shares
 `calls`, `payload`    remote calls, and the values in them
 `autograd`            contexts, send and recv nodes, and backward passes across workers
@@ -48,11 +48,11 @@ from aiograd.distributed.autograd.nodes import SendNode as SendNode
 from aiograd.distributed.collectives.group import Group as Group
 from aiograd.distributed.collectives.group_server import join_group as join_group
 from aiograd.distributed.dashboard_options import DashboardOptions as DashboardOptions
-from aiograd.distributed.face import register_face as register_face
+from aiograd.distributed.monitoring import register_face as register_face
 from aiograd.distributed.objects.module import RemoteModule as RemoteModule
 from aiograd.distributed.objects.object_server import register_adapter as register_adapter
-from aiograd.distributed.objects.object_server import register_optimizers as register_optimizers
 from aiograd.distributed.objects.optimizer import DistributedOptimizer as DistributedOptimizer
+from aiograd.distributed.objects.optimizer_server import register_optimizers as register_optimizers
 from aiograd.distributed.objects.references import RemoteRef as RemoteRef
 from aiograd.distributed.rpc.encodings import Encoding as Encoding
 from aiograd.distributed.rpc.http import HttpTransport as HttpTransport

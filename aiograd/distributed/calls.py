@@ -36,6 +36,8 @@ from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
 from aiograd.distributed.messages.fields import NESTED, NO_TRACE
+from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse, parse_answer
+from aiograd.distributed.messages.library import LIBRARY, CallMethod, CreateAdapter, CreateObject
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import RemoteRef
@@ -67,12 +69,10 @@ from aiograd.tensors.core import TensorCore
 
 #: functions whose results are sent in full precision, whatever the worker's encoding: states of modules and optimizers
 EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")
-#: the one that calls a method of an object
-CALL_METHOD = "aiograd.reference.call"
 #: functions that are not counted, recorded or traced: the questions of those who look on
 UNOBSERVED = "aiograd.dashboard."
-#: a function of the library itself, whose first argument is the caller's identity
-Builtin = Callable[..., Coroutine[Any, Any, Any]]
+#: serves a function of the library itself: called with the caller's identity and the message
+Builtin = Callable[[PeerIdentity, Any], Coroutine[Any, Any, Any]]
 
 
 class Calls:
@@ -92,8 +92,6 @@ class Calls:
         self.references = references
         #: the library's own functions by name; names begin with "aiograd."
         self.builtins: dict[str, Builtin] = {}
-        #: those of them whose results are sent in full precision
-        self.exact: set[Builtin] = set()
         #: the number of functions that run on the executor or wait for it, and the queue for it; see Note [Waiting for the executor]
         self._on_executor = 0
         self._room: asyncio.Semaphore | None = None
@@ -102,12 +100,15 @@ class Calls:
         core.serve({FunctionCall: self.on_call})
         core.multicast.register(FunctionCall, self._on_relayed_call)
 
-    def register(self, functions: Mapping[str, Builtin]) -> None:
-        """Serve functions of the library itself, under names that begin with "aiograd."."""
-        self.builtins.update(functions)
-        self.exact.update(function for name, function in functions.items() if name.startswith(EXACT))
+    def register(self, functions: Mapping[type[WireMessage], Builtin]) -> None:
+        """Serve functions of the library itself, by the messages of `messages.library`; each returns the answer to its message."""
+        self.builtins.update((request.form.name, function) for request, function in functions.items())
 
     # ---------------------------------------------------------------- making calls
+
+    async def ask(self, peer: str, message: WireMessage, timeout: float | None) -> Any:
+        """Call a function of the library itself; returns the answer to the message."""
+        return parse_answer(type(message), await self.call(peer, message.form.name, list(encode(message)), {}, timeout), peer)
 
     async def call(self, peer: str, function: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:
         """See `Worker.call`."""
@@ -223,7 +224,7 @@ class Calls:
         if what == "post":
             posted, waits = values
             return self._post(ref, posted, waits, timeout)
-        function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
+        function = CreateAdapter.form.name if what == "adapt" else f"aiograd.reference.{what}"
         return self.call(ref.owner, function, [ref, *values], {}, timeout)
 
     def _is_connected(self, ref: RemoteRef) -> bool:
@@ -252,7 +253,8 @@ class Calls:
         messages: dict[str, FunctionCall] = {}
         for ref in refs:
             if ref.owner != core.name and ref.owner not in messages:
-                messages[ref.owner] = FunctionCall(CALL_METHOD, (await self._pack([ref, method, args, {}], False, False))[1], {}, False, None)
+                _, packed = await self._pack([ref, method, args, {}], False, False)
+                messages[ref.owner] = FunctionCall(CallMethod.form.name, packed, {}, False, None)
         found = await core.multicast.spread(messages, core.time_for(timeout), core.acting_principal())
         results: list[Any] = []
         for ref in refs:
@@ -264,7 +266,7 @@ class Calls:
 
     async def _on_relayed_call(self, caller: PeerIdentity, call: FunctionCall, timeout: float) -> CallResult:
         """Serve a call that has come by way of another worker: of methods only, outside of any context."""
-        if call.function != CALL_METHOD or call.grad or call.header is not None:
+        if call.function != CallMethod.form.name or call.grad or call.header is not None:
             raise ProtocolError("by way of another worker only methods are called, and outside of any context", code="call")
         return await self.on_call(caller, call, timeout)
 
@@ -282,7 +284,7 @@ class Calls:
         failpoints.reach("fwd.before_receive")
         core = self.core
         function, args, kwargs, grad, header, trace = call.function, call.args, call.kwargs, call.grad, call.header, call.trace or NO_TRACE
-        target = self.builtins.get(function) or core.service.find_function(function)
+        target = LIBRARY[function] if function in self.builtins else core.service.find_function(function)
         context: Context | None = None
         place: tuple[float, ...] = ()
         edge = 0
@@ -316,8 +318,9 @@ class Calls:
             del task  # an error's traceback keeps this frame, and a task that is cancelled keeps the error
 
     async def _serve(
-        self, caller: PeerIdentity, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool
-    ) -> CallResult:
+        self, caller: PeerIdentity, target: Exposed | type[WireMessage], args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int,
+        grad: bool,
+    ) -> CallResult:  # fmt: skip
         unpacking = Unpacking(self.reference)
         args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
         received = unpacking.differentiable
@@ -331,15 +334,17 @@ class Calls:
         if isinstance(target, Exposed):
             running: Coroutine[Any, Any, Any] = self.invoke(target, args, kwargs)
         else:
-            try:
-                running = target(caller, *args, **kwargs)
-            except TypeError as error:  # of the arguments: what a coroutine function itself raises comes when it is awaited
-                raise ArgumentTypeError(f"a malformed call of one of the library's own functions: {error}") from error
+            if kwargs:
+                raise ProtocolError(f"a malformed {target.form.name}: it has arguments by name; expected arguments by position", code="call")
+            running = self.builtins[target.form.name](caller, parse(target, tuple(args)))
         result = await (failpoints.reach_within("fwd.in_compute", running) if failpoints.is_watched() else running)
+        if not isinstance(target, Exposed):
+            result = encode_answer(target, result)
         await ready(result)
         failpoints.reach("fwd.before_reply")
         try:
-            packing, wire = await self._pack(result, grad and context is not None, not isinstance(target, Exposed) and target in self.exact)
+            is_exact = not isinstance(target, Exposed) and target.form.name.startswith(EXACT)
+            packing, wire = await self._pack(result, grad and context is not None, is_exact)
         except (UnsendableError, RecursionError) as error:
             raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable
@@ -424,10 +429,10 @@ def _label(function: str, args: list[Any]) -> str:
         args: may be of any types and any number: nobody has checked them yet.
     """
     first, method = (*args, None, None)[:2]
-    if function == "aiograd.reference.create" and isinstance(first, str):
+    if function == CreateObject.form.name and isinstance(first, str):
         return f"{first:.80}"
     if function.startswith("aiograd.reference.") and isinstance(first, RemoteRef | WireReference):
-        method = method if function == "aiograd.reference.call" else function.rpartition(".")[2]
+        method = method if function == CallMethod.form.name else function.rpartition(".")[2]
         if isinstance(method, str):
             return f"{first.type_name:.80}.{method:.80}"
     return function
@@ -435,6 +440,6 @@ def _label(function: str, args: list[Any]) -> str:
 
 def _named(function: str, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
     """The arguments as the caller knows them."""
-    if function in ("aiograd.reference.create", "aiograd.reference.call"):
+    if function in (CreateObject.form.name, CallMethod.form.name):
         args, kwargs = args[-2:]
     return [*((f"argument {i}", arg) for i, arg in enumerate(args)), *((f"argument {name!r}", arg) for name, arg in kwargs.items())]

@@ -1,20 +1,18 @@
 """Failpoints: named points of the protocol at which a test can kill a worker, or observe that it has been reached.
 
-The code calls `reach` at a point; nothing happens unless the point is armed or observed. Actions on a real
-process are in `aiograd.distributed.failpoint_actions`; a simulated network kills its own hosts.
+The code calls `reach` at a point; nothing happens unless a test of this process has armed or observed the point.
 
-Source: etcd's gofail, whose failpoints are set through the environment as well.
+Source: etcd's gofail.
 """
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from aiograd.errors import AiogradError, ArgumentError
+from aiograd.errors import ArgumentError
 
 #: name of every point -> description of the event that it marks
 POINTS: Mapping[str, str] = MappingProxyType(
@@ -39,27 +37,7 @@ POINTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: the actions that `parse` accepts behind the name of a point
-ACTIONS = ("kill9", "stop", "raise", "sleep")
-
-_PLAN = re.compile(r"(?P<point>[a-z0-9._]+)=(?P<action>[a-z0-9]+)(:(?P<argument>[0-9.]+))?(@(?P<hit>[0-9]+))?")
-
 _listeners: tuple[Callable[[str], None], ...] = ()
-
-
-class FailpointError(AiogradError, RuntimeError):
-    """Raised at a failpoint that a test has armed with the action ``raise``."""
-
-
-class FailpointPlan(NamedTuple):
-    """One entry of ``AIOGRAD_FAILPOINT``: the action at a point."""
-
-    point: str
-    action: str
-    #: seconds, for ``sleep``
-    argument: float | None
-    #: the action is called when the point is reached for this time, counted from 1
-    hit: int
 
 
 class RequestPoints(NamedTuple):
@@ -189,34 +167,6 @@ def arm(point: str, action: Callable[[], object], *, hit: int = 1, when: Callabl
     if hit < 1:
         raise ArgumentError(f"arm({point!r}, hit={hit}): visits are counted from 1")
     return Failpoint(point, action, hit, when)
-
-
-def parse(text: str) -> tuple[FailpointPlan, ...]:
-    """Read ``"bwd.after_accumulate=kill9@3;fwd.in_compute=sleep:0.5"``: point, action, its argument, and at which visit.
-
-    Raises:
-        ArgumentError: text of another form, or a point or action that does not exist.
-    """
-    plans = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
-        match = _PLAN.fullmatch(part)
-        if match is None:
-            raise ArgumentError(f"failpoint {part!r}: expected POINT=ACTION, with :SECONDS and @VISIT if wanted, such as fwd.in_compute=kill9@3")
-        action, argument = match["action"], match["argument"]
-        _check(match["point"])
-        if action not in ACTIONS:
-            raise ArgumentError(f"failpoint {part!r}: no action {action!r}; expected one of {', '.join(ACTIONS)}")
-        if (argument is not None) != (action == "sleep"):
-            raise ArgumentError(f"failpoint {part!r}: sleep takes seconds, as in sleep:0.5; the other actions take nothing")
-        hit = int(match["hit"] or 1)
-        if hit < 1:
-            raise ArgumentError(f"failpoint {part!r}: visits are counted from 1")
-        try:
-            seconds = None if argument is None else float(argument)
-        except ValueError as error:
-            raise ArgumentError(f"failpoint {part!r}: {argument!r} is no number of seconds") from error
-        plans.append(FailpointPlan(match["point"], action, seconds, hit))
-    return tuple(plans)
 
 
 def _check(point: str) -> None:

@@ -13,17 +13,9 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiograd.distributed.calls import Calls
+from aiograd.distributed.messages.library import Dismiss, JoinRequest, Restart, SetPeers
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.errors import ArgumentTypeError, NotExposedError
-
-#: adds peers to a worker: ``{name: url}``; None as a URL removes a peer
-PEERS = "aiograd.cluster.peers"
-#: tells a worker that its cluster is closed
-DISMISS = "aiograd.cluster.dismiss"
-#: asks a worker to restart, without its state
-RESTART = "aiograd.cluster.restart"
-#: asks a driver to admit a worker, with its URL and the version of the library
-JOIN = "aiograd.cluster.join"
+from aiograd.errors import NotExposedError
 
 
 class PeerDirectory(Protocol):
@@ -61,30 +53,28 @@ class Membership:
         self.on_join: Callable[[PeerIdentity, str, str], Awaitable[None]] | None = None
         #: on a driver: called with the name and the incarnation of a worker that was lost
         self.on_peer_lost: Callable[[str, bytes], None] | None = None
-        calls.register({PEERS: self._peers, DISMISS: self._dismiss, RESTART: self._restart, JOIN: self._join})
+        calls.register({SetPeers: self._peers, Dismiss: self._dismiss, Restart: self._restart, JoinRequest: self._join})
 
     def _check_leader(self, caller: PeerIdentity) -> None:
         if self.leader is None or caller.name != self.leader or caller.principal != self._principal:
             belongs = "belongs to no cluster" if self.leader is None else f"is led by {self.leader}"
             raise NotExposedError(f"worker {self._name} {belongs}; {caller.name} does not lead it")
 
-    async def _peers(self, caller: PeerIdentity, peers: dict[str, str | None]) -> bool:
+    async def _peers(self, caller: PeerIdentity, message: SetPeers) -> bool:
         self._check_leader(caller)
-        if not isinstance(peers, dict):
-            raise ArgumentTypeError(f"peers is {type(peers).__name__}; expected a dict of URLs by name")
-        for name, url in peers.items():
+        for name, url in message.urls.items():
             if url is None:
                 self._owner.remove_peer(name)
             else:
                 self._owner.add_peer(name, url)
         return True
 
-    async def _dismiss(self, caller: PeerIdentity) -> bool:
+    async def _dismiss(self, caller: PeerIdentity, message: Dismiss) -> bool:
         self._check_leader(caller)
         self.dismissed.set()
         return True
 
-    async def _restart(self, caller: PeerIdentity) -> bool:
+    async def _restart(self, caller: PeerIdentity, message: Restart) -> bool:
         self._check_leader(caller)
         self.restarting.set()
         return True
@@ -98,10 +88,8 @@ class Membership:
         if self.on_peer_lost is not None:
             self.on_peer_lost(peer.name, peer.incarnation)
 
-    async def _join(self, caller: PeerIdentity, url: str, version: str) -> bool:
+    async def _join(self, caller: PeerIdentity, message: JoinRequest) -> bool:
         if self.on_join is None or caller.principal != self._principal:
             raise NotExposedError(f"worker {self._name} takes in no workers: it is not the driver of a JoinCluster")
-        if not isinstance(version, str) or not isinstance(url, str):
-            raise ArgumentTypeError("a malformed request to join a cluster")
-        await self.on_join(caller, url, version)
+        await self.on_join(caller, message.url, message.version)
         return True

@@ -6,11 +6,8 @@ Workers are objects with a lifetime, several may live in one process, and nothin
 from __future__ import annotations
 
 import functools
-import os
-import secrets
 from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -20,11 +17,14 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.calls import Calls
 from aiograd.distributed.collectives.group_server import GroupServer
+from aiograd.distributed.context_block import ContextBlock
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
-from aiograd.distributed.face import LazyFace
 from aiograd.distributed.membership import Membership
+from aiograd.distributed.messages.library import CreateObject
+from aiograd.distributed.monitoring import LazyMonitor
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.object_server import ObjectServer
+from aiograd.distributed.objects.optimizer_server import OptimizerServer
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.encodings import Encoding
@@ -32,7 +32,7 @@ from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.addresses import parse_url
 from aiograd.distributed.rpc.keyring import Keyring
-from aiograd.distributed.rpc.keyring_file import parse_secret, read_secret_file
+from aiograd.distributed.rpc.keyring_file import keyring_of
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE, Scope
@@ -42,33 +42,6 @@ from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
 from aiograd.running.caller import called
 from aiograd.running.modes import no_grad
-
-#: workers of one process that were given no secret trust each other and nobody else
-_PROCESS_SECRET = secrets.token_bytes(32)
-
-
-def keyring_of(secret: bytes | str | Keyring | None) -> Keyring:
-    """The keyring for a worker's argument `secret`.
-
-    Args:
-        secret: 32 bytes, these in hexadecimal or base64 as text, or a Keyring; None takes the file named by ``AIOGRAD_SECRET_FILE``,
-            else ``AIOGRAD_SECRET``, else the random secret of this process.
-
-    Raises:
-        ArgumentError, ArgumentTypeError: not a secret.
-    """
-    if isinstance(secret, Keyring):
-        return secret
-    if secret is None:
-        if path := os.environ.get("AIOGRAD_SECRET_FILE"):
-            secret = read_secret_file(path)
-        elif text := os.environ.get("AIOGRAD_SECRET"):
-            secret = parse_secret(text, "AIOGRAD_SECRET")
-        else:
-            secret = _PROCESS_SECRET
-    elif isinstance(secret, str):
-        secret = parse_secret(secret, "Worker(secret=...)")
-    return Keyring(secret)
 
 
 class Worker:
@@ -144,8 +117,9 @@ class Worker:
         references = ReferenceTable(core.name, core.endpoint.incarnation, core.entropy, limits.references_per_principal)
         self._calls = Calls(core, self._contexts, self._leases, references)
         self._objects = ObjectServer(core, self._calls)
+        OptimizerServer(core, self._calls, self._objects)
         self._groups = GroupServer(core)
-        self._face = LazyFace(core, self._calls, read_options(dashboard))
+        self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
         self._host = host
@@ -160,7 +134,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         self._url = await self._core.open(self._host, self._port)
         try:
-            self._face.open()
+            self._monitor.open()
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:
@@ -178,7 +152,7 @@ class Worker:
         """
         self._core.is_closing = True
         try:
-            await self._face.aclose()
+            await self._monitor.aclose()
             await self._leases.aclose()
         finally:
             try:
@@ -205,7 +179,7 @@ class Worker:
     @property
     def dashboard_url(self) -> str | None:
         """The URL of the worker's dashboard, with the token that opens it; None where it has none, or is not open."""
-        return self._face.url
+        return self._monitor.url
 
     @property
     def limits(self) -> Limits:
@@ -341,7 +315,7 @@ class Worker:
             NotExposedError: `peer` exposes no class of that name. Otherwise as `call`.
         """
         name = cls if isinstance(cls, str) else cls.__name__
-        ref: RemoteRef = await self._calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
+        ref: RemoteRef = await self._calls.ask(peer, CreateObject(name, list(args), kwargs), timeout)
         return ref
 
     async def remote_module(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteModule:
@@ -434,49 +408,10 @@ class Worker:
         )
 
 
-@functools.lru_cache(maxsize=4096)  # everybody in a cluster is told where everybody is
+@functools.lru_cache(maxsize=4096)  # in a cluster every worker gets the URLs of all others
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return bool(parts.scheme and parts.netloc)
     except ValueError:
         return False
-
-
-class ContextBlock:
-    """The ``async with`` block of a context."""
-
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
-        self._context: Context | None = None
-        self._token: Token[Scope | None] | None = None
-
-    async def __aenter__(self) -> Context:
-        worker = self._worker
-        core = worker._core
-        if self._context is not None:
-            raise ContextError("this context has been entered before: call worker.context() for each block")
-        core.check_open()
-        outer = SCOPE.get()
-        if outer is not None and outer.worker is worker and outer.context is not None and not outer.context.is_released:
-            raise ContextError(
-                f"worker.context(): the running code has an autograd context already, {outer.context.id}, and contexts do not nest. Leave its block "
-                "first; a function that is called remotely has that of its caller."
-            )
-        principal = core.principal if outer is None or outer.principal is None or outer.worker is not worker else outer.principal
-        self._context = context = worker._contexts.open(principal)
-        worker._leases.watch()
-        scope = outer if outer is not None and outer.worker is worker else Scope(worker, None)
-        self._token = SCOPE.set(scope._replace(context=context, principal=principal, is_in_pass=False))
-        return context
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        token, self._token = self._token, None
-        if token is not None:
-            try:
-                SCOPE.reset(token)
-            except ValueError as wrong:
-                raise ContextError("leaving a context in another task than the one it was entered in; it is released all the same") from wrong
-            finally:
-                if self._context is not None:
-                    await self._worker._leases.release(self._context)

@@ -15,6 +15,7 @@ from aiograd.distributed.loop_lag import LoopLag
 from aiograd.distributed.messages.calls import FunctionCall
 from aiograd.distributed.messages.fields import TraceContext
 from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse, parse_answer
+from aiograd.distributed.messages.library import CallMethod, CreateObject
 from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.multicast import Multicast
@@ -235,9 +236,9 @@ def _describe(kind: int, value: Any) -> str:
     if kind == FunctionCall.form.kind:
         call = parse(FunctionCall, value)
         function, args = call.function, call.args
-        if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference):
+        if function == CallMethod.form.name and len(args) > 1 and isinstance(args[0], WireReference):
             return f"{args[0].type_name:.80}.{args[1]!s:.80}"
-        if function == "aiograd.reference.create" and args:
+        if function == CreateObject.form.name and args:
             return f"{args[0]!s:.80}"
         return function[:80]
     return REQUESTS.name_of(kind)

@@ -41,6 +41,12 @@ async def stage_backward(stage_output: Any, output_grads: Any, input_values: Seq
     Raises:
         StageBackwardError: the backward failed; the cause is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
             pass.
+
+    >>> layer = ag.nn.Linear(2, 1)
+    >>> x = ag.ones(3, 2).requires_grad_()
+    >>> (grad,) = await ag.pipeline.stage_backward(layer(x), ag.ones(3, 1), [x])
+    >>> grad.shape, layer.weight.grad
+    ((3, 2), tensor([[3., 3.]]))
     """
     try:
         return await _whole(stage_output, output_grads, _inputs(input_values))
@@ -69,6 +75,12 @@ async def stage_backward_input(
 
     Raises:
         StageBackwardError: the backward failed; the cause is chained; no gradient has changed. Cancelling stops the pass.
+
+    >>> layer = ag.nn.Linear(2, 1)
+    >>> x = ag.ones(3, 2).requires_grad_()
+    >>> (grad,), groups = await ag.pipeline.stage_backward_input([layer(x)], [ag.ones(3, 1)], [x], layer.parameters())
+    >>> grad.shape, len(groups), layer.weight.grad
+    ((3, 2), 1, None)
     """
     try:
         return await _first_half(outputs, output_grads, _inputs(inputs), _leaves(weights), retain_graph)
@@ -93,6 +105,12 @@ async def stage_backward_weight(
     Raises:
         StageBackwardError: the backward failed; the cause is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
             pass.
+
+    >>> layer = ag.nn.Linear(2, 1)
+    >>> x = ag.ones(3, 2).requires_grad_()
+    >>> _, groups = await ag.pipeline.stage_backward_input([layer(x)], [ag.ones(3, 1)], [x], layer.parameters())
+    >>> await ag.pipeline.stage_backward_weight([layer.weight, layer.bias], groups)
+    (tensor([[3., 3.]]), tensor([3.]))
     """
     listed: Any = weights
     try:

@@ -29,6 +29,10 @@ class Split:
 
     Args:
         axis: the axis; negative ones count from the end.
+
+    >>> calls = ag.pipeline.split_microbatches((ag.ones(2, 4),), None, 2, arg_specs=[ag.pipeline.Split(axis=1)])
+    >>> ag.pipeline.merge_microbatches([args[0] for args, _ in calls], ag.pipeline.Split(axis=1)).shape
+    (2, 4)
     """
 
     axis: int = 0
@@ -46,6 +50,9 @@ class Reduce:
     Args:
         function: takes two results and returns one.
         initial: the first argument of the first call.
+
+    >>> ag.pipeline.merge_microbatches([1, 2, 3], ag.pipeline.Reduce(lambda a, b: a + b, 0))
+    6
     """
 
     function: Callable[[Any, Any], Any]
@@ -67,8 +74,8 @@ def split_microbatches(
     """Split the arguments of a call into arguments for microbatches; pieces of Tensors are views of them.
 
     Args:
-        args, kwargs: of the whole batch: nested tuples, lists and dicts.
-        count: how many microbatches. The first n mod count get one row more than the others.
+        args, kwargs: the arguments of the whole batch: nested tuples, lists and dicts.
+        count: the number of microbatches. The first n mod count get one row more than the others.
         arg_specs, kwarg_specs: per argument None, `Split`, `REPLICATE`, or nested as the argument is.
 
     Returns:
@@ -107,7 +114,7 @@ def microbatches_of(
     """The `count` microbatches of a step: split here, or given as ``*_mbs`` and checked.
 
     Args:
-        args, kwargs, target: of the whole batch; `target` is None where there is none.
+        args, kwargs, target: the arguments and target of the whole batch; `target` is None if there is none.
         arg_mbs: a list of tuples; kwarg_mbs: a list of dicts; target_mbs: a list. One entry per microbatch, in place of the whole batch.
         arg_specs, kwarg_specs: see `split_microbatches`.
 

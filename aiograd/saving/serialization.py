@@ -96,7 +96,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     Blocks while it reads: in a service, ``await ag.offload(ag.load, path)``.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
         The state, nested as it was given to `save`.
@@ -125,7 +125,7 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Read the text that was stored beside a state; arrays are not read.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Returns:
         The entries by name.

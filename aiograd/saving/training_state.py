@@ -95,7 +95,7 @@ class TrainingState:
         """Write everything to a file, replacing an older one atomically. Blocks while it writes; see `asave`.
 
         Args:
-            path: of the file.
+            path: path of the file.
         """
         save(self.state_dict(), path)
 
@@ -105,7 +105,7 @@ class TrainingState:
         Cancelled, it waits no longer; the file is the old one or the new one.
 
         Args:
-            path: of the file.
+            path: path of the file.
 
         >>> import os, tempfile
         >>> state = ag.TrainingState(model=ag.nn.Linear(2, 1))
@@ -119,7 +119,7 @@ class TrainingState:
         """Read a file that `save` wrote, and put everything into that state.
 
         Args:
-            path: of the file.
+            path: path of the file.
 
         Raises:
             FileNotFoundError, ArgumentError: as of `aiograd.load`, or the state does not fit; everything is as it was.

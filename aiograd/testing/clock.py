@@ -11,8 +11,8 @@ Note [Which private names]
 
 Note [Owners]
     Every handle, task, future and asynchronous generator belongs to the `HandleOwner` that the ContextVar `OWNER` names where it was made, or to
-    nobody. `kill` and `freeze` stop all that belongs to one owner, as SIGKILL and SIGSTOP stop a process; a simulated network makes hosts
-    of this. Handles are sorted out when they come up to be run; those of a stopped owner are no step and are not in the hash.
+    none. `kill` and `freeze` stop all that belongs to one owner, as SIGKILL and SIGSTOP stop a process; a simulated network makes hosts
+    of this. Handles are sorted out when they come up to be run; handles of a stopped owner are no step and are not in the hash.
 
 Note [Both orders]
     asyncio documents that ``call_soon`` is first-in first-out, so under ``order="fifo"`` every failure is real. ``order="permuted"``
@@ -36,13 +36,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import hashlib
-import itertools
 import math
-import struct
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -52,12 +48,11 @@ from typing import Any, Literal, TypeVar, TypeVarTuple
 from aiograd.errors import AiogradError, ArgumentError, LoopError
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.owner import OWNER, HandleOwner, Killed
-from aiograd.testing.suspension import coroutine_name, describe_task
+from aiograd.testing.steps import ReadyQueue, StepTrace
+from aiograd.testing.suspension import describe_task
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-
-_pack_time = struct.Struct("<d").pack
 
 Order = Literal["fifo", "permuted"]
 ExecutorKind = Literal["inline", "threads"]
@@ -79,10 +74,18 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     Raises:
         ArgumentError: an unknown `order` or `executor`, or a permuted order without a seed.
+
+    >>> from aiograd import testing
+    >>> loop = testing.SimulatedLoop(seed=1)
+    >>> loop.run_until_complete(asyncio.sleep(3600, result="done"))
+    'done'
+    >>> loop.time()
+    3600.0
+    >>> loop.close()
     """
 
     # Note [Which private names]
-    _ready: _ReadyQueue
+    _ready: ReadyQueue
     _scheduled: list[asyncio.TimerHandle]
     _selector: _VirtualSelector
     _clock_resolution: float
@@ -106,16 +109,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise
         self.seed = seed
         self.order: Order = order
-        self.steps = 0
         self._now = 0.0
-        self._trace = hashlib.blake2b(digest_size=16)
-        #: of the tasks that have run, see `_label`
-        self._labels: weakref.WeakKeyDictionary[asyncio.Task[Any], bytes] = weakref.WeakKeyDictionary()
-        self._next_serial = itertools.count()
-        self._interrupts: dict[int, list[Callable[[], object]]] = {}
+        self._trace = StepTrace()
         self._expected = 0
         self._selector = _VirtualSelector(self, patience)
-        self._ready = _ReadyQueue(self, self.stream("sched") if order == "permuted" else None)
+        self._ready = ReadyQueue(self, self._step, self.stream("sched") if order == "permuted" else None)
         self._clock_resolution = math.ulp(0.0)
         self._jobs: JobRunner | None
         if callable(executor):
@@ -150,10 +148,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # BaseEventLoop runs the timers strictly before `time() + resolution`: exactly those that are due
+        # BaseEventLoop runs the timers strictly before `time() + resolution`: exactly the timers that are due
         self._clock_resolution = math.ulp(now)
 
-    # ---- what is drawn and what is recorded
+    # ---- draws and records
 
     def stream(self, name: str) -> Random:
         """A source of random numbers of its own for one purpose, so that one more draw elsewhere changes nothing here.
@@ -174,7 +172,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     @property
     def trace_hash(self) -> str:
         """Hash of every step so far and of its virtual time. Equal seeds give equal hashes on one minor version of Python."""
-        return self._trace.hexdigest()
+        return self._trace.digest()
+
+    @property
+    def steps(self) -> int:
+        """The number of steps that have begun."""
+        return self._trace.steps
 
     def at_step(self, step: int, callback: Callable[[], object]) -> None:
         """Call `callback` right before step number `step` runs, for instance to cancel a task at every point where it can be.
@@ -186,31 +189,12 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         Raises:
             ArgumentError: that step has begun already.
         """
-        if step <= self.steps:
-            raise ArgumentError(f"at_step({step}): step {self.steps} has begun already; expected a later one")
-        self._interrupts.setdefault(step, []).append(callback)
+        self._trace.at_step(step, callback)
 
     def _step(self, handle: asyncio.Handle) -> None:
-        self.steps += 1
-        self._trace.update(_pack_time(self._now) + self._label(handle))
-        if self._interrupts:
-            for callback in self._interrupts.pop(self.steps, ()):
-                callback()
+        self._trace.record(handle, self._now)
 
-    def _label(self, handle: asyncio.Handle) -> bytes:
-        """A name for a step that holds no address and no process-wide counter, so that it is the same in every run."""
-        callback: Any = handle._callback  # type: ignore[attr-defined]
-        while isinstance(callback, functools.partial):
-            callback = callback.func
-        owner = getattr(callback, "__self__", None)
-        if isinstance(owner, asyncio.Task):
-            label = self._labels.get(owner)
-            if label is None:
-                label = self._labels[owner] = f"{next(self._next_serial)}:{coroutine_name(owner)}".encode()
-            return label
-        return str(getattr(callback, "__qualname__", type(callback).__qualname__)).encode()
-
-    # ---- who is stopped: Note [Owners]
+    # ---- stopped owners: Note [Owners]
 
     def kill(self, owner: HandleOwner) -> None:
         """Never run anything of `owner` again, not even ``finally`` blocks. Idempotent.
@@ -299,14 +283,14 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         context: contextvars.Context | None = options.get("context")
         owner = OWNER.get() if context is None else context.get(OWNER)
         if owner is not None and owner.is_dead and self.is_closed():
-            coro.close()  # what a dead owner's cleanup would still like to do: nobody is to hear of it
+            coro.close()  # the cleanup of a dead owner has no effect
         task: asyncio.Task[T] = super().create_task(coro, **options)
         if owner is not None:
             owner.adopt_task(task)
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error that nobody caught, unless it is of a killed owner, where nobody is left to catch anything.
+        """Report an uncaught error, unless it belongs to a killed owner, which can catch nothing.
 
         Args:
             context: the description of the error, as of asyncio's loops.
@@ -376,6 +360,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         Args:
             *timeout: seconds, as of asyncio's loops.
+
+        >>> from aiograd import testing
+        >>> loop = testing.SimulatedLoop()
+        >>> loop.run_until_complete(loop.shutdown_default_executor())
+        >>> loop.close()
         """
         with self.external_work():
             await super().shutdown_default_executor(*timeout)
@@ -387,34 +376,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         self._selector.wake()
-
-
-class _ReadyQueue(deque[asyncio.Handle]):
-    """The ready queue: reports each handle that is about to run, and pops in a drawn order if given draws."""
-
-    def __init__(self, loop: SimulatedLoop, draws: Random | None) -> None:
-        super().__init__()
-        self._step = loop._step
-        self._draws = draws
-        # what is popped in place of a handle that may not run: the loop skips handles that were cancelled
-        self._nothing = asyncio.Handle(int, (), loop)
-        self._nothing.cancel()
-
-    def popleft(self) -> asyncio.Handle:
-        if self._draws is None:
-            handle = super().popleft()
-        else:
-            index = self._draws.randrange(len(self))
-            handle = self[index]
-            del self[index]
-        if handle.cancelled():
-            return handle
-        owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
-        if owner is not None and owner.is_stopped:
-            owner.take(handle)
-            return self._nothing
-        self._step(handle)
-        return handle
 
 
 class _VirtualSelector:
@@ -449,7 +410,7 @@ class _VirtualSelector:
 
     def _story(self, reason: str) -> str:
         loop = self._loop
-        waiting = sorted(describe_task(task) for task in loop._labels if not task.done() and not any(owner.owns(task) for owner in loop._dead))
+        waiting = sorted(describe_task(task) for task in loop._trace.labels if not task.done() and not any(owner.owns(task) for owner in loop._dead))
         lines = "".join(f"\n  {line}" for line in waiting) or " none"
         made = f"seed={loop.seed!r}, order={loop.order!r}"
         return f"deadlock at virtual time {loop.time():g} s after {loop.steps} steps ({made}): {reason}. Tasks:{lines}"

@@ -1,9 +1,9 @@
 """Executor jobs on a simulated loop: run inline at a virtual time drawn at random, or run by real threads.
 
-Note [A job that runs inline must see what a thread would show it]
+Note [Inline jobs are tested as jobs of a thread]
     Inline jobs run on the thread of the loop, between two of its steps, yet code that would be wrong in a thread must stay wrong: they
-    run in an empty context (a thread inherits no ContextVar, so a forgotten ``copy_context`` shows) that holds only whose job it is, with
-    no running loop (so ``get_running_loop`` raises in them as it does in a thread), and whatever they raise ends up in the future. A job
+    run in an empty context (a thread inherits no ContextVar, so a forgotten ``copy_context`` shows) that holds only the owner of the job,
+    with no running loop (so ``get_running_loop`` raises in them as it does in a thread), and their errors end up in the future. A job
     cancelled before its start never runs; one cancelled later runs to its end and its result is dropped. Both windows are real, since
     start and delivery are two separate moments of virtual time.
 
@@ -28,7 +28,16 @@ MEAN_WAIT = 1e-3
 
 
 class JobRunner(Protocol):
-    """Runs the jobs of a `SimulatedLoop`. Implement it to inject faults: jobs that fail, come late or never come back."""
+    """Runs the jobs of a `SimulatedLoop`. Implement it to inject faults: jobs that fail, come late or never come back.
+
+    >>> from aiograd import testing
+    >>> def make(loop: testing.SimulatedLoop) -> testing.JobRunner:
+    ...     return testing.InlineJobs(loop)
+    >>> loop = testing.SimulatedLoop(executor=make)
+    >>> loop.run_until_complete(loop.run_in_executor(None, len, "abc"))
+    3
+    >>> loop.close()
+    """
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Arrange for `job` to run; never runs it before returning.
@@ -50,6 +59,12 @@ class InlineJobs:
     Args:
         loop: where jobs run.
         draws: source of the two waits of each job (exponential, mean 1 ms of virtual time), or None for jobs that take no time.
+
+    >>> from aiograd import testing
+    >>> loop = testing.SimulatedLoop(seed=1, executor=testing.InlineJobs)
+    >>> loop.run_until_complete(loop.run_in_executor(None, sum, [1, 2]))
+    3
+    >>> loop.close()
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, draws: Random | None = None) -> None:
@@ -57,7 +72,7 @@ class InlineJobs:
         self._draws = draws
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `job` later, between two steps of the loop. See Note [A job that runs inline must see what a thread would show it].
+        """Run `job` later, between two steps of the loop. See Note [Inline jobs are tested as jobs of a thread].
 
         Args:
             job: called without arguments.
@@ -86,7 +101,7 @@ class InlineJobs:
             wrapped = RuntimeError("a job raised StopIteration, which no future can carry")
             wrapped.__cause__ = error
             outcome = partial(result.set_exception, wrapped)
-        except BaseException as error:  # as a worker thread does: everything goes to whoever awaits the future
+        except BaseException as error:  # as a worker thread does: every error goes to the awaiter of the future
             outcome = partial(result.set_exception, error)
         finally:
             asyncio.events._set_running_loop(self._loop)

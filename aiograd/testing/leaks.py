@@ -5,8 +5,8 @@
 Note [What counts as left behind]
     A task that ends within a few turns of the loop, or a thread that ends within the grace period, was on its way out and is no leak.
     Threads are waited for by joining them, so nothing sleeps. Threads that Python only knows as foreign (they belong to BLAS or TBB
-    pools that live as long as the process) are not counted, nor are those of compiled kernels, which belong to the process and are
-    stopped by `aiograd.kernels.stop_threads` and at exit. Descriptors are compared as a multiset of what they point to, since numbers
+    pools that live as long as the process) are not counted, nor are threads of compiled kernels, which belong to the process and are
+    stopped by `aiograd.kernels.stop_threads` and at exit. Descriptors are compared as a multiset of their files, since numbers
     are reused; before one is called a leak the garbage collector has its say, because an object in a cycle is late, not lost (that it
     was not closed is a ResourceWarning, which a strict test run reports by itself). Where neither ``/proc/self/fd`` nor ``/dev/fd``
     exists, descriptors are not checked.
@@ -50,6 +50,10 @@ class Leaks:
         tasks: descriptions of tasks.
         threads: descriptions of threads.
         descriptors: where file descriptors lead.
+
+    >>> from aiograd import testing
+    >>> bool(testing.Leaks()), bool(testing.Leaks(tasks=("main",)))
+    (False, True)
     """
 
     tasks: tuple[str, ...] = ()
@@ -66,10 +70,15 @@ class Leaks:
 
 
 class LeakCheck:
-    """Takes stock when made; says later what has been added. Usable with ``with`` (threads, descriptors) and ``async with`` (tasks too).
+    """Takes stock when made; finds later additions. Usable with ``with`` (threads, descriptors) and ``async with`` (tasks too).
 
     Args:
         grace: how long all new threads together may take to end, in real seconds.
+
+    >>> from aiograd import testing
+    >>> with testing.LeakCheck():
+    ...     sum(range(3))
+    3
     """
 
     def __init__(self, *, grace: float = 2.0) -> None:
@@ -82,7 +91,7 @@ class LeakCheck:
         """Threads and descriptors left behind, after the grace period.
 
         Returns:
-            What was left; it is false where nothing was.
+            The leaks; false if there are none.
         """
         threads = self._new_threads()
         descriptors = self._new_descriptors()
@@ -95,7 +104,12 @@ class LeakCheck:
         """Tasks left on the running loop, after a few turns. Cancelling this call changes nothing.
 
         Returns:
-            What was left; it is false where nothing was.
+            The leaks; false if there are none.
+
+        >>> from aiograd import testing
+        >>> check = testing.LeakCheck()
+        >>> await check.find_tasks()
+        Leaks(tasks=(), threads=(), descriptors=())
         """
         left = _tasks() - self._tasks
         for _ in range(TURNS):

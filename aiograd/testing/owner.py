@@ -1,15 +1,15 @@
-"""Whom the handles of a simulated loop belong to, so that all that belongs to one owner can be stopped: for good, or for a while.
+"""Owners of the handles of a simulated loop: all handles of one owner can be stopped, for good or for a while.
 
-A simulated process is a `HandleOwner`: whatever is scheduled while the ContextVar `OWNER` names it belongs to it, and so does whatever that
-schedules in turn, since every handle carries the context it was made in.
+A simulated process is a `HandleOwner`: handles that are scheduled while the ContextVar `OWNER` names it belong to it, and so do the handles that
+these schedule in turn, since every handle carries the context it was made in.
 
 Note [Killed means no finally]
     A process that is killed runs nothing more. Cancelling its tasks would run their cleanup, which may send messages that a killed process
     never sends, so nothing is cancelled: its handles are taken out of the ready queue and never run. Its objects are kept alive until the
     loop is closed, because a task or coroutine that is garbage runs its ``finally`` too. Tasks are taken off asyncio's list, or the end of
-    the run would wait for them. Once the loop is closed the coroutines are closed, where nothing they still do can reach anybody: it
-    happens in silence, and what it raises is dropped. (Their ``finally`` blocks do run then; a test that looks at what they did must look
-    before the end of the run.)
+    the run would wait for them. Once the loop is closed the coroutines are closed, where they have no effect any more: in
+    silence, and their errors are dropped. (Their ``finally`` blocks do run then; a test that looks at the effects of a host must look before
+    the end of the run.)
 
 Note [Killed in the middle of a step]
     Python code that kills its own owner is unwound with `Killed`, a BaseException, up to the loop, which ignores it.
@@ -39,7 +39,7 @@ class Killed(BaseException):
 
 
 class HandleOwner:
-    """To whom handles, tasks and futures of a `SimulatedLoop` belong. Stopped and resumed by the loop's methods."""
+    """An owner of handles, tasks and futures of a `SimulatedLoop`. Stopped and resumed by the loop's methods."""
 
     __slots__ = ("name", "is_dead", "is_stopped", "_held", "_tasks", "_futures", "_generators", "_buried")
 
@@ -53,7 +53,7 @@ class HandleOwner:
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._futures: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()
         self._generators: weakref.WeakSet[Any] = weakref.WeakSet()
-        # strong references to what was left behind, see Note [Killed means no finally]
+        # strong references to the objects of a dead owner, see Note [Killed means no finally]
         self._buried: list[Any] = []
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class HandleOwner:
         self._buried.append(task)
 
     def dispose(self) -> None:
-        """Let go of what was buried; called once the loop is closed."""
+        """Let go of the objects of a dead owner; called once the loop is closed."""
         buried, self._buried = self._buried, []
         hook = sys.unraisablehook
         sys.unraisablehook = _ignore
@@ -115,7 +115,7 @@ class HandleOwner:
                 warnings.simplefilter("ignore")
                 for item in buried:
                     if isinstance(item, asyncio.Future):
-                        item._log_traceback = False  # nobody was left to look at it
+                        item._log_traceback = False  # its owner is dead
                         waiter = getattr(item, "_fut_waiter", None)  # `gather` makes its future without asking the loop
                         if isinstance(waiter, asyncio.Future):
                             waiter._log_traceback = False
@@ -127,12 +127,12 @@ class HandleOwner:
             sys.unraisablehook = hook
 
 
-#: whom the running code belongs to; None for the test itself
+#: the owner of the running code; None for the test itself
 OWNER: ContextVar[HandleOwner | None] = ContextVar("aiograd_simulated_owner", default=None)
 
 
 def bare_context() -> contextvars.Context:
-    """An empty context of the current owner: what a new thread has."""
+    """An empty context of the current owner, as a new thread has."""
     return context_of(OWNER.get())
 
 

@@ -1,7 +1,7 @@
 """Run a coroutine to its end on a simulated loop, and say how the run went.
 
 The counterpart of ``asyncio.run`` for tests: a fresh `SimulatedLoop` per call, so a thousand seeds are a thousand independent runs. An
-error leaves with a note that holds what is needed to see it again: seed, order, Python version, step and trace hash.
+error leaves with a note for seeing it again: seed, order, Python version, step and trace hash.
 """
 
 from __future__ import annotations
@@ -29,6 +29,11 @@ class Simulation(Generic[T]):
         steps: steps of the loop it took, the points between which anything can happen.
         trace_hash: equal for equal runs, see `SimulatedLoop.trace_hash`.
         leftover_tasks: tasks that the coroutine left behind, one line each; they were cancelled.
+
+    >>> from aiograd import testing
+    >>> simulation = testing.simulated_run(lambda: asyncio.sleep(3600, result="done"), seed=1)
+    >>> simulation.value, simulation.time, simulation.leftover_tasks
+    ('done', 3600.0, ())
     """
 
     value: T
@@ -54,7 +59,7 @@ def simulated_run(
         seed: as for `SimulatedLoop`, like `order` and `executor`.
         cancel_at: cancel `main` right before this step of the loop, counted from 1. To cancel at every point where a program can be
             cancelled, run it once, then once for each number up to `Simulation.steps`.
-        order: in which order the loop runs what is ready.
+        order: in which order the loop runs handles that are ready.
         executor: the runner of the engine's jobs.
 
     Returns:
@@ -62,7 +67,7 @@ def simulated_run(
 
     Raises:
         DeadlockError: tasks wait for something that can no longer happen.
-        Exception: whatever `main` raises, with a note on how to repeat the run.
+        Exception: the error of `main`, with a note on how to repeat the run.
     """
     loop = SimulatedLoop(seed, order=order, executor=executor)
 

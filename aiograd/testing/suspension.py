@@ -1,6 +1,6 @@
 """Where a task waits: the text that deadlock and leak reports share.
 
-``Task.get_stack`` stops at the outermost coroutine of a suspended task, which says where the wait was asked for and not what it waits
+``Task.get_stack`` stops at the outermost coroutine of a suspended task, which says where the wait was asked for and not the future that it waits
 for; walking ``cr_await`` to the innermost coroutine says both.
 """
 
@@ -15,7 +15,7 @@ def coroutine_name(task: asyncio.Task[Any]) -> str:
     """The qualified name of the coroutine function that `task` runs."""
     coroutine = task.get_coro()
     name: str = getattr(coroutine, "__qualname__", type(coroutine).__name__)
-    return name[:]  # the name alone: as text it may have the line of the call, and what is named here is the same on every machine
+    return name[:]  # the name alone: its text may hold the line of the call, and a trace is the same on every machine
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:

@@ -69,13 +69,13 @@ def graph_svg(
 ) -> SvgText:
     """The backward graph as an SVG picture; arrows point the way gradients flow, from outputs to leaves.
 
-    The same graph gives the same text, whatever ran before.
+    The same graph gives the same text.
 
     Args:
         roots: a Tensor, GradientEdge, Edge or Node, or several: where the graph begins.
         params: names of leaves (or of other tensors), as ``dict(module.named_parameters())``.
-        names: a module, whose parameters get their names in it; `params` may name further tensors.
-        shapes: show shape, dtype and device of what each node is the gradient function of.
+        names: a module, which names its parameters; `params` may name further tensors.
+        shapes: show shape, dtype and device of the tensor that each node computes the gradient of.
         edge_shapes: write on each arrow the shape of the gradient that goes there.
         saved: show how many bytes each node keeps for backward.
         max_nodes: refuse larger graphs.
@@ -93,7 +93,7 @@ def graph_svg(
 
 
 def program_svg(program: Program, *, max_nodes: int = 1000) -> SvgText:
-    """The program of a compiled function as an SVG picture; arrows point from results to what they are computed from.
+    """The program of a compiled function as an SVG picture; arrows point from results to their arguments.
 
     Args:
         program: from ``compiled.programs``.

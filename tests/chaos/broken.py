@@ -12,14 +12,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-from aiograd.distributed.autograd import decision
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.backward import PassRequest as Pass
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.autograd.participant import PassParticipant
-from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.autograd.pass_transaction import PassTransaction
 from aiograd.distributed.messages.calls import RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.passes import Commit
 from aiograd.distributed.multicast import Multicast
@@ -32,7 +31,7 @@ from aiograd.distributed.rpc.peer import Peer
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
-from aiograd.transaction import Outcome, TransactionState
+from aiograd.transaction import Applied, Outcome, TransactionState
 
 #: replaces methods for as long as the stack is open
 Break = Callable[[ExitStack], None]
@@ -165,6 +164,14 @@ def _wait_for_every_edge(stack: ExitStack) -> None:
     _replace(BackwardPasses, "_initiate", initiate_fast)(stack)
 
 
+def _commit_here(participant: PassParticipant) -> None:
+    """Commit a worker's part of a pass, whatever was decided."""
+    participant.transaction.state = TransactionState.COMMITTING
+    if participant.task is not None:
+        participant.task.commit()
+    participant.handle(Applied())
+
+
 async def _let_late_results_commit(self: PassParticipant) -> None:
     """Let a pass commit that has failed meanwhile."""
     outgoing = self.gradients.outgoing
@@ -173,8 +180,7 @@ async def _let_late_results_commit(self: PassParticipant) -> None:
     while outgoing and self.error is None:
         await self._change()
     if self.is_initiator:
-        self.transaction.state = TransactionState.COMMITTING
-        asyncio.get_running_loop().call_soon(self._applied)
+        _commit_here(self)
         return
     self.transaction.state = TransactionState.PREPARED
     self.changed()
@@ -198,8 +204,7 @@ def _commit_alone(stack: ExitStack) -> None:
             await self._change()
         if self.error is not None:
             raise self.error
-        self.transaction.state = TransactionState.COMMITTING
-        self.changed()
+        _commit_here(self)
 
     _replace(PassParticipant, "before_commit", hasty_before_commit)(stack)
 
@@ -232,13 +237,13 @@ def _commit_again(stack: ExitStack) -> None:
 
 
 def _rely_on_the_tree(stack: ExitStack) -> None:
-    spread_commit = decision._spread_commit
+    spread = PassTransaction.spread
 
-    async def spread(part: PassRecord, others: Sequence[str]) -> list[str]:
-        await spread_commit(part, others)
-        return []
+    async def spread_only(self: PassTransaction, peers: Sequence[str], outcome: Outcome) -> Mapping[str, BaseException | None]:
+        await spread(self, peers, outcome)
+        return dict.fromkeys(peers)
 
-    stack.enter_context(mock.patch.object(decision, "_spread_commit", spread))
+    _replace(PassTransaction, "spread", spread_only)(stack)
 
 
 async def _answer_for_all(self: Multicast, kind: int, messages: list[RelayedMessage], timeout: float, principal: str) -> list[RelayedAnswer]:

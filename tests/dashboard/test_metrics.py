@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.dashboard import metrics
-from aiograd.dashboard.face import DashboardFace
+from aiograd.dashboard.monitor import DashboardMonitor
 from aiograd.distributed import loop_lag
 from aiograd.distributed.rpc.http.pages import PageRequest
 from tests.distributed.http_support import get
@@ -102,13 +102,13 @@ def request(**changes: Any) -> PageRequest:
 
 async def test_metrics_are_for_this_machine_and_for_those_with_the_token() -> None:
     async with workers("driver") as (driver,):
-        face = DashboardFace(driver._core)
-        assert face.metrics(request(is_local=True)).status == 200
+        monitor = DashboardMonitor(driver._core)
+        assert monitor.metrics(request(is_local=True)).status == 200
         for authorization in ("", "Bearer ", "Bearer None", "Bearer x", "Basic x"):
-            assert face.metrics(request(authorization=authorization)).status == 401
-        face._token = "a" * 20
-        assert face.metrics(request(authorization="Bearer " + "a" * 20)).status == 200
-        assert face.metrics(request(authorization="Bearer " + "a" * 19)).status == 401
+            assert monitor.metrics(request(authorization=authorization)).status == 401
+        monitor._token = "a" * 20
+        assert monitor.metrics(request(authorization="Bearer " + "a" * 20)).status == 200
+        assert monitor.metrics(request(authorization="Bearer " + "a" * 19)).status == 401
 
 
 @pytest.mark.net

@@ -13,10 +13,10 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.dashboard.collector import Collector
-from aiograd.dashboard.face import DashboardFace
+from aiograd.dashboard.monitor import DashboardMonitor
 from aiograd.dashboard.reporter import Reporter
-from aiograd.distributed.face import REPORT
 from aiograd.distributed.messages.fields import TraceContext
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.errors import NotExposedError, RemoteError
 from aiograd.running.modes import DEFAULT_MODE
 from tests.distributed.memory import Switchboard
@@ -110,10 +110,10 @@ async def test_a_lost_worker_is_lost_until_it_is_back() -> None:
 
 async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
     async with workers("driver", "left", service=service) as (driver, left):
-        face = DashboardFace(left._core)
+        monitor = DashboardMonitor(left._core)
         stranger = type("Stranger", (), {"principal": "somebody else", "name": "driver"})()
         with pytest.raises(NotExposedError, match="other principals"):
-            await face.report(stranger, '[0,false,0,"",9]')
+            await monitor.report(stranger, '[0,false,0,"",9]')
         assert left._core.watch is None
         watcher = Reporter(left._core)
         watcher.watch(100)
@@ -128,7 +128,7 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
 async def test_malformed_questions_are_refused(question: str) -> None:
     async with workers("driver", "left", service=service) as (driver, left):
         with pytest.raises(RemoteError, match="malformed question"):
-            await driver.call_apart("left", REPORT, question)
+            await driver.call_apart("left", ReportRequest.form.name, question)
         assert left._core.watch is None
 
 

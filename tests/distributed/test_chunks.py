@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiograd as ag
+from aiograd.distributed.messages.form import parse
+from aiograd.distributed.messages.library import StateChunk
 from aiograd.distributed.objects.chunks import EACH, Capacity, flatten, join, measure, split, unflatten
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError
@@ -41,9 +43,9 @@ def test_what_is_cut_fits_and_comes_together_again(kinds: list[Any], tensors: in
     assert parts and all(part for part in parts[1:])
     for part in parts:
         taken = Capacity(0, 0, 0)
-        for _, _, value in part:
-            taken = taken.plus(measure(value))
-        assert capacity.holds(taken) or (len(part) == 1 and not isinstance(part[0][2], ag.Tensor))
+        for chunk in part:
+            taken = taken.plus(measure(chunk.value))
+        assert capacity.holds(taken) or (len(part) == 1 and not isinstance(part[0].value, ag.Tensor))
     found = join(chunk for part in parts for chunk in part)
     assert [name for name, _ in found] == [name for name, _ in items]
     assert all(same(one, other) for (_, one), (_, other) in zip(found, items, strict=True))
@@ -51,7 +53,7 @@ def test_what_is_cut_fits_and_comes_together_again(kinds: list[Any], tensors: in
 
 def test_a_state_of_an_optimizer_comes_apart_and_together() -> None:
     items: list[tuple[Any, Any]] = [(0, {"step": 1, "m": 2.0}), (1, {}), ("x", 3), (7, {"step": 4})]
-    assert unflatten(join([(path, None, value) for path, value in flatten(items)])) == items
+    assert unflatten(join([StateChunk(path, None, value) for path, value in flatten(items)])) == items
 
 
 HALF = ag.tensor([1.0, 2.0])
@@ -69,7 +71,7 @@ HALF = ag.tensor([1.0, 2.0])
 )  # fmt: skip
 def test_pieces_that_make_no_sense(chunks: list[Any]) -> None:
     with pytest.raises(ProtocolError):
-        join(chunks)
+        join([parse(StateChunk, chunk) for chunk in chunks])
 
 
 @pytest.mark.parametrize("path", [3, (), (1, 2, 3), ([],)], ids=str)

@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.objects.object_server import SteppedOptimizer
+from aiograd.distributed.objects.optimizer_server import SteppedOptimizer
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,

@@ -178,7 +178,7 @@ async def test_one_too_many_is_told_so_and_asking_again_changes_nothing(scene: S
         with pytest.raises(ClusterError, match=r"has the 1 worker\(s\) that may join: a; b is one too many"):
             await scene.join("b").ended
         for _ in range(3):
-            await first.worker.call_apart("driver", joining.JOIN, first.worker.url, joining.__version__)
+            await first.worker.call_apart("driver", joining.JoinRequest.form.name, first.worker.url, joining.__version__)
         assert cluster.workers == ("a",) and scene.events == []
         adding = asyncio.create_task(cluster.add("c"))
         await asyncio.sleep(5.0)

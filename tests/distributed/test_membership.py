@@ -7,28 +7,28 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.distributed.membership import DISMISS, JOIN, PEERS, RESTART
+from aiograd.distributed.messages.library import Dismiss, JoinRequest, Restart, SetPeers
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
-from aiograd.errors import ArgumentError, ArgumentTypeError, ClusterError, NotExposedError, UnknownPeerError
+from aiograd.errors import ArgumentError, ClusterError, NotExposedError, UnknownPeerError
 from tests.distributed.workers import SECRET, until, workers
 
 #: what a leader may ask, and with what
-ASKED = [(PEERS, [{"x": "memory://nowhere"}]), (DISMISS, []), (RESTART, [])]
+ASKED = [(SetPeers.form.name, [{"x": "memory://nowhere"}]), (Dismiss.form.name, []), (Restart.form.name, [])]
 
 
 async def test_the_leader_says_where_peers_are_and_what_becomes_of_the_worker() -> None:
     async with workers("driver", "w", "x") as (driver, w, x):
         w.membership.leader = "driver"
         w.remove_peer("x")
-        assert await driver.call_apart("w", PEERS, {"x": x.url})
+        assert await driver.call_apart("w", SetPeers.form.name, {"x": x.url})
         assert "x" in w.endpoint.peers
-        assert await driver.call_apart("w", PEERS, {"x": None}) and "x" not in w.endpoint.peers
+        assert await driver.call_apart("w", SetPeers.form.name, {"x": None}) and "x" not in w.endpoint.peers
         with pytest.raises(UnknownPeerError):
             await w.call("x", "anything")
         assert not w.membership.dismissed.is_set() and not w.membership.restarting.is_set()
-        assert await driver.call_apart("w", DISMISS) and w.membership.dismissed.is_set()
-        assert await driver.call_apart("w", RESTART) and w.membership.restarting.is_set()
+        assert await driver.call_apart("w", Dismiss.form.name) and w.membership.dismissed.is_set()
+        assert await driver.call_apart("w", Restart.form.name) and w.membership.restarting.is_set()
 
 
 @pytest.mark.parametrize("who", ["another worker", "a tenant", "anybody"])
@@ -49,8 +49,8 @@ async def test_nobody_else_may(who: str) -> None:
 async def test_what_makes_no_sense_is_refused(peers: Any) -> None:
     async with workers("driver", "w") as (driver, w):
         w.membership.leader = "driver"
-        with pytest.raises((ArgumentTypeError, ArgumentError, ag.errors.RemoteError)):
-            await driver.call_apart("w", PEERS, peers)
+        with pytest.raises((ArgumentError, ag.errors.ProtocolError, ag.errors.RemoteError)):
+            await driver.call_apart("w", SetPeers.form.name, peers)
         assert "x" not in w.endpoint.peers
 
 
@@ -67,15 +67,15 @@ async def test_only_the_driver_of_a_cluster_takes_workers_in_and_only_those_of_i
 
     async with workers("driver", "w", "t", secrets={"driver": both, "t": tenant}) as (driver, w, t):
         with pytest.raises(NotExposedError, match="it is not the driver of a JoinCluster"):
-            await w.call_apart("driver", JOIN, w.url, "1")
+            await w.call_apart("driver", JoinRequest.form.name, w.url, "1")
         driver.membership.on_join = on_join
         with pytest.raises(NotExposedError):
-            await t.call_apart("driver", JOIN, t.url, "1")
+            await t.call_apart("driver", JoinRequest.form.name, t.url, "1")
         with pytest.raises(ag.errors.AiogradError, match="malformed"):
-            await w.call_apart("driver", JOIN, 1, 2)
-        assert await w.call_apart("driver", JOIN, w.url, "1") and joined == [("w", w.url, "1")]
+            await w.call_apart("driver", JoinRequest.form.name, 1, 2)
+        assert await w.call_apart("driver", JoinRequest.form.name, w.url, "1") and joined == [("w", w.url, "1")]
         with pytest.raises(ClusterError, match="one too many"):
-            await w.call_apart("driver", JOIN, w.url, "1")
+            await w.call_apart("driver", JoinRequest.form.name, w.url, "1")
 
 
 async def test_a_worker_learns_that_its_leader_is_lost_and_the_leader_that_a_worker_is() -> None:
@@ -84,7 +84,7 @@ async def test_a_worker_learns_that_its_leader_is_lost_and_the_leader_that_a_wor
         driver.membership.on_peer_lost = lambda name, incarnation: lost.append((name, incarnation))
         w.membership.leader = x.membership.leader = "driver"
         for each in (w, x):
-            await driver.call_apart(each.name, PEERS, {})
+            await driver.call_apart(each.name, SetPeers.form.name, {})
         await x.aclose()
         await until(lambda: lost)
         assert lost == [("x", x.endpoint.incarnation)] and not w.membership.leader_lost.is_set()
@@ -96,5 +96,5 @@ async def test_a_call_apart_takes_no_part_in_the_context_it_is_made_in() -> None
     async with workers("driver", "w") as (driver, w):
         w.membership.leader = "driver"
         async with driver.context():
-            assert await driver.call_apart("w", PEERS, {})
+            assert await driver.call_apart("w", SetPeers.form.name, {})
             assert w.statistics().contexts == 0

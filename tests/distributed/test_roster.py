@@ -11,7 +11,7 @@ import pytest
 
 from aiograd import distributed as dist
 from aiograd.distributed.cluster.roster import Roster
-from aiograd.distributed.membership import DISMISS
+from aiograd.distributed.messages.library import Dismiss
 from aiograd.errors import NotExposedError, UnknownPeerError, WorkerLostError
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import PATIENT, SECRET, until, workers
@@ -82,7 +82,7 @@ async def test_a_worker_that_was_lost_comes_back_and_everybody_is_told_where() -
             assert it.events[1:] == [("back", "b", anew.url)] and it.roster.urls["b"] == anew.url
             assert it.known_to("a") == {"b"} and set(anew.endpoint.peers) == {"a", "driver"}
             with pytest.raises(NotExposedError, match="worker b is led by driver"):  # the new one answers
-                await it.workers["a"].call_apart("b", DISMISS)
+                await it.workers["a"].call_apart("b", Dismiss.form.name)
             it.roster.lost("b", 0, is_returning=False, was_asked=True)
             assert len(it.events) == 2
             with pytest.raises(WorkerLostError, match=r"worker b has ended \(exit status 0\) and nobody restarts it"):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiograd.errors import ArgumentError, LoopError
-from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run
+from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run, steps
 
 # ---- the clock
 
@@ -384,7 +384,7 @@ PRIVATE_NAMES = {
 
 def test_no_other_private_name_is_used() -> None:
     used: set[str] = set()
-    for module in (clock, jobs, owner):
+    for module in (clock, jobs, owner, steps):
         tree = ast.parse(Path(inspect.getfile(module)).read_text())
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr)]
         methods = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

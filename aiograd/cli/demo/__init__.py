@@ -1,11 +1,11 @@
-"""``aiograd demo``: a network cut across worker processes learns to read handwritten digits, loses a worker on the way, and says what is true.
+"""``aiograd demo``: a network cut across worker processes learns to read handwritten digits, loses a worker on the way, and checks its claims.
 
 ============  ======================================================================
 `command`     the options of the subcommand
 `story`       the order of events, and the checks
 `training`    the driver's side: forward, backward, step, checkpoint, restore
 `clusters`    where it runs: this machine, Ray, workers that join
-`service`     what the worker processes expose
+`service`     the functions that worker processes offer
 `model`       the network, and how it is cut
 `data`        the digits
 `alone`       the same training in one process, to compare with

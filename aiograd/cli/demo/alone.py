@@ -1,4 +1,4 @@
-"""The same training in one process, without any network: what the distributed one is compared with, to the bit."""
+"""The same training in one process, without any network; the distributed training is compared with it, to the bit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aiograd.running.modes import no_grad
 from aiograd.tensors.passes import grad
 from aiograd.tensors.tensor import Tensor
 
-#: options of AdamW, here and there; the rate is that of the first epoch
+#: options of AdamW, here and there; the rate of the first epoch
 RATE = 4e-3
 DECAY = 0.01
 
@@ -46,6 +46,6 @@ async def train_alone(seed: int, epochs: int, images: Tensor, labels: Tensor) ->
 
 
 def accuracy(scores: Any, labels: Any) -> float:
-    """Share of images whose highest score is the right one."""
+    """The share of images with the highest score for the right digit."""
     with no_grad():
         return float((scores.detach().numpy().argmax(axis=1) == labels).mean())

@@ -31,7 +31,7 @@ class Display:
 
     @property
     def is_terminal(self) -> bool:
-        """True if somebody watches."""
+        """True if the output is a terminal."""
         return self._stream.isatty()
 
     def say(self, text: str = "") -> None:

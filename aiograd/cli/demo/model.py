@@ -36,7 +36,7 @@ class Network(nn.Module):
             self.add_module(name, _MAKERS[name](Generator(1000 * seed + BLOCKS.index(name))))
 
     def forward(self, x: Any) -> Any:
-        """Images of shape (n, 1, 8, 8), or what the block before gave, to what the last block gives: (n, 10) scores."""
+        """Images of shape (n, 1, 8, 8), or the output of the block before, to the output of the last block: (n, 10) scores."""
         for block in self.children():
             x = block(x)
         return x

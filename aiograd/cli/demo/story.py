@@ -1,4 +1,4 @@
-"""The demo from beginning to end: what happens in which order, and what is checked. Every number that is printed has been measured."""
+"""The demo from beginning to end: its events in their order, and its checks. Every number that is printed has been measured."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class _Demo:
     # ---------------------------------------------------------------- the parts of the show
 
     async def introduce(self) -> None:
-        """Who takes part."""
+        """Say which processes take part."""
         say, pids, urls = self.display.say, self.pids(), self.cluster.urls
         say()
         say(f"    {'driver':8} pid {os.getpid():<8} the data, the loss, {len(self.digits.labels):,} images to learn from")

@@ -41,11 +41,11 @@ class Checkpoint:
 
 
 class Training:
-    """A network whose parts live on workers.
+    """A network with its parts on workers.
 
     Args:
         driver: the worker of this process.
-        workers: names of those that hold the parts, in order.
+        workers: names of the workers that hold the parts, in order.
         seed: of the weights.
     """
 
@@ -154,7 +154,7 @@ class Training:
     # ---------------------------------------------------------------- profiles
 
     async def start_profiles(self) -> None:
-        """Let every worker record what it runs."""
+        """Let every worker record a profile."""
         await asyncio.gather(*(self.driver.call(name, "start_profile") for name in self.parts))
 
     async def stop_profiles(self) -> list[str]:

@@ -67,8 +67,8 @@ def call(reads: Reads, function: Any, args: tuple[Any, ...], named: dict[str, An
     """Note the reads of a call that runs no watched function.
 
     Args:
-        reads: of the recorded call.
-        function: that is called.
+        reads: the reads of the recorded call.
+        function: the called function.
         args, named: its arguments, as far as they are known by name.
         where: the line of the user's code.
 

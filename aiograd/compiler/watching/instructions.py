@@ -73,7 +73,7 @@ class Instruction(NamedTuple):
 
     Attributes:
         does: see `Does`.
-        places: of the operands, among the frame's variables.
+        places: the places of the operands among the frame's variables.
         argument: a name, or a number.
         counts: True if the value goes only into the place that it came from, see Note [Counters].
     """

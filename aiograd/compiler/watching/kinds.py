@@ -24,7 +24,7 @@ class ReadKind(NamedTuple):
     """One way to read.
 
     Attributes:
-        text: of the expression, with ``{h}`` for the holder and ``{k}`` for the key.
+        text: the expression, with ``{h}`` for the holder and ``{k}`` for the key.
         now: the same as a function of both.
         may_return: True if another value may well come back, of any type.
     """

@@ -49,9 +49,9 @@ class Read:
 
     Args:
         kind: how.
-        holder: from what; None after it is dropped.
+        holder: the object that the value was read from; None after it is dropped.
         key: under what.
-        value: that was there.
+        value: the value that was read.
         where: the line of the user's code.
         counts: True if it went only into the place that it came from.
 
@@ -106,7 +106,7 @@ class Reason(NamedTuple):
 
     Attributes:
         holder: the object that it is about; None: it holds in any case.
-        text: for people.
+        text: the reason, for people.
         where: the line of the user's code.
     """
 

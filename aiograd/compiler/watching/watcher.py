@@ -46,7 +46,7 @@ class Watcher:
     """The trace function of one recorded call.
 
     Args:
-        reads: where the reads are noted.
+        reads: the object that notes the reads.
     """
 
     def __init__(self, reads: Reads) -> None:

@@ -28,7 +28,7 @@ class Arguments:
     """Room for the arguments of one kernel with one set of types.
 
     Args:
-        args: of a first launch; pointers, and scalars as the protocol of drivers has them.
+        args: the arguments of a first launch: pointers, and scalars as the protocol of drivers has them.
 
     Raises:
         DeviceError: a kernel cannot be given a value of such a type.

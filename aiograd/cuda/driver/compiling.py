@@ -43,8 +43,8 @@ def compile_kernel(kernel: Callable[..., None], args: tuple[Any, ...], capabilit
 
     Args:
         kernel: a plain function in numba's language.
-        args: of a launch; their types count.
-        capability: of the device.
+        args: the arguments of a launch; only their types count.
+        capability: the compute capability of the device.
 
     Raises:
         DeviceError: numba cannot type or lower it, or it could not be linked; the reason is chained.
@@ -66,7 +66,7 @@ def link(parts: Sequence[Any], capability: tuple[int, int], *, contract: bool) -
     """Link intermediate code into machine code.
 
     Args:
-        parts: of the kernel, and of functions of the toolkit's headers that it calls (half precision has some).
+        parts: intermediate code of the kernel, and of functions of the toolkit's headers that it calls (half precision has some).
 
     Raises:
         nvJitLinkError: it could not be linked.

@@ -69,7 +69,7 @@ class Cublas:
     """The library, with a handle for each stream. On the device's thread only.
 
     Args:
-        library: as loaded by ctypes.
+        library: the library as loaded by ctypes.
         memory: the driver of the device.
         allow_tf32: let single precision be multiplied with eleven bits on tensor cores; None takes AIOGRAD_CUDA_TF32.
 

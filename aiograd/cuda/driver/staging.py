@@ -53,7 +53,7 @@ class Staging:
 
     Args:
         allocate, free: by address.
-        is_done, wait: for the events of blocks.
+        is_done, wait: as of the driver, for the events of blocks.
         limit: bytes that may be pinned at once; a single block may exceed it.
     """
 

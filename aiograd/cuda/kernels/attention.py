@@ -160,7 +160,7 @@ def derived(
 
     Args:
         number, made, exp, down, across, depth, width, masked: as of `attended`.
-        rows, others: in a tile of its own side and of the other.
+        rows, others: the rows in a tile of its own side, and of the other side.
         by_key: True if keys and values are its own side, queries and gradients the other.
         kept: True if the slopes of the scores are written as well (queries are its own side then).
     """

@@ -35,7 +35,7 @@ def convolved(
         number, made: numba types to compute in, and of the result.
         index: unsigned numba type that counts the places of all images.
         tile_m, tile_n, tile_k, run_m, run_n: powers of two; the threads are a multiple of `tile_n`.
-        height, width: of the window.
+        height, width: the size of the window.
         biased: True if a bias is added.
     """
     across, down = tile_n // run_n, tile_m // run_m

@@ -26,7 +26,7 @@ def forward(
     The deviations are squared in a second pass over the line: the sum of squares less the square of the sum loses all digits where the mean is large.
 
     Args:
-        precision: to compute in; `mean` and `rstd` have it.
+        precision: the precision to compute in, and of `mean` and `rstd`.
         stored: dtype of elements.
         columns, lanes: of the tile.
         centred: subtract the mean.

@@ -44,7 +44,7 @@ def normaliser(precision: str, columns: int, lanes: int, along: bool, infinite: 
     """A device function ``(x, base, n, inner, tid, lane, inside)``: the largest element of a line and its sum, for each of the lanes.
 
     Args:
-        precision: to compute in.
+        precision: the precision to compute in.
         columns, lanes, along: of the block, see `aiograd.cuda.kernels.block`.
         infinite: True if infinity has a sum (of ones for each); else it is NaN, as it is for numpy.
     """

@@ -19,7 +19,7 @@ def step(precision: str, stored: str, added: bool) -> Callable[..., None]:
     """``(out, after, active, gates, more, before, size, hidden)``: hidden state, cell state and gates after their nonlinearities.
 
     Args:
-        precision, stored: to compute in, and of elements.
+        precision, stored: the precision to compute in, and the precision of elements.
         added: True if `more` is added to the gates first.
     """
     T: Any = TYPES[precision]

@@ -19,7 +19,7 @@ def forward(precision: str, stored: str, columns: int, lanes: int, along: bool, 
     """``(out, x, m, n, inner)``: softmax along lines.
 
     Args:
-        precision: to compute in.
+        precision: the precision to compute in.
         stored: dtype of elements.
         columns, lanes, along: of the tile.
         mode: ``softmax``; ``safe``: zeros for a line of −inf; ``log``: the logarithm.

@@ -62,7 +62,7 @@ def reduce(
 
     Args:
         array: any shape but an empty one.
-        fold: which of `aiograd.cuda.reduce_generate.FOLDS`.
+        fold: a name in `aiograd.cuda.reduce_generate.FOLDS`.
         axes: ascending.
         keepdims: leave them in place, with length 1.
         taken: the dtype in which elements are taken.
@@ -101,7 +101,7 @@ class _Plan:
     #: results, elements of each, elements of a part
     sizes: tuple[int, int, int]
     layout: tuple[int, ...]
-    #: of accumulators, and how many arrays of them a part has
+    #: the dtype of accumulators, and the number of arrays of them that a part has
     accumulator: Any
     states: int
     #: kernel, grid, block, sizes and layout of the launch that brings parts together

@@ -35,7 +35,7 @@ def scan(
         x: any shape with at least one axis.
         axis: where.
         result: dtype of the result.
-        factor: of a linear recurrence, of the shape of `x`.
+        factor: the factors of a linear recurrence, of the shape of `x`.
         reverse: start from the end.
         exclusive: leave out each element itself.
     """

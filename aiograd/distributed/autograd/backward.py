@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.drive import CoordinatorDrive
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable
@@ -37,6 +38,7 @@ from aiograd.errors import (
     CommitUnknown,
     ContextError,
     DeadlineError,
+    DistributedError,
     NoGraphError,
     PassAbortedError,
     ProtocolError,
@@ -285,10 +287,11 @@ class BackwardPasses:
                 await self._spread(part)
                 raise
         unknown = _note_doubt(part)
+        failures = part.drive.failures if isinstance(part.drive, CoordinatorDrive) else {}
         if error is not None:
             raise error
         if unknown:
-            first = part.tell_errors[unknown[0]]
+            first = failures.get(unknown[0]) or DistributedError(f"no confirmation of the commit has come to {self.core.name}")
             lost = CommitUnknown(
                 f"the gradients of this pass are committed on {self.core.name}, and {', '.join(unknown)} could not be told ({first}). Do not "
                 "step with the gradients of this context: restore a lost worker from a checkpoint and run the pass again in a new one.",
@@ -296,7 +299,7 @@ class BackwardPasses:
             )
             lost.committed = True
             raise lost from first
-        for name, failure in part.tell_errors.items():
+        for name, failure in failures.items():
             if getattr(failure, "committed", False) or not (part.is_selective or name in part.idle):
                 raise failure
 

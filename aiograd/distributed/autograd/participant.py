@@ -20,10 +20,6 @@ Note [Passes over wanted inputs]
     A selective pass computes the gradients of some inputs of its initiator. It runs as any pass, except that no gradients accumulate on other
     workers, so these have nothing to commit: if one cannot be told the decision, nothing is in doubt. On the initiator the inputs'
     gradients are the result of the pass, or accumulate into the inputs themselves at the commit.
-
-Note [Telling of a failure]
-    The initiator tells all participants that it knows of. It does not know all of them during the walk, nor in fast mode. So a part that
-    fails or is aborted meanwhile tells the workers to which it has sent requests or gradients, and its answer to the initiator waits for that.
 """
 
 from __future__ import annotations
@@ -31,55 +27,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.drive import ParticipantDrive
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
-from aiograd.distributed.autograd.decision import ask, tell_abort, tell_commit
 from aiograd.distributed.autograd.discovery import EdgeDiscovery
 from aiograd.distributed.autograd.exchange import GradientExchange
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
-from aiograd.distributed.autograd.pass_record import PassRecord
-from aiograd.distributed.rpc.timers import call_at
+from aiograd.distributed.autograd.pass_transaction import PassTransaction
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.run import current_engine, new_graph_task
-from aiograd.errors import CommitUnknown, DeadlineError, DistributedError, PassAbortedError, ProtocolError, TransactionError
+from aiograd.errors import PassAbortedError, ProtocolError
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget
 from aiograd.graph.node import Node
 from aiograd.running.types import Array
-from aiograd.transaction import (
-    Applied,
-    ApplyFailed,
-    Ask,
-    CommitDecided,
-    Coordinator,
-    Drop,
-    Failed,
-    MarkInDoubt,
-    Outcome,
-    OwnerClosed,
-    Participant,
-    ParticipantsJoined,
-    PeerLost,
-    Prepared,
-    Tell,
-    Tick,
-    TransactionCommand,
-    TransactionEvent,
-    TransactionState,
-)
+from aiograd.transaction import Coordinator, OwnerClosed, Participant, ParticipantsJoined, Prepared, TransactionState
 
 
-class PassParticipant(PassRecord):
+class PassParticipant(PassTransaction):
     """One worker's part of one pass.
 
     Args:
         core, context, pass_id, options: as for `PassRecord`.
-        on_end: called when the part is over.
+        on_end: called when the pass is over here.
     """
 
     def __init__(self, core: WorkerCore, context: Context, pass_id: PassId, *, on_end: Callable[[PassParticipant], None], **options: Any) -> None:
@@ -87,40 +61,12 @@ class PassParticipant(PassRecord):
         self.on_end = on_end
         self.task: GraphTask | None = None
         self.runner: asyncio.Task[None] | None = None
-        #: on the initiator: the task that tells the other workers of a commit
-        self.pending_decision: asyncio.Task[None] | None = None
-        #: tasks that tell other workers of a failure; see Note [Telling of a failure]
-        self.tellings: list[asyncio.Task[None]] = []
-        #: the reason for the abort, in a word
-        self.reason = ""
-        #: True if the part has ended without waiting for the decision; see Note [Nothing to commit]
+        #: True if this worker has ended without waiting for the decision; see Note [Nothing to commit]
         self.has_left = False
-        self._has_run = False
         self._waiters: list[asyncio.Future[None]] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
-        #: time at which this worker aborts, asks for the outcome, or ends its hooks: a little before the deadline of the request that began the part
-        self._deadline_here = math.inf
-        limits = core.limits
-        if self.is_initiator:
-            self.transaction = Coordinator(core.name, pause=limits.heartbeat)
-        else:
-            self.transaction = Participant(
-                self.initiator, lease=limits.lease_seconds, pause=limits.heartbeat, is_read_only=self.is_selective, votes=not self.is_selective
-            )
         self.walk = EdgeDiscovery(self)
         self.gradients = GradientExchange(self)
         context.parts[pass_id] = self
-
-    @property
-    def state(self) -> TransactionState:
-        """The state of the transaction on this worker."""
-        return self.transaction.state
-
-    @property
-    def is_decided(self) -> bool:
-        """True if the decision is to commit."""
-        return self.transaction.is_decided
 
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
@@ -133,97 +79,6 @@ class PassParticipant(PassRecord):
             return leaf
         failpoints.reach("bwd.in_compute")
         return self.context.slot(leaf)
-
-    # ---------------------------------------------------------------- events and commands
-
-    def handle(self, event: TransactionEvent, error: BaseException | None = None) -> bool:
-        """Give the transaction an event, and carry out its commands.
-
-        Args:
-            error: the error of the part if the event makes it fail.
-
-        Returns:
-            True if there were commands.
-
-        Raises:
-            TransactionError: the event is not allowed in the present state.
-        """
-        commands = self.transaction.handle(event, self._loop.time())
-        if not commands:
-            self._arm()
-            return False
-        if Drop() in commands and self.error is None:
-            lease_ended = self.state is TransactionState.IN_DOUBT and not isinstance(event, OwnerClosed)
-            self._failed(self._doubt() if lease_ended else error or PassAbortedError("the pass was aborted"))
-        for command in commands:
-            self._perform(command)
-        self._arm()
-        return True
-
-    def _perform(self, command: TransactionCommand) -> None:
-        match command:
-            case Drop():
-                self._drop()
-            case MarkInDoubt():
-                self.context.in_doubt.add(self.pass_id)
-            case Ask(peers):
-                for peer in peers:
-                    self.core.spawn(ask(self, peer), "outcome")
-            case Tell(peers, Outcome.COMMITTED):
-                self.context.history.held.add(self.pass_id)
-                self.pending_decision = self.core.spawn(tell_commit(self, peers), "commit")
-            case Tell(peers, _):
-                self.tellings.append(self.core.spawn(tell_abort(self, peers, self.reason or type(self.error).__name__), "abort"))
-            case _:  # to apply: the engine does that when `before_commit` returns
-                self.changed()
-
-    def _drop(self) -> None:
-        if self.task is None:
-            self._end()
-        elif not self._has_run and self.error is not None:
-            self.task.fail_externally(self.error)
-        self.changed()
-
-    def _doubt(self) -> CommitUnknown:
-        return CommitUnknown(f"nobody could tell whether the pass was committed before the lease of context {self.context.id} ended")
-
-    # ---------------------------------------------------------------- time
-
-    def expire_at(self, when: float) -> None:
-        """Set the time of the loop at which to abort or, once prepared, to ask for the outcome."""
-        self._deadline_here = when
-        if isinstance(self.transaction, Participant):
-            self.transaction.due = when
-        self._arm()
-
-    def _arm(self) -> None:
-        """Set the timer that reports the deadline to the transaction and ends hooks and callbacks."""
-        when = self._deadline_here if self.is_decided else self.transaction.due
-        if when is None or when == math.inf or self.has_ended:
-            when = None
-        if when == self._timer_at:
-            return
-        self._timer_at = when
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if when is not None:
-            self._timer = call_at(self.core.endpoint.context, self._loop, when, self._expired)
-
-    def _expired(self) -> None:
-        self._timer = self._timer_at = None
-        if self.transaction.is_prepared:
-            self.ask_around(Tick())
-        else:
-            error = DeadlineError(f"backward in context {self.context.id} did not end in time on {self.core.name}: {self.describe()}")
-            if not self.fail(error, Tick()):
-                self.stop(error)
-
-    def ask_around(self, event: TransactionEvent | None = None) -> None:
-        """Ask other workers for the initiator's decision; by default because the worker that would have told it is lost."""
-        if isinstance(self.transaction, Participant) and self.transaction.is_prepared:
-            self.transaction.others = tuple(sorted({*self.others, *self.context.known_workers} - {self.initiator, self.core.name}))
-            self.handle(event or PeerLost())
 
     def describe(self) -> str:
         """A description of the events that the part waits for."""
@@ -287,7 +142,6 @@ class PassParticipant(PassRecord):
         finally:
             self._has_run = True
             await self.gradients.stop()
-            self._applied()
             if self.transaction.is_prepared:  # the engine was stopped, or could not commit
                 self.handle(OwnerClosed(), self.error or PassAbortedError("the pass was aborted"))
             self._end()
@@ -312,13 +166,8 @@ class PassParticipant(PassRecord):
         self.handle(Prepared(self._deadline_here))
         failpoints.reach("commit.after_prepare")
         self.changed()
-        try:
-            while self.transaction.is_prepared:
-                await self._change()
-        except asyncio.CancelledError:
-            if not self.is_decided or self.runner is None:
-                raise
-            self.runner.cancel()  # its hooks are cancelled; the commit that comes first is not
+        while self.transaction.is_prepared:
+            await self._change()
         if not self.is_decided:
             raise self.error or PassAbortedError("the pass was aborted")
 
@@ -330,7 +179,7 @@ class PassParticipant(PassRecord):
         return not (task.staged.gradients or task.staged.retained or task.callbacks or task.guards)
 
     def _decide(self) -> None:
-        """Decide to commit: all workers are prepared. The commit here follows in the same step of the loop, and the others are told."""
+        """Decide to commit: all workers are prepared. The gradients here are committed at once, and the others are told."""
         here, gone = self.core.name, self.idle
         prepared = sorted(self.behind - gone - {here})
         others = [name for name in self.others if name not in gone]
@@ -346,61 +195,8 @@ class PassParticipant(PassRecord):
         self.handle(Prepared(peer=here))
         if not self.is_decided:
             raise ProtocolError(f"{', '.join(set(others) - self.behind)} took part in a pass, and no answer says it is prepared", code="gradient")
-        silent = DistributedError(f"no confirmation of the commit has come to {here}")
-        self.tell_errors = dict.fromkeys(others, silent)
-        self._loop.call_soon(self._applied)
 
-    def _applied(self) -> None:
-        """Report to the transaction if the engine has committed the gradients."""
-        if self.state is not TransactionState.COMMITTING or self.task is None:
-            return
-        if self.task.committed:
-            self.handle(Applied())
-        else:
-            self.reason = "its initiator could not commit"
-            self.handle(ApplyFailed(), self.error or PassAbortedError("the pass could not be committed"))
-
-    def commit(self) -> bool:
-        """Commit on the initiator's decision. Returns True if this part was prepared."""
-        if not self.is_initiator:
-            with contextlib.suppress(TransactionError):
-                self.handle(CommitDecided())
-            if self.state is TransactionState.COMMITTING and self.task is None:  # nothing here leads to what is wanted
-                self.handle(Applied())
-                self._end()
-        return self.is_decided
-
-    # ---------------------------------------------------------------- failing
-
-    def fail(self, error: BaseException, event: TransactionEvent | None = None) -> bool:
-        """Abort the part, unless it is prepared or decided. Returns True if this call made it fail.
-
-        Args:
-            event: the event that caused it; by default a failure.
-        """
-        if self.is_decided or self.has_ended or self.error is not None:
-            return False
-        if self.is_initiator:
-            self.introduce()
-        return self.handle(event or Failed(), error)
-
-    def introduce(self) -> None:
-        """On the initiator of an aborted pass: tell all workers that are known to have heard of the pass."""
-        self.handle(ParticipantsJoined({*self.others, *self.downstream, *self.behind} - {self.core.name}, votes=False))
-
-    def _failed(self, error: BaseException) -> None:
-        self.error = error
-        node = getattr(error, "_aiograd_node", None)
-        if node is not None and not self.is_initiator:
-            error._aiograd_function = node  # type: ignore[attr-defined]  # what the other workers are told: see `error_wire`
-        if self.task is None or not (self.smart or self.is_decided):
-            self.tell_abort(self.downstream | self.behind)
-
-    def tell_abort(self, names: set[str]) -> None:
-        """Tell other workers that this part has failed; each once, and not the initiator, which learns it from the answer."""
-        names = names - {self.initiator, self.core.name}
-        if names and not self.tellings and not self.is_initiator:
-            self.tellings.append(self.core.spawn(tell_abort(self, names, type(self.error).__name__), "abort"))
+    # ---------------------------------------------------------------- the end
 
     def stop(self, error: BaseException) -> None:
         """End the part, prepared or not; if the decision was to commit, end its hooks and callbacks instead."""
@@ -420,6 +216,9 @@ class PassParticipant(PassRecord):
         self.context.parts.pop(self.pass_id, None)
         if self._timer is not None:
             self._timer.cancel()
+        if isinstance(self.drive, ParticipantDrive):
+            self.drive.machine.due = None
+            self.drive.disarm()
         self.walk.forget()
         if self.state is not TransactionState.COMMITTED:
             self.gradients.take_back()
@@ -453,11 +252,6 @@ class PassParticipant(PassRecord):
             if not self.smart:
                 await self.wait_told()
             raise self.error
-
-    async def wait_told(self) -> None:
-        """Wait until the workers that this one tells of a failure have been told."""
-        if self.tellings:
-            await asyncio.wait(self.tellings)
 
     async def wait_ended(self) -> None:
         """Wait until the part has ended, in whatever way; hooks and callbacks have run then."""

@@ -18,7 +18,7 @@ from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.crossing import Crossing
 from aiograd.distributed.autograd.nodes import SendNode
 from aiograd.distributed.worker_core import WorkerCore
-from aiograd.transaction import Coordinator, Participant, TransactionEvent
+from aiograd.transaction import TransactionEvent
 
 
 class PassRecord(ABC):
@@ -35,8 +35,6 @@ class PassRecord(ABC):
         is_selective: see Note [Passes over wanted inputs] in `participant`.
         crossing: in a selective pass, on its initiator: decides which recv nodes of other contexts matter.
     """
-
-    transaction: Coordinator | Participant
 
     def __init__(
         self,
@@ -79,8 +77,6 @@ class PassRecord(ABC):
         #: this worker's GraphTask, once it runs
         self.task: Any = None
         self.error: BaseException | None = None
-        #: worker -> its error while it was told of a commit, or in its hooks after it
-        self.tell_errors: dict[str, BaseException] = {}
         self.has_ended = False
         self._loop = asyncio.get_running_loop()
         self.began_at = self._loop.time()
@@ -99,12 +95,20 @@ class PassRecord(ABC):
         return (self.context.key, *self.pass_id)
 
     @abstractmethod
-    def handle(self, event: TransactionEvent, error: BaseException | None = None) -> bool:
-        """Give the transaction an event, and carry out its commands."""
-
-    @abstractmethod
     def fail(self, error: BaseException, event: TransactionEvent | None = None) -> bool:
         """Abort the pass here, unless it is prepared or decided."""
+
+    @abstractmethod
+    def stop(self, error: BaseException) -> None:
+        """End the pass here, prepared or not."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """A description of the events that the pass waits for here."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """The pass is over here."""
 
     @abstractmethod
     def changed(self) -> None:

@@ -10,7 +10,7 @@ from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.cluster.joining import LEADER
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.dashboard_options import DashboardOptions
-from aiograd.distributed.membership import RESTART
+from aiograd.distributed.messages.library import Restart
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
@@ -151,7 +151,7 @@ class JoinCluster(BaseCluster):
             async with asyncio.timeout(self._timeout):
                 if member.is_running:
                     with contextlib.suppress(WorkerLostError):  # which is about to be reported
-                        await roster.ask(name, RESTART)
+                        await roster.ask(name, Restart())
                     roster.lost(name, UNKNOWN_STATUS, is_returning=True, was_asked=True)
                 await roster.wait_running(name)
         except TimeoutError:

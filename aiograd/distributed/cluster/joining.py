@@ -11,7 +11,7 @@ import enum
 import socket
 from collections.abc import Iterable
 
-from aiograd.distributed.membership import JOIN
+from aiograd.distributed.messages.library import JoinRequest
 from aiograd.distributed.rpc.http.addresses import parse_url, resolve
 from aiograd.distributed.worker import Worker
 from aiograd.errors import AddressError, DeadlineError, DistributedError, NameTakenError, Overloaded, WorkerLostError
@@ -67,7 +67,7 @@ async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoi
                 until = loop.time() + rejoin_seconds
             membership.leader_lost.clear()
             try:
-                await worker.call_apart(LEADER, JOIN, worker.url, __version__, timeout=ASK_SECONDS)
+                await worker.call_apart(LEADER, JoinRequest.form.name, worker.url, __version__, timeout=ASK_SECONDS)
                 break
             except NameTakenError:  # by one that is about to be noticed missing, perhaps
                 given_up = given_up or loop.time() + TAKEN * worker.limits.silence

@@ -17,7 +17,7 @@ from aiograd.distributed.cluster.names import check_names, check_service
 from aiograd.distributed.cluster.process import WorkerProcess, through_cancellation
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster, describe_status
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
-from aiograd.distributed.membership import PEERS
+from aiograd.distributed.messages.library import SetPeers
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.worker import Worker
@@ -170,7 +170,7 @@ class LocalCluster(BaseCluster):
                 break
             try:  # it may be gone already, and the loop has yet to hear of it: one that answers is there
                 async with asyncio.timeout(ASK_SECONDS):
-                    await self._open().ask(name, PEERS, {})
+                    await self._open().ask(name, SetPeers({}))
                 return
             except WorkerLostError:
                 await process.wait()

@@ -32,7 +32,7 @@ from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
-from aiograd.distributed.membership import PEERS
+from aiograd.distributed.messages.library import SetPeers
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
@@ -186,7 +186,7 @@ class RayCluster(BaseCluster):
             changed = roster.member(name).changed
             try:  # its connection may have ended before Ray has told of its death: one that answers is there
                 async with asyncio.timeout(ASK_SECONDS[1]):
-                    await roster.ask(name, PEERS, {})
+                    await roster.ask(name, SetPeers({}))
                 return
             except WorkerLostError:
                 with contextlib.suppress(TimeoutError):

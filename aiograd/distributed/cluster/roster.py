@@ -12,7 +12,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiograd.distributed.cluster.announcements import Announcements
-from aiograd.distributed.membership import DISMISS, PEERS
+from aiograd.distributed.messages.form import WireMessage, encode
+from aiograd.distributed.messages.library import Dismiss, SetPeers
 from aiograd.distributed.worker import Worker
 from aiograd.errors import DistributedError, UnknownPeerError, WorkerLostError
 
@@ -61,7 +62,7 @@ class Roster:
         self._on_return = on_return
         self._members: dict[str, Member] = {}
         self._announcements = Announcements(
-            lambda name, urls: self._ask(name, PEERS, urls), lambda: list(self.urls), lambda: driver.endpoint.context
+            lambda name, urls: self._ask(name, SetPeers(dict(urls))), lambda: list(self.urls), lambda: driver.endpoint.context
         )
 
     # ---------------------------------------------------------------- what there is
@@ -107,7 +108,7 @@ class Roster:
         member.url = url  # known from here on, so that of two that are introduced at the same time each is told of the other
         self.driver.add_peer(name, url)
         others = {other: where for other, where in self.urls.items() if other != name}
-        for result in await asyncio.gather(self._ask(name, PEERS, others), self._announcements.announce(name, url), return_exceptions=True):
+        for result in await asyncio.gather(self._ask(name, SetPeers({**others})), self._announcements.announce(name, url), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
         if member.ended.done():
@@ -142,14 +143,14 @@ class Roster:
     async def dismiss(self, seconds: float, *names: str) -> None:
         """Tell these workers, or all, that the cluster needs them no more; those that cannot be reached in time find out by themselves."""
         running = [name for name in names or self._members if self.member(name).is_running]
-        await asyncio.gather(*(self._ask(name, DISMISS, timeout=seconds) for name in running), return_exceptions=True)
+        await asyncio.gather(*(self._ask(name, Dismiss(), timeout=seconds) for name in running), return_exceptions=True)
 
-    async def ask(self, name: str, function: str, *args: Any) -> Any:
-        """Ask a worker for something as its leader, whatever context the caller is in."""
-        return await self._ask(self.member(name).name, function, *args)
+    async def ask(self, name: str, message: WireMessage) -> Any:
+        """Send a worker a request of its leader, outside of any context of the caller."""
+        return await self._ask(self.member(name).name, message)
 
-    def _ask(self, name: str, function: str, *args: Any, timeout: float = TELL_SECONDS) -> Coroutine[Any, Any, Any]:
-        return self.driver.call_apart(name, function, *args, timeout=timeout)
+    def _ask(self, name: str, message: WireMessage, timeout: float = TELL_SECONDS) -> Coroutine[Any, Any, Any]:
+        return self.driver.call_apart(name, message.form.name, *encode(message), timeout=timeout)
 
     # ---------------------------------------------------------------- waiting
 

@@ -3,7 +3,8 @@
 =============================  ====================================================================================================
 `controller`                   replicas that one process drives (`DataParallel`)
 `coordinator`                  all replicas as that process sees them: a step, its commit, who joins and who is lost
-`replica_member`                 one replica on its worker, as that process asks it
+`replica_member`               one replica on its worker, as a member of steps
+`remote_replica`               such a replica, as the coordinating process sees it
 `replica`                      the module, the optimizer and what else makes up the state of a replica
 `replica_step`                 one step of it, up to the commit
 `staged_optimizer`             an optimizer step whose result waits until it is written or dropped

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from aiograd.coordination.coordinator import StepCoordinator, restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.session import StepWork
+from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
@@ -35,7 +36,7 @@ from aiograd.running.assembly import REPLICA_HOST_ADAPTER
 from aiograd.transaction import Prepared
 
 T = TypeVar("T")
-ReplicaDecision = StepDecision[StepWork, "RemoteReplica"]
+ReplicaDecision = StepDecision[StepWork, RemoteReplica]
 
 #: replicas that one which is in doubt may ask, beside this process
 NEIGHBOURS = 8
@@ -44,26 +45,6 @@ SHARD = (
     "a shard of the state of the optimizer, which is divided among the replicas (shard_optimizer=True)",
     "go on with that of a checkpoint: remove() the lost replicas or add() new ones, and call load_optimizer_state_dict()",
 )
-
-
-class RemoteReplica:
-    """A replica on a worker.
-
-    Args:
-        owner: name of the worker.
-        module, optimizer, ref: the module, its optimizer and its `ReplicaMember` there.
-    """
-
-    def __init__(self, owner: str, module: RemoteRef, optimizer: RemoteRef, ref: RemoteRef) -> None:
-        self.owner = owner
-        self.module = module
-        self.optimizer = optimizer
-        self.ref: Any = ref
-
-    @property
-    def name(self) -> str:
-        """Its name in messages."""
-        return f"the replica on {self.owner}"
 
 
 class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
@@ -253,7 +234,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         held = [list(map(stamp_of, each)) for each in await together([self.ask(each, "held") for each in self.remotes])]
         sources = covering(held, self.version[1])
         if not sources and (self.version[1] or self._optimizer_loads):  # else there is no state yet
-            raise _missing(*SHARD)
+            raise missing_state(*SHARD)
         size, loads = len(self.remotes), sources[0][1][0] if sources else 0
         wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
         sent = [[*stamp[:3], list(stamp[3])] for stamp in wanted]
@@ -274,7 +255,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         held = [list(map(stamp_of, answers.get(each, ())))[-1:] for each in self.remotes]  # the part in use
         sources = covering(held, self.version[1])
         if not sources:
-            raise _missing(*SHARD, failed)
+            raise missing_state(*SHARD, failed)
         return [self.remotes[rank] for rank, _ in sources]
 
     async def begin_optimizer_load(self) -> RemoteReplica:
@@ -323,10 +304,10 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
     def _newest(
         self, versions: Mapping[RemoteReplica, tuple[int, int]], failed: Mapping[RemoteReplica, DistributedError] | None = None
     ) -> RemoteReplica:
-        """The first replica with the highest version; `failed` as of `_missing`."""
+        """The first replica with the highest version; `failed` as of `missing_state`."""
         newest = max(versions.values(), default=(-1, -1))
         if newest < self.version:
-            raise _missing(f"the state after step {self.version[1]}", "make new replicas, and load a checkpoint", failed)
+            raise missing_state(f"the state after step {self.version[1]}", "make new replicas, and load a checkpoint", failed)
         self.version = newest
         return next(each for each, version in versions.items() if version == newest)
 
@@ -436,23 +417,3 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
                     continue
             failed[replica] = error
         return failed
-
-
-def _missing(what: str, advice: str, failed: Mapping[RemoteReplica, DistributedError] | None = None) -> DistributedError:
-    """The error where no replica that can be reached has a part of the state of all.
-
-    Args:
-        what: the part.
-        advice: for the case that it is lost.
-        failed: replicas that could not be asked, with their errors; those that are not known to be gone may have it.
-    """
-    perhaps = {each.owner: error for each, error in (failed or {}).items() if not (isinstance(error, WorkerLostError) and error.is_gone)}
-    if not perhaps:
-        return DistributedError(f"all replicas that had {what} are lost: {advice}")
-    name, error = next(iter(perhaps.items()))
-    return WorkerLostError(
-        f"no replica that can be reached has {what}; {', '.join(perhaps)} may have it, and cannot be reached ({error}). Try again once they can; "
-        f"if they are lost, {advice}",
-        worker=name,
-        stage="replica",
-    )

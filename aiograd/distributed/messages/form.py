@@ -142,7 +142,7 @@ class MessageForm:
         self.names = tuple(field.name for field in fields)
         self.forms = tuple(value_form(hints[name]) for name in self.names)
         self.required = sum(field.default is dataclasses.MISSING for field in fields)
-        self._read = operator.attrgetter(*self.names)
+        self._read = operator.attrgetter(*self.names) if self.names else lambda _: ()
         self._classes = tuple(form.classes for form in self.forms)
         self._readers = tuple((i, form.read) for i, form in enumerate(self.forms) if form.read is not None)
         self._writers = tuple((i, form.write) for i, form in enumerate(self.forms) if form.write is not None)

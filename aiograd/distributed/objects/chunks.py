@@ -1,22 +1,21 @@
 """Chunks: a state too large for one message, in parts that fit, and whole again.
 
-Pure: what is split here is sent by `state_transfer`. A chunk is ``(name, shape, value)``: a value under its name, with shape None; or, of a Tensor
-that is too large by itself, some of its elements in order, with the shape of the whole. Chunks of one Tensor follow each other.
+Pure: `state_transfer` sends the chunks.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.distributed.messages.library import StateChunk
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError
 from aiograd.tensors.core import TensorCore, make
 
-Chunk: TypeAlias = tuple[Any, tuple[int, ...] | None, Any]
 #: bytes allowed for what a message says of each value beside its elements: name, type, shape, alignment
 EACH = 512
 
@@ -48,18 +47,18 @@ class Capacity(NamedTuple):
         return all(limit >= taken for limit, taken in zip(self, other, strict=True))
 
 
-def split(items: Iterable[tuple[Any, Any]], capacity: Capacity) -> Iterator[list[Chunk]]:
+def split(items: Iterable[tuple[Any, Any]], capacity: Capacity) -> Iterator[list[StateChunk]]:
     """Lists of chunks that fit into a message each, unless a single value that is no Tensor does not; at least one list, which may be empty.
 
     Args:
         items: names and values; the Tensors stay as they are meanwhile.
-        room: of a message.
+        capacity: of a message.
     """
-    part: list[Chunk] = []
+    part: list[StateChunk] = []
     taken = nothing = Capacity(0, 0, 0)
     for name, value in items:
         for chunk in _chunks(name, value, capacity.size - EACH):
-            more = measure(chunk[2])
+            more = measure(chunk.value)
             if part and not capacity.holds(taken.plus(more)):
                 yield part
                 part, taken = [], nothing
@@ -68,14 +67,14 @@ def split(items: Iterable[tuple[Any, Any]], capacity: Capacity) -> Iterator[list
     yield part
 
 
-def _chunks(name: Any, value: Any, most: int) -> Iterator[Chunk]:
+def _chunks(name: Any, value: Any, most: int) -> Iterator[StateChunk]:
     if not isinstance(value, TensorCore) or _bytes(value) <= most or not isinstance(value._data, np.ndarray):
-        yield name, None, value
+        yield StateChunk(name, None, value)
         return
     flat = value._data.reshape(-1)
     step = max(1, most // flat.itemsize)
     for start in range(0, flat.size, step):
-        yield name, tuple(value.shape), make(flat[start : start + step])
+        yield StateChunk(name, tuple(value.shape), make(flat[start : start + step]))
 
 
 def measure(value: Any) -> Capacity:
@@ -94,7 +93,7 @@ def _bytes(tensor: TensorCore) -> int:
     return int(tensor._data.size) * np.dtype(tensor.dtype).itemsize
 
 
-def join(chunks: Iterable[Any]) -> list[tuple[Any, Any]]:
+def join(chunks: Iterable[StateChunk]) -> list[tuple[Any, Any]]:
     """Names and values again.
 
     Raises:
@@ -105,15 +104,13 @@ def join(chunks: Iterable[Any]) -> list[tuple[Any, Any]]:
     whole: tuple[Any, Any, Any] | None = None
     missing = 0
     for chunk in chunks:
-        if not (isinstance(chunk, tuple) and len(chunk) == 3):
-            raise _nonsense()
-        name, shape, value = chunk
+        name, shape, value = chunk.name, chunk.shape, chunk.value
         if shape is None:
             if missing:
                 raise _nonsense()
             items.append((name, value))
             continue
-        if not isinstance(value, TensorCore) or not isinstance(shape, tuple) or any(size.__class__ is not int or size < 1 for size in shape):
+        if not isinstance(value, TensorCore):
             raise _nonsense()
         if not missing:
             whole, missing = (name, shape, value.dtype), math.prod(shape)
@@ -156,4 +153,4 @@ def unflatten(items: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
 
 
 def _nonsense() -> ProtocolError:
-    return ProtocolError("a state in chunks that do not fit together", code="chunks")
+    return ProtocolError("a malformed state: its chunks do not fit together", code="chunks")

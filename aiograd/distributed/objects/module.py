@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
+from aiograd.distributed.messages.library import LoadModule, ModuleParameters, ReadModule, TrainModule, ask_library
 from aiograd.distributed.objects.chunks import join
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import fetch, store
@@ -89,7 +90,7 @@ class RemoteModule:
         Returns:
             The references by name.
         """
-        named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref, timeout=timeout)
+        named: dict[str, RemoteRef] = await ask_library(self.worker, self.peer, ModuleParameters(self.ref), timeout)
         return named
 
     async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -103,7 +104,7 @@ class RemoteModule:
         Returns:
             Tensors by name.
         """
-        _, chunks = await fetch(self.worker, self.ref, "aiograd.module.state_dict", timeout)
+        _, chunks = await fetch(self.worker, self.ref, ReadModule, timeout)
         return dict(join(chunks))
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
@@ -118,7 +119,7 @@ class RemoteModule:
         Raises:
             RemoteError: names or shapes do not fit.
         """
-        await store(self.worker, self.ref, "aiograd.module.load_state_dict", state.items(), timeout)
+        await store(self.worker, self.ref, LoadModule, state.items(), timeout)
 
     async def train(self, mode: bool = True, *, timeout: float | None = None) -> RemoteModule:
         """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched.
@@ -130,7 +131,7 @@ class RemoteModule:
         Returns:
             The module itself.
         """
-        await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode, timeout=timeout)
+        await ask_library(self.worker, self.peer, TrainModule(self.ref, mode), timeout)
         return self
 
     async def eval(self, *, timeout: float | None = None) -> RemoteModule:

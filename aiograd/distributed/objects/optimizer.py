@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.optimizer_step import OptimizerStep
@@ -279,7 +280,7 @@ class DistributedOptimizer:
             return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
 
     async def _state_of(self, ref: RemoteRef, timeout: float | None) -> dict[str, Any]:
-        head, chunks = await fetch(self.worker, ref, "aiograd.optimizer.state_dict", timeout)
+        head, chunks = await fetch(self.worker, ref, ReadOptimizer, timeout)
         return {**head, "state": [[number, values] for number, values in unflatten(join(chunks))]}
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
@@ -401,7 +402,7 @@ class DistributedOptimizer:
         for owner, ref in [(owner, self._optimizers[owner]) for owner in states]:
             head, values = dict(states[owner]), flatten((number, each) for number, each in states[owner]["state"])
             del head["state"]
-            loading.append(store(self.worker, ref, "aiograd.optimizer.load_state_dict", values, timeout, head))
+            loading.append(store(self.worker, ref, LoadOptimizer, values, timeout, head))
         await asyncio.gather(*loading)
         self._steps = steps
 

@@ -1,6 +1,6 @@
 """OptimizerStep: one step of a `DistributedOptimizer`, as a transaction in one phase: workers do not vote, and take it when they are told of it.
 
-See Note [Optimizer steps] in `object_server`.
+See Note [Optimizer steps] in `optimizer_server`.
 """
 
 from __future__ import annotations

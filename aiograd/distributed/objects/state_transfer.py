@@ -14,11 +14,22 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from aiograd.distributed.objects.chunks import Capacity, Chunk, measure, split
+from aiograd.distributed.messages.library import (
+    EndTransfer,
+    PutChunks,
+    ReadMore,
+    StateBegun,
+    StateChunk,
+    StateChunks,
+    StateContinued,
+    StateRequest,
+    ask_library,
+)
+from aiograd.distributed.objects.chunks import EACH, Capacity, measure, split
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits, check_number
-from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError
+from aiograd.errors import DeadlineError, DistributedError, LimitError
 
 #: transfers of one object that are under way at most
 OPEN = 2
@@ -27,8 +38,8 @@ OPEN = 2
 class _Transfer(NamedTuple):
     key: bytes
     #: the chunks still to be sent, or those that have come so far, and their bytes
-    outgoing: Iterator[list[Chunk]]
-    incoming: list[Any]
+    outgoing: Iterator[list[StateChunk]]
+    incoming: list[StateChunk]
     size: int
 
 
@@ -47,58 +58,54 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._open)
 
-    def send(self, caller: PeerIdentity, ref: RemoteRef, items: Iterable[tuple[Any, Any]], number: Any, capacity: Any) -> tuple[list[Chunk], bool]:
+    def send(self, caller: PeerIdentity, request: StateRequest, head: Any, items: Iterable[tuple[Any, Any]]) -> StateBegun:
         """Begin to send a state.
 
         Args:
-            items: copies, which nobody else has.
-            room: the capacity of a message to the caller; a `Capacity`.
+            caller: the reader.
+            request: its request.
+            head: the values beside the chunks.
+            items: names and copies of the values.
 
         Returns:
-            The first chunks, and whether there are more.
+            The answer, with the first chunks.
         """
-        _check(number)
-        if not (capacity.__class__ is tuple and len(capacity) == 3 and all(each.__class__ is int and each >= 1 for each in capacity)):
-            raise ArgumentTypeError("a request for a state with a malformed capacity")
-        outgoing = split(items, Capacity.of(self._limits).within(Capacity(*capacity)))
-        return self._next(caller, number, _Transfer(ref.key, outgoing, [], 0))
+        outgoing = split(items, Capacity.of(self._limits).within(Capacity(*request.capacity)))
+        return StateBegun(head, *self._next(caller, request.number, _Transfer(request.ref.key, outgoing, [], 0)))
 
-    async def more(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> tuple[list[Chunk], bool]:
-        """Further chunks of a state, and whether there are more."""
-        return self._next(caller, number, self._take(caller, ref, number))
+    async def more(self, caller: PeerIdentity, message: ReadMore) -> StateContinued:
+        """Serve a `ReadMore`."""
+        return StateContinued(*self._next(caller, message.number, self._take(caller, message.ref, message.number)))
 
-    def _next(self, caller: PeerIdentity, number: bytes, transfer: _Transfer) -> tuple[list[Chunk], bool]:
+    def _next(self, caller: PeerIdentity, number: bytes, transfer: _Transfer) -> tuple[list[StateChunk], bool]:
         part = next(transfer.outgoing)
         following = next(transfer.outgoing, None)
         if following is not None:
             self._keep(caller, number, transfer._replace(outgoing=itertools.chain([following], transfer.outgoing)))
         return part, following is not None
 
-    def put(self, caller: PeerIdentity, ref: RemoteRef, number: bytes, is_first: bool, chunks: list[Any]) -> bool:
-        """Chunks of a state that are to be loaded with others."""
-        _check(number, chunks)
-        transfer = _Transfer(ref.key, iter(()), [], 0) if is_first else self._take(caller, ref, number)
-        transfer = transfer._replace(size=transfer.size + measure(chunks).size)
+    def put(self, caller: PeerIdentity, message: PutChunks) -> bool:
+        """Serve a `PutChunks`."""
+        transfer = _Transfer(message.ref.key, iter(()), [], 0) if message.is_first else self._take(caller, message.ref, message.number)
+        transfer = transfer._replace(size=transfer.size + sum(EACH + measure(chunk.value).size for chunk in message.chunks))
         if sum(other.size for other in self._open.values()) + transfer.size > self._limits.bytes_total:
             raise LimitError(f"a state in several messages: more than {self._limits.bytes_total} bytes, which is the limit (Limits.bytes_total)")
-        transfer.incoming.extend(chunks)
-        self._keep(caller, number, transfer)
+        transfer.incoming.extend(message.chunks)
+        self._keep(caller, message.number, transfer)
         return True
 
-    def finish(self, caller: PeerIdentity, ref: RemoteRef, number: bytes, is_first: bool, chunks: list[Any]) -> list[Any]:
+    def finish(self, caller: PeerIdentity, message: StateChunks) -> list[StateChunk]:
         """All chunks of a state, of which these are the last."""
-        _check(number, chunks)
-        return chunks if is_first else [*self._take(caller, ref, number).incoming, *chunks]
+        return message.chunks if message.is_first else [*self._take(caller, message.ref, message.number).incoming, *message.chunks]
 
-    async def end(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> bool:
-        """The caller has given a transfer up."""
-        self._take(caller, ref, number)
+    async def end(self, caller: PeerIdentity, message: EndTransfer) -> bool:
+        """Serve an `EndTransfer`."""
+        self._take(caller, message.ref, message.number)
         return True
 
     def _take(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> _Transfer:
-        _check(number)
         transfer = self._open.get((caller, number))
-        if transfer is None or not isinstance(ref, RemoteRef) or transfer.key != ref.key:
+        if transfer is None or transfer.key != ref.key:
             raise DistributedError("a state in several messages: there is no such transfer, or it has been dropped; begin again")
         del self._open[caller, number]
         return transfer
@@ -124,43 +131,42 @@ class Transfers:
         self._open.clear()
 
 
-def _check(number: Any, chunks: Any = ()) -> None:
-    if number.__class__ is not bytes or len(number) != 16 or chunks.__class__ not in (list, tuple):
-        raise ArgumentTypeError("a state in several messages that make no sense")
-
-
 # ---------------------------------------------------------------- the other side
 
 
-async def fetch(worker: Any, ref: RemoteRef, function: str, timeout: float | None) -> tuple[Any, list[Any]]:
+async def fetch(worker: Any, ref: RemoteRef, request: type[StateRequest], timeout: float | None) -> tuple[Any, list[StateChunk]]:
     """Read a state; cancelling changes nothing.
 
     Args:
         worker: this worker.
-        function: the library's own that begins it, "aiograd.module.state_dict" for one.
+        ref: the object.
+        request: the class of the request.
         timeout: seconds for all of it.
 
     Returns:
-        What comes beside the chunks, and the chunks.
+        The values beside the chunks, and the chunks.
     """
     clock, number = _Clock(worker, ref, timeout), worker._core.entropy(16)
     try:
-        head, chunks, is_more = await worker.call(ref.owner, function, ref, number, tuple(Capacity.of(worker.limits)), timeout=clock.left())
+        begun: StateBegun = await ask_library(worker, ref.owner, request(ref, number, (*Capacity.of(worker.limits),)), clock.left())
+        chunks, is_more = begun.chunks, begun.is_more
         while is_more:
-            further, is_more = await worker.call(ref.owner, "aiograd.transfer.more", ref, number, timeout=clock.left())
-            chunks.extend(further)
+            further: StateContinued = await ask_library(worker, ref.owner, ReadMore(ref, number), clock.left())
+            chunks.extend(further.chunks)
+            is_more = further.is_more
     except BaseException:
         worker._core.spawn(_end(worker, ref, number), "transfer")
         raise
-    return head, chunks
+    return begun.head, chunks
 
 
-async def store(worker: Any, ref: RemoteRef, function: str, items: Iterable[tuple[Any, Any]], timeout: float | None, *head: Any) -> None:
+async def store(worker: Any, ref: RemoteRef, request: type[StateChunks], items: Iterable[tuple[Any, Any]], timeout: float | None, *head: Any) -> None:
     """Load a state. Cancelled, or where the answer is lost, it may have been loaded.
 
     Args:
         worker: this worker.
-        function: the library's own that ends it, "aiograd.module.load_state_dict" for one.
+        ref: the object.
+        request: the class of the last request.
         items: names and values.
         timeout: seconds for all of it.
         head: the values that are sent beside the chunks.
@@ -169,8 +175,8 @@ async def store(worker: Any, ref: RemoteRef, function: str, items: Iterable[tupl
     parts = list(split(items, Capacity.of(worker.limits)))
     try:
         for n, part in enumerate(parts[:-1]):
-            await worker.call(ref.owner, "aiograd.transfer.put", ref, number, n == 0, part, timeout=clock.left())
-        await worker.call(ref.owner, function, ref, number, len(parts) == 1, parts[-1], *head, timeout=clock.left())
+            await ask_library(worker, ref.owner, PutChunks(ref, number, n == 0, part), clock.left())
+        await ask_library(worker, ref.owner, request(ref, number, len(parts) == 1, parts[-1], *head), clock.left())
     except BaseException:
         if len(parts) > 1:
             worker._core.spawn(_end(worker, ref, number), "transfer")
@@ -179,7 +185,7 @@ async def store(worker: Any, ref: RemoteRef, function: str, items: Iterable[tupl
 
 async def _end(worker: Any, ref: RemoteRef, number: bytes) -> None:
     with contextlib.suppress(DistributedError):  # it has ended, or the other side is out of reach and will notice
-        await worker.call(ref.owner, "aiograd.transfer.end", ref, number)
+        await ask_library(worker, ref.owner, EndTransfer(ref, number), None)
 
 
 class _Clock:

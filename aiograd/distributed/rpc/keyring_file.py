@@ -8,14 +8,17 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import secrets
 import stat
 import warnings
 
-from aiograd.distributed.rpc.keyring import SECRET_BYTES
+from aiograd.distributed.rpc.keyring import SECRET_BYTES, Keyring
 from aiograd.errors import ArgumentError
 
 #: how much of a file is read
 FILE_BYTES = 1024
+#: the secret of the workers of this process that were given none
+_PROCESS_SECRET = secrets.token_bytes(32)
 
 
 def parse_secret(text: str | bytes, source: str = "secret") -> bytes:
@@ -109,3 +112,27 @@ def _unreadable(source: str, found: str) -> ArgumentError:
         f"{source}: expected {SECRET_BYTES} bytes as 64 hexadecimal digits, base64 or raw, got {found}; "
         f"make one with openssl rand -hex {SECRET_BYTES}"
     )
+
+
+def keyring_of(secret: bytes | str | Keyring | None) -> Keyring:
+    """The keyring for a worker's argument `secret`.
+
+    Args:
+        secret: 32 bytes, these in hexadecimal or base64 as text, or a Keyring; None takes the file named by ``AIOGRAD_SECRET_FILE``,
+            else ``AIOGRAD_SECRET``, else the random secret of this process.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: not a secret.
+    """
+    if isinstance(secret, Keyring):
+        return secret
+    if secret is None:
+        if path := os.environ.get("AIOGRAD_SECRET_FILE"):
+            secret = read_secret_file(path)
+        elif text := os.environ.get("AIOGRAD_SECRET"):
+            secret = parse_secret(text, "AIOGRAD_SECRET")
+        else:
+            secret = _PROCESS_SECRET
+    elif isinstance(secret, str):
+        secret = parse_secret(secret, "Worker(secret=...)")
+    return Keyring(secret)

@@ -43,6 +43,12 @@ class ParameterGroup:
 
     Args:
         placement: the placement that has found every node of the graph small; None: not all are.
+
+    >>> layer = ag.nn.Linear(2, 1)
+    >>> x = ag.ones(3, 2).requires_grad_()
+    >>> _, groups = await ag.pipeline.stage_backward_input([layer(x)], [ag.ones(3, 1)], [x], layer.parameters())
+    >>> type(groups[0]).__name__
+    'ParameterGroup'
     """
 
     __slots__ = ("nodes", "starts", "terms", "watched", "placement", "recomputed")

@@ -89,6 +89,13 @@ class Pipeline:
 
     Raises:
         ArgumentError, ArgumentTypeError: stages and schedule do not fit. ScheduleError: the schedule cannot run.
+
+    >>> stages = [ag.nn.Linear(8, 8), ag.nn.Tanh(), ag.nn.Linear(8, 1)]
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=3, microbatches=4)
+    >>> async with ag.pipeline.Pipeline(stages, schedule, loss_fn=ag.nn.functional.mse_loss) as pipe:
+    ...     losses = await pipe.step(ag.ones(12, 8), ag.ones(12, 1))
+    >>> len(losses), stages[0].weight.grad.shape
+    (4, (8, 8))
     """
 
     def __init__(
@@ -180,7 +187,13 @@ class Pipeline:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let other workers forget the pipeline. Waits for a step that is under way. Idempotent; cancelled, some may keep what they have."""
+        """Let other workers forget the pipeline. Waits for a step that is under way. Idempotent; cancelled, some may keep what they have.
+
+        >>> stages = [ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)]
+        >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=3)
+        >>> pipe = ag.pipeline.Pipeline(stages, schedule, loss_fn=ag.nn.functional.mse_loss)
+        >>> await pipe.aclose()
+        """
         async with self._turn:
             self._closed = True
             await self._coordinator.aclose()
@@ -233,6 +246,11 @@ class Pipeline:
         Raises:
             CommitUnknown: some cannot be reached yet, or have lost their gradients: then restore all workers from one checkpoint, and make a
             new Pipeline.
+
+        >>> stages = [ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)]
+        >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=3)
+        >>> pipe = ag.pipeline.Pipeline(stages, schedule, loss_fn=ag.nn.functional.mse_loss)
+        >>> await pipe.settle()
         """
         async with self._turn:
             await self._coordinator.settle()
@@ -345,6 +363,13 @@ class Pipeline:
             says which. WorkerLostError, DeadlineError: nothing has changed anywhere. With ``committed`` True, when the gradients are there:
             what a post-accumulate hook raised, and CommitUnknown where a worker did not confirm; see `settle`. CommitUnknown with ``committed``
             False: an earlier step is still in doubt, and this one was not begun.
+
+        >>> stages = [ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)]
+        >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=3)
+        >>> pipe = ag.pipeline.Pipeline(stages, schedule, loss_fn=ag.nn.functional.mse_loss)
+        >>> losses = await pipe.step(ag.ones(6, 2), ag.ones(6, 1))
+        >>> len(losses), stages[0].weight.grad.shape
+        (3, (2, 2))
         """
         check_can_run("Pipeline.step()")
         if not current_mode().grad:
@@ -397,6 +422,12 @@ class Pipeline:
 
         Raises:
             As `step`.
+
+        >>> stages = [ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)]
+        >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=3)
+        >>> pipe = ag.pipeline.Pipeline(stages, schedule, loss_fn=ag.nn.functional.mse_loss)
+        >>> (await pipe.eval(ag.ones(6, 2))).shape
+        (6, 1)
         """
         check_can_run("Pipeline.eval()")
         with no_grad():

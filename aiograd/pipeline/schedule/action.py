@@ -20,7 +20,11 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 
 
 class ActionKind(enum.Enum):
-    """The kind of an action. The value is the kind's text."""
+    """The kind of an action. The value is the kind's text.
+
+    >>> ag.pipeline.ActionKind("SEND_F") is ag.pipeline.ActionKind.SEND_F
+    True
+    """
 
     #: forward
     F = "F"
@@ -105,6 +109,9 @@ class Action:
     Raises:
         ArgumentError: numbers below zero, a microbatch missing or too much, parts that do not overlap.
         ArgumentTypeError: values of other types.
+
+    >>> ag.pipeline.Action(0, ag.pipeline.ActionKind.F, 1)
+    0F1
     """
 
     stage: int

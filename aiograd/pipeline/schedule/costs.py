@@ -38,6 +38,11 @@ class Costs:
     Raises:
         ArgumentTypeError: something that is no number.
         ArgumentError: a number below zero or not finite, or computations that take no time at all.
+
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
+    >>> costs = ag.pipeline.Costs(forward=1, input_backward=1, weight_backward=1)
+    >>> ag.pipeline.simulate(schedule, costs).duration
+    9.0
     """
 
     forward: Time

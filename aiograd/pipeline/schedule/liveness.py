@@ -33,9 +33,14 @@ class SlotAssignment:
 
     Attributes:
         rank: the rank.
-        num_slots: how many slots it needs.
+        num_slots: the number of slots that it needs.
         slots: for each stage and microbatch its slot.
         lives: for each stage and microbatch the positions in the row from which and up to which its slot is taken.
+
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
+    >>> assignment = ag.pipeline.rank_slots(schedule, 0)
+    >>> assignment.num_slots, assignment.slots
+    (2, mappingproxy({(0, 0): 0, (0, 1): 1}))
     """
 
     rank: int
@@ -52,7 +57,7 @@ def rank_slots(
     Args:
         schedule: compute-only or lowered; positions count the cells of its row.
         rank: the rank of the row.
-        stages: which of its stages; None takes all.
+        stages: the stages of the rank to plan; None takes all.
         granularity: "stage_microbatch": each stage and microbatch has a slot of its own; "microbatch": all stages of a microbatch share one.
 
     Returns:

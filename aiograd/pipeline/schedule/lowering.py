@@ -71,7 +71,7 @@ def add_unshard(row: Sequence[Action | None], active: int = ACTIVE_STAGES) -> li
 
     Args:
         row: the compute actions of one rank.
-        active: how many stages are kept gathered, the one in use included.
+        active: the number of stages that are kept gathered, the one in use included.
     """
     gathered: dict[int, None] = {}  # in the order of gathering
     result: list[Action | None] = []
@@ -107,7 +107,7 @@ def add_reduce_gradients(row: Sequence[Action | None], microbatches: int) -> lis
 
     Args:
         row: the actions of one rank.
-        microbatches: how many B or W complete a stage.
+        microbatches: the number of B or W that complete a stage.
     """
     backwards: Counter[int] = Counter()
     result: list[Action | None] = []

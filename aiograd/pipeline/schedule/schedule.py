@@ -34,6 +34,19 @@ class Schedule(ScheduleData):
         ArgumentTypeError: something else than actions and None in the rows.
         ArgumentError: numbers that do not fit each other.
         ScheduleError: no ranks, ranks that are not 0 to p - 1, or a stage that no rank has.
+
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
+    >>> print(schedule)
+            Rank 0 Rank 1
+    Step 0: 0F0
+    Step 1:        1F0
+    Step 2:        1B0
+    Step 3: 0F1    1F1
+    Step 4: 0B0    1B1
+    Step 5:
+    Step 6: 0B1
+    >>> schedule.num_stages, schedule.num_microbatches
+    (2, 2)
     """
 
     __slots__ = ()

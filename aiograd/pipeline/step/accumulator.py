@@ -60,7 +60,7 @@ class GradientSum(Staged):
 
     Args:
         leaf: the leaf.
-        stages: that may contribute.
+        stages: the stages that may contribute.
         is_part: it is one term of a sum over replicas.
     """
 
@@ -100,8 +100,8 @@ class GradientAccumulator:
     """The gradients of one step in one process.
 
     Args:
-        stages: for each stage that runs here its known leaves, or None.
-        microbatches: how many there are.
+        stages: by stage that runs here, its known leaves, or None.
+        microbatches: the number of microbatches.
         reduction: adds up gradients over replicas; None: these stages are the only ones.
     """
 
@@ -113,7 +113,7 @@ class GradientAccumulator:
         #: leaves with a gradient that the reduction has not taken yet
         self._unreduced = {} if reduction is None else {leaf: self._stages_of(leaf) for leaf in reduction.leaves}
         self._microbatches = microbatches
-        #: how many of the first microbatches each stage is done with, and which later ones
+        #: by stage: the number of first microbatches that are done, and the numbers of later ones that are done
         self._frontier = dict.fromkeys(stages, 0)
         self._ahead: dict[int, set[int]] = {stage: set() for stage in stages}
         self._sums: dict[AccumulateGrad, GradientSum] = {}

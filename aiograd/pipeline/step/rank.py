@@ -58,7 +58,7 @@ class Rank:
         index: its number.
         row: its actions.
         runs: its stages, by number.
-        exchange: how it reaches others.
+        exchange: its connection to other ranks.
         handlers: by kind of action, the functions that carry it out in place of the rank.
     """
 

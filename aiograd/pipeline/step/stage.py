@@ -46,6 +46,10 @@ class Stage:
 
     Raises:
         ArgumentTypeError, ArgumentError: something that cannot be a stage, or options that do not go together.
+
+    >>> stage = ag.pipeline.Stage(ag.nn.Linear(2, 1), where="loop")
+    >>> stage.where
+    'loop'
     """
 
     __slots__ = ("module", "where", "device", "parameters", "pass_indices", "weight_backward")
@@ -71,7 +75,7 @@ class Stage:
         self.device = device
         self.pass_indices = pass_indices
         self.weight_backward = weight_backward
-        #: as they were given
+        #: the argument `parameters`
         self.parameters = None if parameters is None else tuple(parameters)
         if is_remote(module):
             if parameters is not None or weight_backward is not None:

@@ -49,7 +49,7 @@ class StageRun:
         is_last: it ends in the loss (in an evaluation: in the results).
         loss_fn: ``loss_fn(output, target)`` of the last stage; None: the stage returns the loss itself.
         scale: the factor of the loss.
-        keep_outputs: of the last stage, for the caller.
+        keep_outputs: True to keep the outputs of the last stage for the caller.
         random: the default generators of forwards; None: the caller's.
         offload: calls the stage on the executor; None: the engine's.
     """
@@ -198,7 +198,7 @@ class StageRun:
         """The full backward.
 
         Args:
-            grads: of the outputs, as they came back; None for the last stage.
+            grads: the gradients of the outputs, as they came back; None for the last stage.
 
         Returns:
             The gradients of the inputs, as they go back.

@@ -37,6 +37,14 @@ class StepRandom:
 
     Raises:
         ArgumentError: something else.
+
+    >>> random = ag.pipeline.StepRandom(seed=(1, 2))
+    >>> with random.at(0, 1):
+    ...     first = ag.rand(3)
+    >>> with random.at(0, 1):
+    ...     second = ag.rand(3)
+    >>> (first == second).all()
+    tensor(True)
     """
 
     __slots__ = ("seed", "first")

@@ -1,11 +1,11 @@
-"""Channels of a simulated network: two ends, and for each direction a pipe that holds what is on its way.
+"""Channels of a simulated network: two ends, and for each direction a pipe that holds the frames on their way.
 
-Note [Whose step it is]
-    What arrives is delivered in a step of the host it arrives at, so a host that is killed receives nothing, and one that is frozen
-    receives it when it goes on. A step delivers all that is due. No step runs code of two hosts.
+Note [Steps of the receiver]
+    A frame is delivered in a step of the host it arrives at, so a host that is killed receives nothing, and one that is frozen
+    receives it when it is resumed. A step delivers all that is due. No step runs code of two hosts.
 
 Note [The order of a channel]
-    Steps may be run in any order where the loop's order is permuted, so a step does not carry the frame it delivers: it takes what is
+    Steps may be run in any order where the loop's order is permuted, so a step does not carry the frame it delivers: it takes the
     first in the pipe.
 """
 
@@ -45,7 +45,7 @@ class EndOfStream:
 
 
 class Pipe:
-    """One direction of a channel: what is on its way, in the order in which it arrives."""
+    """One direction of a channel: the frames on their way, in the order of their arrival."""
 
     __slots__ = (
         "link", "queued", "_loop", "_source", "_target", "_items", "_is_stalled", "_timer", "_timer_due", "_not_before",
@@ -60,7 +60,7 @@ class Pipe:
         self._target = target
         #: when each arrives at the earliest, ascending, and when its first byte does
         self._items: deque[tuple[float, bytes | EndOfStream, float]] = deque()
-        #: nothing arrives any more, and nobody is told
+        #: nothing arrives any more, and no end notices
         self._is_stalled = False
         self._timer: asyncio.Handle | None = None
         self._timer_due = 0.0
@@ -68,7 +68,7 @@ class Pipe:
         link.carriers[self] = None
 
     def push(self, frame: bytes, due: float) -> None:
-        """Let `frame` arrive at the time `due`, and not before those that were sent before."""
+        """Let `frame` arrive at the time `due`, and not before earlier frames."""
         self.queued += len(frame)
         self._put(frame, due)
         self._arm()
@@ -79,7 +79,7 @@ class Pipe:
         self._put(frame, now)
 
     def end(self, error: ConnectionError | None, now: float) -> None:
-        """Let the other end learn that the channel is closed, after what is on its way."""
+        """Let the other end learn that the channel is closed, after the frames on their way."""
         self._put(EndOfStream(error), now + self.link.latency)
         self._arm()
 
@@ -90,14 +90,14 @@ class Pipe:
         return self._items[0][2] <= now
 
     def break_off(self, now: float) -> None:
-        """The connection breaks: this end learns it at once, the other one after that part of what is on its way that still arrives."""
+        """The connection breaks: this end learns it at once, the other one after the frames that still arrive."""
         self.lose_some("reset", is_counted=False)
         error = ConnectionResetError(f"simulated network: connection {self.link.source} > {self.link.target} was reset")
         self.end(error, now)
         self._source.shut(error)
 
     def stall(self) -> None:
-        """The connection goes silent in this direction: what is sent from now on waits for ever."""
+        """The connection goes silent in this direction: later frames wait for ever."""
         self._is_stalled = True
 
     def lose_some(self, kind: str, *, is_counted: bool = True) -> None:
@@ -111,7 +111,7 @@ class Pipe:
                     self.link.hit(kind, item)
 
     def resume(self, due: float) -> None:
-        """The link has healed: what was held arrives at `due` or later."""
+        """The link has healed: frames that were held arrive at `due` or later."""
         self._not_before = due
         self._arm()
 
@@ -246,14 +246,14 @@ class SimulatedChannel:
         self._room = min(2 * frame_bytes, self._most_room)
 
     def close(self) -> None:
-        """Close at once. The other end learns it; what is on its way may be lost where the link has faults."""
+        """Close at once. The other end learns it; frames on their way may be lost where the link has faults."""
         if not self.is_closed and not self.place.owner.is_dead:
             if not self._out.link.faults.is_plain:
                 self._out.lose_some("close")
             self._out.end(None, self._loop.time())
             self.shut(None)
 
-    # ---- what the network calls
+    # ---- calls of the network
 
     def receive(self, frame: bytes) -> None:
         """A frame has arrived."""
@@ -302,7 +302,7 @@ class SimulatedChannel:
         incoming.link.carriers.pop(incoming, None)
 
     def _send_to_nobody(self) -> None:
-        """The peer died without a word: whoever has its address now resets the connection."""
+        """The peer died without a word: the next owner of its address resets the connection."""
         out = self._out.link
         if self._peer.place.is_replaced and not self._is_orphan and not out.is_down:
             self._is_orphan = True

@@ -1,9 +1,9 @@
-"""Faults: what a simulated network does to the connections that carry frames, and how a seed draws a mix of it.
+"""Faults of the connections of a simulated network, and the mix of them that a seed draws.
 
 Note [What can happen to a connection]
-    A connection is a stream, as over TCP: what arrives is a beginning of what was sent, in order, and each byte once. So nothing is lost,
-    doubled, overtaken or altered inside of a connection that goes on. It takes time, it may be slow, it may break with an unknown part of
-    what was on its way delivered (a frame of which a part is missing has not arrived), or it may stop without a word and stay open. A
+    A connection is a stream, as over TCP: a beginning of the bytes that were sent arrives, in order, and each byte once. So nothing is lost,
+    doubled, overtaken or altered inside of a connection that stays open. It takes time, it may be slow, it may break with an unknown part of
+    its bytes delivered (a frame of which a part is missing has not arrived), or it may stop without a word and stay open. A
     frame sent over a broken connection may be sent again over the next one, and then arrives twice: that is how messages are repeated.
 
 Note [Swarm testing]
@@ -37,13 +37,17 @@ class Faults:
 
     Args:
         latency: time on the way: each link draws its own from this range.
-        jitter: mean of what each frame takes longer, exponentially distributed; those that were sent after it wait for it.
+        jitter: mean of what each frame takes longer, exponentially distributed; later frames wait for it.
         reset: the connection breaks; of the frames on their way, this one included, the first few still arrive, so that their sender cannot know.
-        stall: the connection goes silent: neither this frame nor a later one arrives over it, and nobody is told, as with a half-open socket.
+        stall: the connection goes silent: neither this frame nor a later one arrives over it, and no end notices, as with a half-open socket.
         slow: bytes per second that the link carries; None: any number.
 
     Raises:
         ArgumentError: a rate outside of 0 to 1, or a negative time.
+
+    >>> from aiograd import testing
+    >>> testing.Faults(latency=(0.01, 0.05), reset=0.1)
+    Faults(latency=(0.01, 0.05), jitter=0.0, reset=0.1, stall=0.0, slow=None)
     """
 
     latency: tuple[float, float] = (0.0, 0.0)

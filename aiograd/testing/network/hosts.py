@@ -1,6 +1,6 @@
 """Hosts of a simulated network, and the transport that code on a host uses.
 
-A name stands for one incarnation at a time: what is killed stays dead, and a restart puts another incarnation under the same name.
+A name stands for one incarnation at a time: a killed host stays dead, and a restart puts another incarnation under the same name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.owner import HandleOwner, context_of
 
 SCHEME = "sim://"
-#: channels of a transport among which nobody looks for closed ones
+#: channels of a transport up to which closed ones are not looked for
 FEW = 16
 
 
@@ -84,7 +84,7 @@ class Host:
         for outcome in outcomes:
             if not outcome.done():
                 outcome.set_exception(HostKilledError(f"host {self.name} was killed; what ran on it has no outcome"))
-                outcome.exception()  # whoever does not await it need not know
+                outcome.exception()  # it may be that nothing awaits it
 
     def stop(self) -> None:
         """Close the listener and all channels."""
@@ -99,6 +99,11 @@ class SimulatedTransport:
     Args:
         net: the network.
         host: the host that the code runs on.
+
+    >>> from aiograd import testing
+    >>> network = testing.SimulatedNetwork(seed=1)
+    >>> type(network.transport("left")).__name__
+    'SimulatedTransport'
     """
 
     def __init__(self, net: Net, host: Host) -> None:
@@ -136,6 +141,11 @@ class SimulatedTransport:
             OSError: the host listens already.
 
         Cancelling it has no effect, for it does not wait.
+
+        >>> from aiograd import testing
+        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> await network.transport("left").listen("", 0, lambda channel: None)
+        'sim://left'
         """
         self._net.loop  # noqa: B018 - refuses a second loop
         if self._host.listener not in (None, self):
@@ -158,9 +168,17 @@ class SimulatedTransport:
 
         Raises:
             ArgumentError: `url` is not of the form ``sim://name``.
-            ConnectionRefusedError: the host does not exist, does not listen, or was killed and nobody holds its name.
+            ConnectionRefusedError: the host does not exist, does not listen, or was killed and not restarted.
             ConnectionResetError: a fault.
             TimeoutError: the link is cut, or the host is gone without a word.
+
+        >>> from aiograd import testing
+        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> left, right = network.transport("left"), network.transport("right")
+        >>> await left.listen("", 0, lambda channel: print("accepted"))
+        'sim://left'
+        >>> channel = await right.connect("sim://left", timeout=1.0)
+        accepted
         """
         if not url.startswith(SCHEME):
             raise ArgumentError(f"connect({url!r}): a simulated network has URLs like {SCHEME}w0, as `listen` returns them")
@@ -181,6 +199,13 @@ class SimulatedTransport:
         """Stop listening and close the channels of this transport. Does not wait. Idempotent.
 
         Cancelling it has no effect, for it does not wait.
+
+        >>> from aiograd import testing
+        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> left, right = network.transport("left"), network.transport("right")
+        >>> await left.listen("", 0, lambda channel: print("accepted"))
+        'sim://left'
+        >>> await left.aclose()
         """
         if self._host.listener is self:
             self._host.listener = None
@@ -252,7 +277,7 @@ class SimulatedTransport:
 
 
 def _discard(waiter: asyncio.Future[SimulatedChannel]) -> None:
-    """Nobody waits any more; the channel may have come at the very moment."""
+    """Close a channel that came when its waiter was cancelled."""
     if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
         waiter.result().close()
 

@@ -17,7 +17,7 @@ from typing import Protocol
 from aiograd.testing.network.faults import FaultKind, Faults
 from aiograd.testing.network.records import LinkStatistics, Records
 
-#: after a cut has healed, what was kept is resent within this many seconds
+#: after a cut has healed, frames that were kept are resent within this many seconds
 RESEND = 0.2
 
 
@@ -25,16 +25,16 @@ class Carrier(Protocol):
     """One direction of a channel."""
 
     def push(self, frame: bytes, due: float) -> None:
-        """Let `frame` arrive at the time `due`, and not before those that were sent before."""
+        """Let `frame` arrive at the time `due`, and not before earlier frames."""
 
     def hold(self, frame: bytes, now: float) -> None:
         """Keep `frame` until the link has healed."""
 
     def resume(self, due: float) -> None:
-        """The link has healed: what was held arrives at `due` or later."""
+        """The link has healed: frames that were held arrive at `due` or later."""
 
     def break_off(self, now: float) -> None:
-        """The connection breaks; of what is on its way a part still arrives."""
+        """The connection breaks; a part of the frames on their way still arrives."""
 
     def stall(self) -> None:
         """The connection goes silent in this direction."""
@@ -48,7 +48,7 @@ class SimulatedLink:
         faults: the faults of frames.
         random: where its draws come from.
         records: where it reports to.
-        clogged: names of hosts all of whose links are down; shared by the network.
+        clogged: names of hosts with all links down; shared by the network.
     """
 
     __slots__ = (
@@ -104,7 +104,7 @@ class SimulatedLink:
         self.resume(now)
 
     def resume(self, now: float) -> None:
-        """Let what was kept arrive; where the link is still down for another reason it goes on being kept."""
+        """Let the frames that were kept arrive, unless the link is still down for another reason."""
         for carrier in list(self.carriers):
             carrier.resume(now + self._latency + self._random.uniform(0, RESEND))
 

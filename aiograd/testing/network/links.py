@@ -69,7 +69,7 @@ class Links:
         self.link(a, b).forced.extend([kind] * count)
 
     def cut(self, a: str, b: str, *, both: bool = True) -> None:
-        """Let nothing pass from `a` to `b`, and back if `both`; nobody is told. See Note [A cut] in `aiograd.testing.network.link`."""
+        """Let nothing pass from `a` to `b`, and back if `both`; no end notices. See Note [A cut] in `aiograd.testing.network.link`."""
         for link in self._between(a, b, both):
             link.cut()
 

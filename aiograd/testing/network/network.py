@@ -41,6 +41,12 @@ class SimulatedNetwork(Links):
         faults: the faults of each link for which `set_faults` has set no others; None: none, frames arrive in the loop's next turn. Or a function
             ``faults(source, target)`` of the names of two hosts, such as one that knows which hosts are in one data centre.
         room: bytes on their way, per channel and direction, from which a sender is asked to stop.
+
+    >>> from aiograd import testing
+    >>> network = testing.SimulatedNetwork(seed=1)
+    >>> left = network.transport("left")
+    >>> await left.listen("", 0, lambda channel: None)
+    'sim://left'
     """
 
     def __init__(self, seed: int | str = 0, *, faults: Faults | FaultsOf | None = None, room: int = 1 << 20) -> None:
@@ -108,7 +114,7 @@ class SimulatedNetwork(Links):
 
     @contextmanager
     def host(self, name: str) -> Iterator[None]:
-        """Let code in this block, and whatever is started from it, belong to the host `name`. See Note [What runs where].
+        """Let code in this block, and all that it starts, belong to the host `name`. See Note [What runs where].
 
         Args:
             name: name of the host.
@@ -152,7 +158,7 @@ class SimulatedNetwork(Links):
         return outcome
 
     def kill(self, name: str, *, silent: bool = False) -> None:
-        """Kill a host as SIGKILL kills a process: nothing of it runs again, and what it has on its way arrives or not, by chance.
+        """Kill a host as SIGKILL kills a process: nothing of it runs again, and its frames on their way arrive or not, by chance.
 
         Args:
             name: the host. No effect on one that is dead already.
@@ -217,7 +223,7 @@ class SimulatedNetwork(Links):
         loop.call_at(host.frozen_until, _thaw, loop, host, context=contextvars.Context())
 
     def reset(self, a: str, b: str) -> None:
-        """Break every connection between two hosts. Of what is on its way from `a` to `b` an unknown part arrives, of the rest nothing.
+        """Break every connection between two hosts. Of the frames on their way from `a` to `b` an unknown part arrives, of the others nothing.
 
         Args:
             a: name of the one host.
@@ -245,7 +251,7 @@ class SimulatedNetwork(Links):
             hit: at which of the times that the host reaches the point, counted from 1.
 
         Returns:
-            What was armed; it is disarmed by itself when a simulated loop is closed.
+            The armed event; it is disarmed by itself when a simulated loop is closed.
 
         Raises:
             ArgumentError: an unknown point or action.
@@ -321,7 +327,7 @@ def _hand_over(host: Host, outcome: asyncio.Future[Any], task: asyncio.Task[Any]
         host.outcomes.remove(outcome)
     if outcome.done():
         if not task.cancelled():
-            task.exception()  # whoever cancelled the outcome does not want to know
+            task.exception()  # the outcome was cancelled: the error is of no interest
     elif task.cancelled():
         outcome.cancel()
     elif (error := task.exception()) is not None:

@@ -31,6 +31,10 @@ class LinkStatistics:
         bytes: their bytes.
         delivered: frames that arrived.
         faults: the number of times that each kind of fault struck.
+
+    >>> from aiograd import testing
+    >>> testing.LinkStatistics(sent=3, bytes=120, delivered=2, faults={"reset": 1})
+    LinkStatistics(sent=3, bytes=120, delivered=2, faults={'reset': 1})
     """
 
     sent: int

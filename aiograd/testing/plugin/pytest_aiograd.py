@@ -4,7 +4,7 @@ It changes nothing for tests that do not ask for one of its fixtures.
 
 Note [How a test gets the virtual clock]
     A test that is ``async def`` must run on the simulated loop from its start, so the choice is made where pytest-asyncio asks which
-    loops to run a test on. The hook is wrapped: whatever loops a project runs its tests on, a test that asks for `virtual_clock` runs
+    loops to run a test on. The hook is wrapped: on any loops of a project, a test that asks for `virtual_clock` runs
     once, on the simulated loop. Tests that do not ask keep what their project says, or asyncio's current policy if it says nothing.
     Without pytest-asyncio the fixture serves ``def`` tests, through `VirtualClock.run`. Other plugins, such as anyio's, run a test on a
     loop of their own, where its sleeps would be real ones: such a test is refused when it begins.
@@ -98,7 +98,7 @@ def virtual_clock(request: pytest.FixtureRequest) -> VirtualClock:
 def simulated_network(virtual_clock: VirtualClock, request: pytest.FixtureRequest) -> SimulatedNetwork:
     """A network of hosts in this process, for an async test, which then runs on the virtual clock. See `SimulatedNetwork`.
 
-    Choose what it does with ``@pytest.mark.simulated_network(seed=3, faults=Faults(reset=0.1))``.
+    Choose its faults with ``@pytest.mark.simulated_network(seed=3, faults=Faults(reset=0.1))``.
     """
     from aiograd.testing import SimulatedNetwork
 
@@ -131,7 +131,7 @@ async def _tasks_left_on_the_loop() -> AsyncIterator[None]:
 def task_leak_check(leak_check: None, request: pytest.FixtureRequest) -> None:
     """As `leak_check`; an async test also fails if it leaves tasks on its loop. Closes the loop's default engine before it looks.
 
-    The order matters: set up before the test's loop is made, and so ended after it is closed, for what a loop holds is no leak.
+    The order matters: set up before the test's loop is made, and so ended after it is closed, for objects that a loop holds are no leak.
     """
     if request.node.get_closest_marker("asyncio") is not None:
         request.getfixturevalue("_tasks_left_on_the_loop")

@@ -48,9 +48,9 @@ class Family(NamedTuple):
     """A named schedule.
 
     Attributes:
-        name: as the literature writes it.
+        name: the name as the literature writes it.
         row: yields the row of a rank; see Note [Generators].
-        layout: how its stages are laid out on ranks.
+        layout: the layout of its stages on ranks.
         check: says why there is no such schedule of a size; empty if there is.
     """
 

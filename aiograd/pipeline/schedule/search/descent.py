@@ -34,9 +34,9 @@ def descend(machine: Machine, orders: Orders, bound: float, effort: int) -> Orde
 
     Args:
         machine: the pipeline.
-        orders: of a schedule that it can run, within its memory.
+        orders: the orders of a schedule that the machine can run within its memory.
         bound: a time that is good enough, for all ranks and for one.
-        effort: how many steps to time at most.
+        effort: the most steps to time.
     """
     timing = machine.time(orders)
     end = machine.steps_timed + effort

@@ -20,7 +20,7 @@ def in_rounds(machine: Machine, ahead: Sequence[int] | None = None) -> Orders | 
     """Makes a schedule; see Note [Rounds].
 
     Args:
-        machine: with one stage per rank.
+        machine: a pipeline with one stage per rank.
         ahead: for each stage how many forwards it takes before its first input backward, not increasing from stage to stage; None: found out.
 
     Returns:

@@ -32,6 +32,10 @@ class TimelineEvent(NamedTuple):
         action: the action.
         start: the time at which it began.
         end: the time at which it was done; for a SEND, at which the other side has it.
+
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
+    >>> ag.pipeline.simulate(schedule, ag.pipeline.Costs(1, 1, 1)).events[0]
+    TimelineEvent(rank=0, action=0F0, start=0.0, end=1.0)
     """
 
     rank: int

@@ -32,6 +32,11 @@ class Timeline(TimelineData):
         peak_activations: for each rank the most activations it kept at once, in the unit of `Costs.activation_memory`.
         name: the name in pictures.
         memory: the memory of an activation and of what waits for a weight gradient, as in `Costs`.
+
+    >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
+    >>> timeline = ag.pipeline.simulate(schedule, ag.pipeline.Costs(1, 1, 1))
+    >>> timeline.ranks, timeline.duration, round(timeline.bubble_rate, 2)
+    (2, 9.0, 0.33)
     """
 
     __slots__ = ()

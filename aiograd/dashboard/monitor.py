@@ -1,4 +1,4 @@
-"""DashboardFace: the dashboard's part of a worker: its account for dashboards of peers, and its own page where it has one."""
+"""DashboardMonitor: the dashboard's part of a worker: its reports for dashboards of peers, and its own page where it has one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from aiograd.errors import ArgumentError, NotExposedError
 REPORT_CHARACTERS = 500_000
 
 
-class DashboardFace:
-    """See `aiograd.distributed.face.WorkerFace`.
+class DashboardMonitor:
+    """See `aiograd.distributed.monitoring.WorkerMonitor`.
 
     Args:
         core: the worker.
@@ -50,7 +50,7 @@ class DashboardFace:
         self.url = f"{core.endpoint.url}/dashboard?token={self._token}"
 
     def metrics(self, request: PageRequest) -> Page:
-        """Tell Prometheus, if it brings the token or asks from this machine."""
+        """The metrics for Prometheus, where the request has the token or comes from this machine."""
         bearer = request.authorization.removeprefix("Bearer ")
         is_known = self._token is not None and hmac.compare_digest(bearer.encode("utf-8", "replace"), self._token.encode())
         if not request.is_local and not is_known:
@@ -58,13 +58,13 @@ class DashboardFace:
         return metrics_page(self._core)
 
     async def report(self, caller: PeerIdentity, request: str) -> str:
-        """Tell a peer's dashboard what happens here.
+        """The report of this worker for a peer's dashboard, as JSON.
 
         Raises:
             NotExposedError: the peer acts for another principal. ArgumentError: the question is malformed.
         """
         if caller.principal != self._core.principal:
-            raise NotExposedError(f"worker {self._core.name} gives no account to other principals")
+            raise NotExposedError(f"worker {self._core.name} gives no reports to other principals")
         report = self.reporter.report(*read_question(request))
         most = min(REPORT_CHARACTERS, self._core.limits.head_bytes // 4)
         while len(text := json.dumps(report, separators=(",", ":"))) > most and (report["events"] or report["scalars"]):
@@ -74,7 +74,7 @@ class DashboardFace:
         return text
 
     async def aclose(self) -> None:
-        """Record nothing more, and ask nobody. Cancelling it skips the waiting."""
+        """End recording and questions. Cancelling it skips the waiting."""
         self.reporter.stop()
         if self.collector is not None:
             await self.collector.aclose()

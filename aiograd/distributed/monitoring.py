@@ -1,6 +1,6 @@
-"""Face: what a worker shows of itself: a dashboard, an account for dashboards of peers, and metrics.
+"""Monitoring of a worker: its dashboard, its reports to dashboards of peers, and its metrics.
 
-All of that is a part of the package above this one, which the top of the package introduces and which is imported when somebody looks.
+The package above this one, `aiograd.dashboard`, does it: the top of the package registers it here, and it is imported at the first request.
 """
 
 from __future__ import annotations
@@ -8,20 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aiograd.distributed.calls import UNOBSERVED, Calls
+from aiograd.distributed.calls import Calls
 from aiograd.distributed.dashboard_options import DashboardOptions
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pages import Page, PageRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, DistributedError
 
-#: the name under which a worker is asked for its account
-REPORT = f"{UNOBSERVED}report"
 
-
-class WorkerFace(Protocol):
-    """The part above: see `aiograd.dashboard.face`."""
+class WorkerMonitor(Protocol):
+    """The monitor of one worker, see `aiograd.dashboard.monitor`."""
 
     #: the URL of the page, with the token; None where there is no page
     url: str | None
@@ -30,29 +28,29 @@ class WorkerFace(Protocol):
         """Serve the page."""
 
     async def report(self, caller: PeerIdentity, request: str) -> str:
-        """Tell a peer's dashboard what happens here."""
+        """The report of this worker for a peer's dashboard, as JSON."""
 
     def metrics(self, request: PageRequest) -> Page:
-        """Tell Prometheus."""
+        """The metrics for Prometheus."""
 
     async def aclose(self) -> None:
-        """End what runs for it."""
+        """End its tasks."""
 
 
-_makers: list[Callable[[WorkerCore], WorkerFace]] = []
+_makers: list[Callable[[WorkerCore], WorkerMonitor]] = []
 
 
-def register_face(make: Callable[[Any], WorkerFace]) -> None:
-    """Set the part above, for all workers of the process.
+def register_face(make: Callable[[Any], WorkerMonitor]) -> None:
+    """Set the maker of monitors for all workers of the process.
 
     Args:
-        make: makes the face of a worker from its `WorkerCore`.
+        make: makes the monitor of a worker from its `WorkerCore`.
     """
     _makers[:] = [make]
 
 
-class LazyFace:
-    """The face of one worker, which is made when it is first needed.
+class LazyMonitor:
+    """The monitor of one worker, which is made when it is first needed.
 
     Args:
         core: the worker.
@@ -63,8 +61,8 @@ class LazyFace:
     def __init__(self, core: WorkerCore, calls: Calls, options: DashboardOptions | None) -> None:
         self._core = core
         self._options = options
-        self._made: WorkerFace | None = None
-        calls.register({REPORT: self._report})
+        self._made: WorkerMonitor | None = None
+        calls.register({ReportRequest: self._report})
 
     def open(self) -> None:
         """The worker listens.
@@ -78,7 +76,7 @@ class LazyFace:
         elif self._options is not None:
             raise ArgumentError(f"Worker({self._core.name!r}, dashboard=...): a dashboard needs the HTTP transport, which is the default")
         if self._options is not None:
-            self._face().show(self._options)
+            self._monitor().show(self._options)
 
     @property
     def url(self) -> str | None:
@@ -87,17 +85,17 @@ class LazyFace:
 
     def answer(self, request: PageRequest) -> Page:
         """Answers ``/metrics``."""
-        return self._face().metrics(request)
+        return self._monitor().metrics(request)
 
     async def aclose(self) -> None:
-        """End what runs for it. Cancelling it skips the waiting."""
+        """End its tasks. Cancelling it skips the waiting."""
         if self._made is not None:
             await self._made.aclose()
 
-    async def _report(self, caller: PeerIdentity, request: str) -> str:
-        return await self._face().report(caller, request)
+    async def _report(self, caller: PeerIdentity, request: ReportRequest) -> str:
+        return await self._monitor().report(caller, request.question)
 
-    def _face(self) -> WorkerFace:
+    def _monitor(self) -> WorkerMonitor:
         if self._made is None:
             if not _makers:
                 raise DistributedError("this program has imported only a part of aiograd, which has no dashboard; `import aiograd` brings it")

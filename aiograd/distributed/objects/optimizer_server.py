@@ -1,0 +1,248 @@
+"""OptimizerServer: the optimizers that a worker holds for others, and the library's own functions that reach them.
+
+Note [Optimizer steps]
+    A step of an optimizer over several workers is a transaction in one phase: a request to take it says that it is decided, and a worker has nothing
+    to prepare. So it is not atomic over workers, but each takes it at most once: steps are numbered, and one that arrives a second time is answered
+    without being taken again. One that leaves a gap is refused, for then this worker has missed one and has to be restored; and so is one whose
+    number was taken with the gradients of another context: its sender never heard of that, so other workers may not have taken it. A step that has
+    begun is carried out to its end whatever becomes of the request and the context.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.calls import Calls
+from aiograd.distributed.messages.library import (
+    CreateOptimizer,
+    GradientSizes,
+    LoadOptimizer,
+    ReadOptimizer,
+    ScaleGradients,
+    SetOptions,
+    StateBegun,
+    StepOptimizer,
+)
+from aiograd.distributed.objects.chunks import flatten, join, unflatten
+from aiograd.distributed.objects.object_server import ObjectServer, plain
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.scope import current_context
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.norms import scaled, size_of
+from aiograd.transaction import Applied, Apply, ApplyFailed, CommitDecided, Participant
+
+#: optimizers that may be made on request, by name
+OPTIMIZERS: dict[str, Callable[..., Any]] = {}
+
+
+def register_optimizers(*classes: type[Any]) -> None:
+    """Let `DistributedOptimizer` make these on other workers.
+
+    They take parameters and options, have ``step(gradients)`` (or ``async def astep(gradients)``, where a step takes long) and, for
+    checkpoints, ``state_dict`` and ``load_state_dict``, as those of ``ag.optim``. A class that a worker's service exposes needs this not.
+
+    Args:
+        *classes: the classes, known by their names.
+    """
+    for cls in classes:
+        OPTIMIZERS[cls.__name__] = cls
+
+
+class SteppedOptimizer:
+    """An optimizer of one worker's parameters, driven from another worker."""
+
+    def __init__(self, optimizer: Any, parameters: Sequence[Any] = ()) -> None:
+        self.optimizer = optimizer
+        self.parameters = parameters
+        #: number of the last step that was taken
+        self.taken = 0
+        #: the last step that was asked for, by number and the context whose gradients to take; None after a restore
+        self._step: tuple[int, bytes] | None = None
+        self._transaction = Participant("", lease=math.inf, pause=math.inf, votes=False)
+        self.lock = asyncio.Lock()
+
+    def restored(self, taken: int) -> None:
+        """Go on after step `taken`, with another state."""
+        self.taken = taken
+        self._step = None
+
+    async def step(self, number: int, key: bytes, grads: Mapping[Any, Any] | None) -> None:
+        """Take step `number` with the gradients of the context `key`; see Note [Optimizer steps].
+
+        Args:
+            grads: by parameter; None: those in ``grad``, which are forgotten then.
+        """
+        async with self.lock:
+            transaction = self._transaction_of(number, key)
+            if Apply() not in transaction.handle(CommitDecided(), 0.0):
+                return  # it was taken before
+            try:
+                await self._apply(grads)
+            except BaseException:
+                transaction.handle(ApplyFailed(), 0.0)
+                raise
+            transaction.handle(Applied(), 0.0)
+            self.taken = number
+
+    def _transaction_of(self, number: int, key: bytes) -> Participant:
+        if self._step == (number, key):
+            return self._transaction
+        if number <= self.taken:
+            raise DistributedError(
+                f"step {number} of an optimizer that has taken {self.taken}, with the gradients of another context: its confirmation must have "
+                "been lost. Restore all workers from a checkpoint."
+            )
+        if number != self.taken + 1:
+            raise DistributedError(
+                f"step {number} of an optimizer that has taken {self.taken}: this worker has missed one. Restore all workers from a checkpoint."
+            )
+        self._step = number, key
+        self._transaction = Participant("", lease=math.inf, pause=math.inf, votes=False)
+        return self._transaction
+
+    async def _apply(self, grads: Mapping[Any, Any] | None) -> None:
+        if hasattr(self.optimizer, "astep"):
+            await self.optimizer.astep(grads)
+        else:
+            await current_engine().offload(functools.partial(self.optimizer.step, grads))
+        if grads is None and hasattr(self.optimizer, "zero_grad"):
+            self.optimizer.zero_grad()
+
+
+class OptimizerServer:
+    """The optimizers of one worker.
+
+    Args:
+        core: the worker.
+        calls: the `Calls` of the worker.
+        objects: the objects of the worker.
+    """
+
+    def __init__(self, core: WorkerCore, calls: Calls, objects: ObjectServer) -> None:
+        self.core = core
+        self.calls = calls
+        self.objects = objects
+        calls.register(
+            {
+                CreateOptimizer: self._create,
+                StepOptimizer: self._step,
+                GradientSizes: self._gradient_sizes,
+                ScaleGradients: self._scale_gradients,
+                SetOptions: self._set_options,
+                ReadOptimizer: self._read,
+                LoadOptimizer: self._load,
+            }
+        )
+
+    async def _create(self, caller: PeerIdentity, message: CreateOptimizer) -> RemoteRef:
+        name = message.class_name
+        make = OPTIMIZERS.get(name) or self.core.service.find_class(name).cls
+        if not hasattr(make, "step") and not hasattr(make, "astep"):
+            raise ArgumentTypeError(f"{name} is no optimizer: it has no step(gradients)")
+        parameters: list[Any] = []
+        for ref in message.refs:
+            value = self.objects.find(caller, ref).value
+            if isinstance(value, TensorCore):
+                parameters.append(value)
+            elif hasattr(value, "parameters"):
+                parameters.extend(value.parameters())
+            else:
+                raise ArgumentTypeError(f"{ref!r} is neither a parameter nor a module")
+        unique = list({id(parameter): parameter for parameter in parameters}.values())
+        stepped = SteppedOptimizer(make(unique, **message.options), unique)
+        return self.calls.reference(self.objects.table.add(stepped, None, caller.principal, caller.name))
+
+    def _optimizer(self, caller: PeerIdentity, ref: RemoteRef) -> SteppedOptimizer:
+        value = self.objects.find(caller, ref).value
+        if not isinstance(value, SteppedOptimizer):
+            raise ArgumentTypeError(f"{ref!r} is no optimizer")
+        return value
+
+    async def _step(self, caller: PeerIdentity, message: StepOptimizer) -> int:
+        number, attempt = message.number, message.attempt
+        stepped = self._optimizer(caller, message.ref)
+        context = current_context()
+        if attempt is not None:  # with the gradients that are in ``grad``
+            groups = [group for group in getattr(stepped.optimizer, "param_groups", ()) if isinstance(group, Mapping)]
+            self.objects.check_certain(leaves=[getattr(each, "_node", None) for group in groups for each in group.get("params", ())])
+            await asyncio.shield(self.core.spawn(stepped.step(number, f"attempt {attempt}".encode(), None), "step"))
+            return stepped.taken
+        context = self._decided(context)
+        context.calls.pop(asyncio.current_task(), None)  # leaving the context no longer ends it
+        stepping = self.core.spawn(stepped.step(number, context.key, context.grads), "step")
+        await asyncio.shield(stepping)
+        return stepped.taken
+
+    def _decided(self, context: Context | None) -> Context:
+        """The context, if its gradients here are known to be complete."""
+        if context is None:
+            raise NoContextError("a distributed optimizer uses the gradients of a context: `await optimizer.step(ctx)`")
+        parts = [(key, part) for key, part in context.parts.items() if not part.is_selective]
+        undecided = [*context.in_doubt, *(key for key, part in parts if part.transaction.is_prepared or part.is_decided)]
+        if undecided:
+            raise CommitUnknown(
+                f"worker {self.core.name} does not know whether the gradients of context {context.id} are complete: a pass is undecided. Restore "
+                "from a checkpoint and run it again in a new context.",
+                workers=(self.core.name,),
+            )
+        return context
+
+    def _with_gradients(self, caller: PeerIdentity, ref: RemoteRef) -> tuple[Any, list[Any], list[Any]]:
+        """The gradients of the context, those parameters of an optimizer that have one, and these as arrays."""
+        grads = self._decided(current_context()).grads
+        owners = [parameter for parameter in self._optimizer(caller, ref).parameters if parameter in grads]
+        return grads, owners, [grads[parameter].detach()._data for parameter in owners]
+
+    async def _gradient_sizes(self, caller: PeerIdentity, message: GradientSizes) -> list[Any]:
+        _, _, arrays = self._with_gradients(caller, message.ref)
+        sizes = await current_engine().offload(lambda: [size_of(array, message.norm_type) for array in arrays])
+        return [make(np.asarray(size) if isinstance(size, np.generic) else size) for size in sizes]
+
+    async def _scale_gradients(self, caller: PeerIdentity, message: ScaleGradients) -> bool:
+        factor = message.factor
+        if not isinstance(factor, TensorCore) or factor.ndim:
+            raise ArgumentTypeError(f"the factor of gradients is a {type(factor).__name__}; expected a Tensor of one element")
+        grads, owners, arrays = self._with_gradients(caller, message.ref)
+        clipped = await current_engine().offload(functools.partial(scaled, arrays, factor.detach()._data[()]))
+        for parameter, array in zip(owners, clipped, strict=True):
+            grads[parameter] = make(array)
+        return True
+
+    async def _set_options(self, caller: PeerIdentity, message: SetOptions) -> bool:
+        stepped, options = self._optimizer(caller, message.ref), message.options
+        unknown = [name for name in options for group in stepped.optimizer.param_groups if name not in group or name == "params"]
+        if unknown:
+            raise ArgumentError(f"{type(stepped.optimizer).__name__} has no option {unknown[0]!r}")
+        async with stepped.lock:
+            for group in stepped.optimizer.param_groups:
+                group.update(options)
+        return True
+
+    async def _read(self, caller: PeerIdentity, message: ReadOptimizer) -> StateBegun:
+        stepped = self._optimizer(caller, message.ref)
+        async with stepped.lock:
+            state = stepped.optimizer.state_dict()
+            items = [(name, plain(value)) for name, value in state["state"].items()]
+            head = {"taken": stepped.taken, "groups": plain(state["param_groups"])}
+        return self.objects.transfers.send(caller, message, head, flatten(items))
+
+    async def _load(self, caller: PeerIdentity, message: LoadOptimizer) -> bool:
+        stepped, head = self._optimizer(caller, message.ref), message.head
+        values = dict(unflatten(join(self.objects.transfers.finish(caller, message))))
+        if "groups" not in head or head.get("taken").__class__ is not int:
+            raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
+        async with stepped.lock:
+            stepped.optimizer.load_state_dict({"param_groups": head["groups"], "state": values})
+            stepped.restored(head["taken"])
+        return True
