@@ -15,7 +15,8 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError
-from aiograd.running.random import Draws, Generator, Replay, default_generator, seed
+from aiograd.running.random import Generator, default_generator, seed
+from aiograd.running.random_streams import Draws, Replay
 
 DRAWS = {
     "normal": lambda g: g.normal((3, 2), mean=1.0, std=2.0),

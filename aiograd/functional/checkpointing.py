@@ -42,7 +42,7 @@ from aiograd.graph.current import CURRENT
 from aiograd.graph.saved import SavedTensorHooks, saved_tensors_hooks
 from aiograd.running import foreign_modes
 from aiograd.running.modes import ModeScope, current_mode
-from aiograd.running.random import Draws, Replay
+from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
 from aiograd.tensors.core import TensorCore, counter_of

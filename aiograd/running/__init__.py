@@ -1,10 +1,11 @@
 """Support for running code, on several levels: modes and defaults of a task, random numbers, devices, tracing, progress, late imports.
 
 `modes`, `foreign_modes`   grad mode, anomaly mode and default dtype of a task; the modes of other libraries
-`random`, `devices`        generators and seeds; the seam of devices other than the CPU; `accelerator` is PyTorch's name for them
+`random`, `random_streams` generators and seeds; streams of random numbers and the replay of draws
+`devices`                  the seam of devices other than the CPU; `accelerator` is PyTorch's name for them
 `offloading`               synchronous functions on the engine's executor
 `scalars`                  logged values, for CSV, TensorBoard and the dashboard
-`svg`, `chrome_trace`      what pictures and traces of several rooms are written with
+`svg`, `chrome_trace`      the writers of pictures and of Chrome traces
 `tracing`, `log_fields`    spans of OpenTelemetry and fields of log records
 `caller`, `progress`, `notebook`, `top_level`    the user's line, a progress bar, display in notebooks, code outside of tasks
 `assembly`, `late`, `lazy`, `trees`, `types`, `version`    how the package is put together, and what it is built from

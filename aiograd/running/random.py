@@ -1,19 +1,9 @@
-"""Random numbers from an explicit `Generator`, and their replay where a forward is computed a second time.
+"""Random numbers from an explicit `Generator`; `aiograd.running.random_streams` has their streams and the replay of draws.
 
 Note [State belongs to objects, and the default to the caller]
     A `Generator` is an object that is passed around. The default generator is in a ContextVar, so `seed` in one task changes nothing for another,
     and a task inherits the generator of the task that started it. Tasks and threads without one use the generator of the process, which `seed` sets
     at the top level (Note [Top level] in `aiograd.running.top_level`).
-
-Note [Replay]
-    The draws of a region that will be recomputed (`aiograd.functional.checkpointing`) are recorded in a `Draws`: the state of the generator
-    before every draw, and the default generator at every use of it. Within a `Replay` the same calls, in the same order, draw
-    from clones put into the recorded states, so the numbers are the same, no generator advances, and draws of other tasks
-    meanwhile do not matter. Regions nest: a region recorded inside a replay records the states of the clones.
-
-Rejected: recording only the state at the first draw of a region (another task that draws from the same generator while the region awaits
-something would silently change the second half of the replayed numbers); winding the generators themselves back and forth (visible to every
-other task).
 
 Source: numpy's PCG64 and SeedSequence. Streams of bits are the same on every platform and numpy version; numpy may improve how it makes a
 distribution of them (NEP 19).
@@ -27,80 +17,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
+from aiograd.running.random_streams import RandomStream, entropy_of, is_recording_or_replaying, stream_now, stream_of, tapes
 from aiograd.running.top_level import is_top_level
 from aiograd.running.types import Shape
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
-
-ALGORITHM = "PCG64"
-
-
-class BitGeneratorState(NamedTuple):
-    """The state of a stream: the 128-bit state and increment of PCG64, its buffered half word, and the number of children it has spawned."""
-
-    state: int
-    increment: int
-    has_uint32: int
-    uinteger: int
-    spawned: int
-
-
-class RandomStream:
-    """A PCG64 and the seed it came from."""
-
-    __slots__ = ("entropy", "spawn_key", "spawned", "_numpy")
-
-    def __init__(self, entropy: int | tuple[int, ...], spawn_key: tuple[int, ...] = ()) -> None:
-        self.entropy = entropy
-        self.spawn_key = spawn_key
-        self.spawned = 0
-        self._numpy: np.random.Generator | None = None
-
-    @property
-    def numpy(self) -> np.random.Generator:
-        """It as numpy has it; made when something is drawn, since many streams are never used and seeding takes 20 µs."""
-        if self._numpy is None:
-            self._numpy = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.entropy, spawn_key=self.spawn_key)))
-        return self._numpy
-
-    @property
-    def bits(self) -> np.random.PCG64:
-        """The source of bits."""
-        return self.numpy.bit_generator  # type: ignore[return-value]
-
-    def state(self) -> BitGeneratorState:
-        """The present state."""
-        state: Mapping[str, Any] = self.bits.state
-        return BitGeneratorState(state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"], self.spawned)
-
-    def go_to(self, state: BitGeneratorState) -> None:
-        """Continue from `state`."""
-        self.bits.state = {
-            "bit_generator": ALGORITHM,
-            "state": {"state": state.state, "inc": state.increment},
-            "has_uint32": state.has_uint32,
-            "uinteger": state.uinteger,
-        }
-        self.spawned = state.spawned
-
-    def clone(self) -> RandomStream:
-        """Another stream in the same state."""
-        clone = RandomStream(self.entropy, self.spawn_key)
-        clone.go_to(self.state())
-        return clone
-
-    def spawn(self, count: int) -> list[RandomStream]:
-        """Streams independent of this one and of each other, as numpy's SeedSequence spawns them."""
-        first, self.spawned = self.spawned, self.spawned + count
-        return [RandomStream(self.entropy, (*self.spawn_key, i)) for i in range(first, self.spawned)]
-
 
 D = TypeVar("D", bound=Callable[..., Any])
 
@@ -140,14 +68,12 @@ class Generator:
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
         tell_compiler("makes a generator of random numbers")
-        self._stream = RandomStream(_entropy(seed))
+        self._stream = RandomStream(entropy_of(seed))
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         entropy, key = self._stream.entropy, self._stream.spawn_key
         return f"Generator(seed={entropy}{f', spawn_key={key}' if key else ''})"
-
-    # ---------------------------------------------------------------- draws
 
     @_drawing
     def normal(self, shape: int | Sequence[int] = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = None) -> Tensor:
@@ -297,9 +223,7 @@ class Generator:
 
     def _draw(self, make_array: Callable[[np.random.Generator], Any]) -> Any:
         with self._lock:
-            return make_array(_stream_now(self).numpy)
-
-    # ---------------------------------------------------------------- other generators
+            return make_array(stream_now(self, self._stream).numpy)
 
     def spawn(self, count: int) -> list[Generator]:
         """Generators independent of this one and of each other, one per worker or task. Draws nothing; a second call gives others.
@@ -316,7 +240,7 @@ class Generator:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ArgumentError(f"spawn({count!r}): expected an int of at least 0")
         with self._lock:
-            return [generator_of(stream) for stream in _stream_now(self).spawn(count)]
+            return [generator_of(stream) for stream in stream_now(self, self._stream).spawn(count)]
 
     def fork(self) -> Generator:
         """One generator independent of this one; see `spawn`.
@@ -347,8 +271,6 @@ class Generator:
             "another there; spawn() gives each worker a generator of its own."
         )
 
-    # ---------------------------------------------------------------- saving
-
     def state_dict(self) -> dict[str, Any]:
         """The state of the generator, as ints, lists and strings that JSON can hold.
 
@@ -356,9 +278,7 @@ class Generator:
             A dict for `load_state_dict`.
         """
         with self._lock:
-            stream = self._stream
-            entropy = stream.entropy if isinstance(stream.entropy, int) else list(stream.entropy)
-            return {"algorithm": ALGORITHM, "seed": entropy, "spawn_key": list(stream.spawn_key), **stream.state()._asdict()}
+            return self._stream.as_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Continue from `state`, made by `state_dict`; returns the generator.
@@ -372,15 +292,7 @@ class Generator:
         Raises:
             ArgumentError: `state` is no state of a Generator. Nothing has changed.
         """
-        expected = {"algorithm", "seed", "spawn_key", *BitGeneratorState._fields}
-        if not isinstance(state, Mapping) or set(state) != expected or state["algorithm"] != ALGORITHM:
-            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
-            raise ArgumentError(f"Generator.load_state_dict: expected the keys {sorted(expected)} with algorithm {ALGORITHM!r}, found {found}")
-        try:
-            stream = RandomStream(_entropy(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
-            stream.go_to(BitGeneratorState(*(int(state[name]) for name in BitGeneratorState._fields)))
-        except (ValueError, TypeError, OverflowError) as error:
-            raise ArgumentError(f"Generator.load_state_dict: the values are no state of a Generator ({error})") from None
+        stream = stream_of(state)
         tell_compiler("sets the state of a generator of random numbers")
         with self._lock:
             self._stream = stream
@@ -394,20 +306,6 @@ def generator_of(stream: RandomStream) -> Generator:
     generator._stream = stream
     generator._lock = threading.Lock()
     return generator
-
-
-# -------------------------------------------------------------------- arguments
-
-
-def _entropy(seed: Any) -> int | tuple[int, ...]:
-    if seed is None:
-        fresh = np.random.SeedSequence().entropy
-        return _entropy(fresh)
-    several = isinstance(seed, (tuple, list))
-    numbers = seed if several else [seed]
-    if not numbers or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in numbers):
-        raise ArgumentError(f"Generator(seed={seed!r}): expected an int of at least 0, a sequence of them, or None")
-    return tuple(map(int, numbers)) if several else int(seed)
 
 
 def _shape(shape: Any) -> Shape:
@@ -432,9 +330,6 @@ def _check_probability(what: str, p: float) -> None:
 
 def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
     return make(np.asarray(array, dtype=dtype))  # type: ignore[no-any-return]
-
-
-# -------------------------------------------------------------------- the default generator
 
 
 _default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
@@ -462,7 +357,7 @@ def default_generator() -> Generator:
     Returns:
         The generator.
     """
-    recordings, source = _tapes()
+    recordings, source = tapes()
     generator = None if source is None else source.next_default()
     if generator is None:
         generator = _default.get() or _default_of_process()
@@ -517,7 +412,7 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
         go_to: puts it into such a state.
         reseed: seeds it with an int.
     """
-    recordings, source = _tapes()
+    recordings, source = tapes()
     is_scoped = source is None and _is_scoped.get()
     if not recordings and source is None and not is_scoped:
         yield
@@ -543,106 +438,9 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
 
 def draws_are_steered() -> bool:
     """True if `foreign_draws` would do anything here."""
-    return _tape.get() is not None or _is_scoped.get()
+    return is_recording_or_replaying() or _is_scoped.get()
 
 
 def is_replaying() -> bool:
     """True if the running code is computed for a second time, and repeats what it drew the first time."""
-    return _tapes()[1] is not None
-
-
-# -------------------------------------------------------------------- replay
-
-
-class Draws:
-    """The recorded draws of a region: the state before each draw, by generator, and the default generator at each use of it."""
-
-    __slots__ = ("states", "defaults", "foreign")
-
-    def __init__(self) -> None:
-        self.states: dict[Generator, list[BitGeneratorState]] = {}
-        self.defaults: list[Generator] = []
-        #: states of other libraries' generators, in the order of the calls that drew from them
-        self.foreign: list[Any] = []
-
-    @contextmanager
-    def recording(self) -> Iterator[None]:
-        """Record the draws of the block. May be entered several times; draws are appended."""
-        token = _tape.set(_Recording(self, _tape.get()))
-        try:
-            yield
-        finally:
-            _tape.reset(token)
-
-
-class Replay:
-    """Repeats the recorded `draws`; no generator advances. Any number of replays of the same draws may run at once."""
-
-    __slots__ = ("draws", "clones", "drawn", "uses", "foreign_uses")
-
-    def __init__(self, draws: Draws) -> None:
-        self.draws = draws
-        self.clones: dict[Generator, RandomStream] = {}
-        self.drawn: dict[Generator, int] = {}
-        self.uses = 0
-        self.foreign_uses = 0
-
-    @contextmanager
-    def playing(self) -> Iterator[None]:
-        """Repeat the recorded draws in the block. May be entered several times, and continues after the last draw."""
-        token = _tape.set(self)
-        try:
-            yield
-        finally:
-            _tape.reset(token)
-
-    def next_stream(self, generator: Generator) -> RandomStream:
-        """A clone in the state of the same draw in the recorded region; after the last recorded draw, the clone in its present state."""
-        clone = self.clones.get(generator)
-        if clone is None:
-            clone = self.clones[generator] = generator._stream.clone()
-        states = self.draws.states.get(generator, ())
-        k = self.drawn.get(generator, 0)
-        if k < len(states):
-            clone.go_to(states[k])
-        self.drawn[generator] = k + 1
-        return clone
-
-    def next_default(self) -> Generator | None:
-        """The default generator of the same use in the recorded region; None past its last use."""
-        k, self.uses = self.uses, self.uses + 1
-        return self.draws.defaults[k] if k < len(self.draws.defaults) else None
-
-    def next_foreign(self) -> Any:
-        """The state of the other library's generator at the same call of the recorded region; None past the last."""
-        k, self.foreign_uses = self.foreign_uses, self.foreign_uses + 1
-        return self.draws.foreign[k] if k < len(self.draws.foreign) else None
-
-
-class _Recording(NamedTuple):
-    draws: Draws
-    outer: _Recording | Replay | None
-
-
-_tape: ContextVar[_Recording | Replay | None] = ContextVar("aiograd_random_tape", default=None)
-
-
-def _tapes() -> tuple[list[_Recording], Replay | None]:
-    """The recordings that the running code is inside of, innermost first, up to the innermost replay, if there is one."""
-    tape = _tape.get()
-    recordings: list[_Recording] = []
-    while isinstance(tape, _Recording):
-        recordings.append(tape)
-        tape = tape.outer
-    return recordings, tape
-
-
-def _stream_now(generator: Generator) -> RandomStream:
-    """The stream for one draw from `generator`, whose lock is held; records its state if a region is being recorded."""
-    recordings, source = _tapes()
-    stream = generator._stream if source is None else source.next_stream(generator)
-    if recordings:
-        state = stream.state()
-        for recording in recordings:
-            recording.draws.states.setdefault(generator, []).append(state)
-    return stream
+    return tapes()[1] is not None

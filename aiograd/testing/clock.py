@@ -48,7 +48,7 @@ from typing import Any, Literal, TypeVar, TypeVarTuple
 from aiograd.errors import AiogradError, ArgumentError, LoopError
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.owner import OWNER, HandleOwner, Killed
-from aiograd.testing.steps import ReadyQueue, StepTrace
+from aiograd.testing.steps import HandleQueue, StepTrace
 from aiograd.testing.suspension import describe_task
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     """
 
     # Note [Which private names]
-    _ready: ReadyQueue
+    _ready: HandleQueue
     _scheduled: list[asyncio.TimerHandle]
     _selector: _VirtualSelector
     _clock_resolution: float
@@ -113,7 +113,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._trace = StepTrace()
         self._expected = 0
         self._selector = _VirtualSelector(self, patience)
-        self._ready = ReadyQueue(self, self._step, self.stream("sched") if order == "permuted" else None)
+        self._ready = HandleQueue(self, self._step, self.stream("sched") if order == "permuted" else None)
         self._clock_resolution = math.ulp(0.0)
         self._jobs: JobRunner | None
         if callable(executor):

@@ -63,7 +63,7 @@ class StepTrace:
         return str(getattr(callback, "__qualname__", type(callback).__qualname__)).encode()
 
 
-class ReadyQueue(deque[asyncio.Handle]):
+class HandleQueue(deque[asyncio.Handle]):
     """The ready queue: calls `step` with each handle that is about to run, and pops in a drawn order if given draws."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, step: Callable[[asyncio.Handle], None], draws: Random | None) -> None:

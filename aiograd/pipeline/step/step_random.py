@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiograd.errors import ArgumentError
-from aiograd.running.random import RandomStream, default_generator, drawing_from, generator_of
+from aiograd.running.random import default_generator, drawing_from, generator_of
+from aiograd.running.random_streams import RandomStream
 
 _WORD = 2**63
 
