@@ -1,6 +1,6 @@
 """GraphTask: one backward pass. Pure: no loop, no clock, no threads.
 
-A runner (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports what they returned. The GraphTask brings together
+A runner (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports their outputs. The GraphTask brings together
 the plan that selects nodes (`Plan`), the gradients that have arrived and the ready nodes (`Ledger`), the staged gradients (`StagedCommit`), the
 nodes recorded meanwhile (`RecordedNodes`) and the futures of the result (`PassFutures`). A pass that is part of a larger one has `PassHooks`.
 
@@ -49,7 +49,7 @@ class GraphTask(PassView):
     Args:
         roots: gradient edges ``(node, input number)`` to start from.
         seeds: their gradients, fitted to them.
-        inputs: gradient edges whose gradients are wanted; None: accumulate into every leaf.
+        inputs: gradient edges, the wanted gradients; None: accumulate into every leaf.
         require_inputs, accumulate, keepers: with `inputs`; see `Selection`.
         plan: the plan to run; given instead of all of the above.
         keep_graph: keep saved values for another pass.
@@ -71,7 +71,7 @@ class GraphTask(PassView):
     recorded: RecordedNodes | None = None
     #: the runner, in a pass that receives gradients from other workers
     runner: GraphTaskRunner | None = None
-    #: who else takes part in the end of the pass; see `aiograd.graph.reducing`
+    #: other participants in the end of the pass; see `aiograd.graph.reducing`
     guards: tuple[CommitGuard, ...] = ()
     #: the error of `fail_externally`, until the runner raises it
     external_error: BaseException | None = None
@@ -158,7 +158,7 @@ class GraphTask(PassView):
             begins: False if a walk has run the first nodes; `Ledger.resume` then makes nodes ready instead.
 
         Returns:
-            The ledger: what has arrived at each node, and which are ready.
+            The ledger: the gradients that have arrived, and the ready nodes.
         """
         if self.hooks is not None and not self.hooks.is_local:
             self.runner = runner
@@ -200,7 +200,7 @@ class GraphTask(PassView):
         self.staged.stage(leaf, grads, self.grad_target(leaf))
 
     def grad_target(self, leaf: AccumulateGrad) -> GradTarget:
-        """The object in whose `grad` the gradient of a leaf accumulates.
+        """The holder of the `grad` into which the gradient of a leaf accumulates.
 
         Args:
             leaf: the leaf.
@@ -220,7 +220,7 @@ class GraphTask(PassView):
         self.staged.gradients[leaf] = staged
 
     def join(self, guard: CommitGuard) -> None:
-        """Let somebody take part in the end of the pass.
+        """Add a participant in the end of the pass.
 
         Args:
             guard: awaited before the commit.
@@ -261,7 +261,7 @@ class GraphTask(PassView):
 
     @property
     def waiting(self) -> dict[Node, None]:
-        """The nodes whose gradients have not come yet from other workers."""
+        """The nodes that wait for gradients from other workers."""
         return {} if self.ledger is None else self.ledger.waiting
 
     def deliver(self, source: Node, grads: list[Any]) -> None:
@@ -293,7 +293,7 @@ class GraphTask(PassView):
                 self.runner.wake()
 
     def busy(self) -> list[Node]:
-        """The nodes whose rules or hooks have begun and not ended; empty in a pass without a `runner`.
+        """The nodes with a rule or hook that has begun and not ended; empty in a pass without a `runner`.
 
         Returns:
             The nodes, in no particular order.
@@ -369,7 +369,7 @@ class GraphTask(PassView):
         text = str(error).split("\n", 1)[0][:200]
         self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         if self.committed:
-            return  # its nodes have run and released what they saved
+            return  # its nodes have run and released their saved values
         for visited, node in enumerate(plan.dependencies):
             if node is not plan.root or plan.runs(node) or node in plan.captures.at:
                 node.release_variables(self.released)
@@ -377,7 +377,7 @@ class GraphTask(PassView):
                 yield
 
     def tell_reducers(self) -> None:
-        """Tell those who reduce the gradients of leaves that the pass has failed. See Note [Reduced leaves] in `reducing`."""
+        """Tell the reducers of leaves that the pass has failed. See Note [Reduced leaves] in `reducing`."""
         reducers = tuple(LEAF_REDUCERS)
         if reducers and self.error is not None and not self.committed:
             with contextlib.suppress(UnusedInputError):
@@ -402,7 +402,7 @@ class GraphTask(PassView):
         """Call (and await) `callback` after the commit, in order; a callback may queue more.
 
         Args:
-            callback: called without arguments; what it returns is awaited if it can be.
+            callback: called without arguments; an awaitable result is awaited.
 
         Raises:
             ArgumentError: it is not callable.

@@ -2,8 +2,8 @@
 
 Note [Deterministic sums]
     Contributions are added in descending default sequence number of their producer, then by its output index: the order in which an
-    undisturbed pass produces them. A contribution that is next in that order is added at once, so memory stays that of a running sum; one
-    that comes early is kept until its turn. Priorities set by hand have no influence.
+    undisturbed pass produces them. A contribution that is next in that order is added at once, so no more memory is needed than for a running sum;
+    one that comes early is kept until its turn. Priorities set by hand have no influence.
 
 Note [Nothing visible is written to]
     The first contribution may share memory with other arrays (a view, an array given to two edges). The first addition makes a new array; only
@@ -27,7 +27,7 @@ FOLD_INLINE_BYTES = 1 << 20
 
 
 def added(have: Any, grad: Any, is_owned: bool) -> Any:
-    """The sum of a gradient and those that came before it; an array of its own, see Note [Nothing visible is written to].
+    """The sum of a gradient and the earlier ones; an array of its own, see Note [Nothing visible is written to].
 
     Args:
         have: the sum so far, None if `grad` is the first.

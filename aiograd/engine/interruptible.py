@@ -7,7 +7,7 @@ Note [Cancelled while awaited inline]
     for as long as for every other coroutine of the pass. Modes that it had entered (`no_grad`) go with it. Cancellations from within the
     coroutine (a timeout inside it) do not concern the pass; the coroutine handles them as usual.
 
-Rejected: a task for every coroutine (4 µs each, even for those that never suspend, which are most).
+Rejected: a task for every coroutine (4 µs each, even for coroutines that never suspend, most of all).
 """
 
 from __future__ import annotations

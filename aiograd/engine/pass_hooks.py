@@ -19,19 +19,19 @@ from aiograd.graph.node import Node
 
 
 class PassHooks:
-    """The hooks of a larger pass. A subclass overrides those that it needs; the defaults change nothing."""
+    """The hooks of a larger pass. A subclass overrides some of them; the defaults change nothing."""
 
     #: True if no gradients are exchanged with other workers; see Note [Local and distributed passes]
     is_local: ClassVar[bool] = True
     #: True if the post-accumulate hooks of leaves run after the commit; else the code that moves the gradients into the leaves runs them
     runs_post_accumulate_hooks: ClassVar[bool] = True
-    #: nodes whose gradients come from other workers while the pass runs; they count as outstanding from the start
+    #: nodes that get gradients from other workers while the pass runs; they count as outstanding from the start
     sources: Collection[Node] = ()
     #: in a pass with inputs: nodes that send gradients to other workers, which run beside the nodes that lead to the inputs; None: all such nodes
     outlets: Collection[Node] | None = None
 
     def grad_target(self, leaf: AccumulateGrad) -> GradTarget:
-        """The object in whose `grad` the gradient of a leaf accumulates."""
+        """The holder of the `grad` into which the gradient of a leaf accumulates."""
         return leaf
 
     def place_of(self, node: Node) -> Any:
@@ -52,4 +52,4 @@ class GraphTaskRunner(Protocol):
         """Wake the runner: a node has become ready."""
 
     def busy(self) -> list[Node]:
-        """The nodes whose rules or hooks have begun and not ended."""
+        """The nodes with a rule or hook that has begun and not ended."""

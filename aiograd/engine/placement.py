@@ -24,7 +24,7 @@ from aiograd.running.types import Shape
 #: a rule estimated above this many nanoseconds leaves the loop
 INLINE_NS = 400_000.0
 
-#: a part of a graph whose every node is estimated below this may be walked
+#: a part of a graph may be walked if every node is estimated below this
 SMALL_NS = 100_000.0
 
 #: rows that cost no more than this are "cheap": their shape alone says whether they are small
@@ -37,7 +37,7 @@ STAGE_NS_PER_ELEMENT = 8 * STAGE_NS_PER_BYTE
 
 
 class RulePlacement:
-    """Estimates costs, remembering what it has seen.
+    """Estimates costs and remembers the estimates.
 
     Args:
         inline_ns: rules estimated above this many nanoseconds go to the executor.
@@ -51,7 +51,7 @@ class RulePlacement:
         self._estimates: dict[Any, float] = {}
         #: shapes for which every node marked ``is_cheap`` is small
         self.small_shapes: set[Shape] = set()
-        #: shapes of leaves whose staging is cheap
+        #: shapes of leaves that are cheap to stage
         self._small_leaves: set[Shape] = set()
 
     @staticmethod
@@ -118,7 +118,7 @@ class RulePlacement:
 
     @staticmethod
     def device_of(node: Node) -> str:
-        """Name of the device whose thread runs the node: the device of a gradient it takes, else of one it returns."""
+        """Name of the device on the thread of which the node runs: the device of a gradient it takes, else of one it returns."""
         name = getattr(node, "device", "cpu")
         if name == "cpu" and node.spans_devices:
             for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):

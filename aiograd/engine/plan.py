@@ -10,7 +10,7 @@ Note [Nodes that run]
 Note [What discovery decides]
     A pass over a whole graph begins with a walk (`aiograd.engine.walk`), which needs no discovery, and is discovered where that has to stop. For a
     part of a graph discovery decides if the pass can be walked (`is_plain`): it has no user code and is small enough; `order` and `special` then
-    list the nodes to run and those that need special care. Else gradients are counted: `dependencies` is the number of gradients that each node
+    list the nodes to run and the special ones among them. Else gradients are counted: `dependencies` is the number of gradients that each node
     waits for, and `expected` the order in which gradients of several producers are summed. A walk needs no counts.
 """
 
@@ -65,7 +65,7 @@ class BackwardPlan:
     #: when a part is walked: nodes with their wanted outputs (None: all), where only some are wanted or gradients are captured before the node runs
     special: Mapping[Node, tuple[bool, ...] | None] = {}
     captures: Captures = _NO_CAPTURES
-    #: nodes that keep what they saved although the pass does not keep the graph
+    #: nodes that keep their saved values although the pass does not keep the graph
     kept: Collection[Node] = ()
     #: nodes that have run in an earlier pass, and their hooks with them
     resumed: Collection[Node] = ()

@@ -1,4 +1,4 @@
-"""The shortest pass: over one node whose edges all lead to leaves, the program of a compiled function.
+"""The shortest pass: over one node with edges to leaves only, the program of a compiled function.
 
 Note [No pass to speak of]
     Nothing can happen between the node and its leaves: no other node, no user code, no pause. So there is no plan and no GraphTask; gradients are

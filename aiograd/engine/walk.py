@@ -4,7 +4,7 @@ Note [One walk]
     Descending sequence number is a topological order (Note [Sequence numbers order the graph]), so nothing has to be counted beforehand: of the
     nodes that have got a gradient the one with the highest number runs next, and every producer of it has run before, in the order in which
     gradients are to be summed. A dict of running sums replaces input buffers and dependencies. The nodes of a whole graph are found while it is
-    walked; those that wait are in a heap, and the best of those that the last node reached stays out of it, so that a chain needs no heap. The nodes
+    walked; nodes that wait are in a heap, and the best of those that the last node reached stays out of it, so that a chain needs no heap. The nodes
     of a part of a graph have been found by discovery and sorted (`BackwardPlan.order`). No hook can observe when leaves accumulate, so they are
     staged at the end. Measured by ``tests/benchmarks/small_graphs.py``.
 
@@ -15,11 +15,11 @@ Note [A gradient arrives]
 
 Note [Handed over]
     The walk of a whole graph ends at the first node that it must not run: one with user code, of a device, or so expensive that it goes to the
-    executor. Then the graph is discovered, and `Ledger.resume` takes the sums over: all nodes down to the last one that ran have run, and what they
-    contributed comes first in every sum. So the rest of the pass is as if it had taken the general path from the beginning, hooks in the same order.
+    executor. Then the graph is discovered, and `Ledger.resume` takes the sums over: all nodes down to the last one that ran have run, and their
+    gradients come first in every sum. So the rest of the pass is as if it had taken the general path from the beginning, hooks in the same order.
     Discovery allows no walk of a part with such a node.
 
-The plan gives the gradients to start from (`first_sums`), and runs the nodes of which only some outputs are wanted or whose gradients are captured
+The plan gives the gradients to start from (`first_sums`), and runs the nodes with some wanted outputs only or with captured gradients
 (`run_part`), or all nodes where the pass is recorded (`run_recorded`). The walk yields whenever the time slice is over; everything else is
 synchronous.
 """
@@ -50,7 +50,7 @@ class GraphWalk:
     """The walk of one pass.
 
     Args:
-        task: a pass for which `can_walk`, or one that has been discovered and whose plan is plain.
+        task: a pass for which `can_walk`, or a discovered one with a plain plan.
         placement: decides which nodes may run on the loop.
         slice_over: returns True if it is time to yield to the loop.
     """
@@ -82,7 +82,7 @@ class GraphWalk:
         get, take = sums.get, sums.pop
         small_shapes, is_small = self.placement.small_shapes, self.placement.is_small
         release, released = not task.keep_graph, task.released
-        #: nodes whose sum is an array that the walk has made itself; of nodes with several inputs, pairs with the number of the input
+        #: nodes with a sum that the walk has made itself; of nodes with several inputs, pairs with the number of the input
         owned: set[Any] = set()
         heap: list[tuple[int, Node]] = []
         is_part = plan.is_plain
@@ -186,7 +186,7 @@ class GraphWalk:
             self.is_complete = True
 
     def _stage(self, nodes: list[Any]) -> None:
-        """Capture the gradients that have arrived at nodes and are wanted, and stage those of leaves."""
+        """Capture the gradients that have arrived at nodes and are wanted, and stage the gradients of leaves."""
         task = self.task
         leaves = self._capture(nodes) if task.plan.is_plain else nodes
         if task.hooks is None:
@@ -224,7 +224,7 @@ def arrive(sums: dict[Node, Any], owned: set[Any], node: Node, index: int, out: 
 
     Args:
         sums: the sums by node, or lists of them where the node has several inputs.
-        owned: nodes, or pairs of node and input, whose sums may be added to in place.
+        owned: nodes, or pairs of node and input, with sums that may be added to in place.
         node: the node that has run.
         index: number of the output.
         out: the gradient, which is not None.

@@ -62,7 +62,7 @@
         ├── ReferenceLostError (LookupError)  a remote reference to an object that is gone
         ├── NotExposedError (LookupError)     a function or class that the service does not expose
         ├── Overloaded                        a worker has reached a limit; says when to try again
-        ├── LimitError (ValueError)           a message is larger than what the limits allow
+        ├── LimitError (ValueError)           a message is larger than the limits allow
         ├── AuthenticationError (PermissionError) the peer could not prove its identity
         │   └── CertificateError              a TLS certificate is not trusted, missing, or for another name
         ├── AddressError (ConnectionError)    the URL of a worker cannot be right

@@ -154,7 +154,7 @@ class AccumulateGrad(Node):
 
 
 class GradTarget(Protocol):
-    """An object in whose `grad` a gradient accumulates: a leaf's node, or a buffer in its place."""
+    """An object with a `grad` into which a gradient accumulates: a leaf's node, or a buffer in its place."""
 
     #: None, an array or a Tensor
     grad: Any
@@ -164,7 +164,7 @@ class Staged:
     """A gradient that is staged for the commit: the sum with the target's gradient, and the terms of that sum.
 
     Args:
-        target: the object whose ``grad`` is replaced: the leaf's node, or the entry of a distributed context for the leaf.
+        target: the object with the ``grad`` that is replaced: the leaf's node, or the entry of a distributed context for the leaf.
         grad: the gradient that arrived.
     """
 
@@ -267,7 +267,7 @@ def own(grad: Array) -> Array:
 
 
 def _is_whole(view: Array) -> bool:
-    """True if an array is all of the memory of another, in order, and nothing else refers to that one: what a rule's last ``reshape`` returns."""
+    """True if an array is all of the memory of another, in order, and nothing else refers to that one, as after a rule's last ``reshape``."""
     base = view.base
     return (
         base.__class__ is ndarray

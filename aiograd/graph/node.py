@@ -71,11 +71,11 @@ class NodeExtra:
         self.metadata: dict[str, Any] | None = None
         self.priority: int | None = None
         self.reordered = False
-        #: the forward stack as text, and the node whose backward recorded this one (double backward)
+        #: the forward stack as text, and the node that recorded this one in its backward (double backward)
         self.anomaly: tuple[str, Node | None] | None = None
         #: (thread id, task name) that recorded the node, known in anomaly and profiler mode
         self.recorder: tuple[int, str | None] | None = None
-        #: of a leaf: what combines its gradients with those of other processes; see `aiograd.graph.reducing`
+        #: of a leaf: combines its gradients with the gradients of other processes; see `aiograd.graph.reducing`
         self.reducer: LeafReducer | None = None
 
 
@@ -107,7 +107,7 @@ class Node:
 
     #: True if made from a row: the node has ``vjp(g)`` (``vjp(list)`` with several inputs), ``_saved``, a cost, and runs no user code
     is_builtin = False
-    #: True if the node has one input, whose metadata are the attributes ``shape`` and ``dtype``
+    #: True if the node has one input with the metadata in the attributes ``shape`` and ``dtype``
     is_single = False
     #: True for a row with a low cost per element: its shape alone decides if it is small (see `aiograd.engine.placement`)
     is_cheap = False
@@ -400,7 +400,7 @@ class Node:
         return self, input_nr
 
     def tensor_hooks(self, input_nr: int) -> HookDict:
-        """Hooks on the tensor whose gradient arrives at this input.
+        """Hooks on the tensor that has its gradient at this input.
 
         Args:
             input_nr: number of the input.

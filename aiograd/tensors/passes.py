@@ -315,7 +315,7 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
         _check_seed(what, i, gradient, metadata)
     if not create_graph:
         return gradient._data
-    return gradient.clone() if what == "backward()" else gradient  # what the caller gave is never stored as a .grad
+    return gradient.clone() if what == "backward()" else gradient  # an array of the caller is never stored as a .grad
 
 
 def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:

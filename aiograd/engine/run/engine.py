@@ -2,7 +2,7 @@
 
 Note [A pass that waits is not made yet]
     A loop runs every task that is ready before it looks at its timers. So a thousand passes that are started together all begin in one round of
-    the loop, and whatever each does before it waits for its turn holds the loop up a thousand times. Therefore `Engine.run_new` makes a pass only
+    the loop, and each step of theirs before the wait for a turn holds the loop up a thousand times. Therefore `Engine.run_new` makes a pass only
     when its turn has come; until then there is its place in the queue.
 """
 
@@ -45,13 +45,13 @@ class Engine:
     """Owns the executor and the limits of backward passes on one event loop.
 
     ``async with Engine(concurrency=1) as engine:`` makes it the engine of the passes started in the block (by the running task and those it
-    starts). Where no such block is entered, passes run on the default engine of their loop: that of the innermost block with ``default=True``,
-    in whatever task it was entered (the lifespan of a web application, say, for its handlers), else one that is made on first use.
+    starts). Where no such block is entered, passes run on the default engine of their loop: the engine of the innermost block with
+    ``default=True``, entered in any task (the lifespan of a web application, say, for its handlers), else one that is made on first use.
 
     Args:
         threads: number of threads of the executor; one per core by default.
         concurrency: how many nodes of one pass may be in flight at once; None for no limit. 1 makes the order of execution exactly the order
-            of priority, whatever suspends.
+            of priority, even if a node suspends.
         budget: seconds of computation on the loop between two pauses.
         cancel_grace: seconds that cancelled coroutines of a pass get to finish.
         inline_ns: rules estimated above this many nanoseconds run on the executor; ``inf`` keeps rows on the loop.
@@ -136,7 +136,7 @@ class Engine:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         token, self._token = self._token, None
         if token is not None:
-            with contextlib.suppress(ValueError):  # left in another task: what is set there is none of ours, and a closed engine is never used
+            with contextlib.suppress(ValueError):  # left in another task: the other task has an engine of its own, and a closed engine is never used
                 ENTERED_ENGINE.reset(token)
         if self._is_default:
             self._step_down(asyncio.get_running_loop())
@@ -233,7 +233,7 @@ class Engine:
 
         Args:
             roots: gradient edges to start from, with `grads`, one array each (Tensors with `create_graph`).
-            inputs: gradient edges whose gradients are wanted; None accumulates into every leaf.
+            inputs: gradient edges, the wanted gradients; None accumulates into every leaf.
             accumulate: accumulate into `inputs` instead of returning their gradients.
             grads: for each root its gradient, of the root's shape.
             keep_graph: keep saved values, so that another pass can run over the graph.
@@ -257,7 +257,7 @@ class Engine:
             roots, grads, options: as of `new_graph_task`.
 
         Returns:
-            As `run`, and cancelling does what it does there.
+            As `run`; cancelling has the same effect.
 
         >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
         >>> y = (x * x).sum()
@@ -365,7 +365,7 @@ class Engine:
         return True
 
     async def offload(self, function: Callable[[], Any]) -> Any:
-        """Run a synchronous function on the executor, in a copy of the caller's context, and return what it returns.
+        """Run a synchronous function on the executor, in a copy of the caller's context, and return its result.
 
         Cancelling stops the waiting; the function runs to its end and its result is dropped.
 

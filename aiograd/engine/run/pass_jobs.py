@@ -5,7 +5,7 @@ Note [Nodes in a row]
     and in a chain of expensive rules the loop would only hand each result to the next rule. So a job that is all that its runner waits for
     completes its node, takes the most urgent ready one and runs it, as the runner would. It ends when the loop is needed: for a node of user code,
     a captured gradient or a device; for a second expensive node, which runs at the same time; when another pass's job waits for a thread; and after
-    a few cheap nodes in a row, whose Python code would keep the interpreter's lock from the loop.
+    a few cheap nodes in a row, because their Python code would keep the interpreter's lock from the loop.
     The ledger has one owner at a time: the runner opens it to the job before it waits, and closes it when it wakes. So after a cancellation no
     further node starts, as everywhere.
 """
@@ -62,7 +62,7 @@ class PassJobs:
             self._is_open = False
 
     def run(self, node: Node, grads: list[Any]) -> Callable[[], None] | None:
-        """Run a node, and those that follow.
+        """Run a node and its successors.
 
         Args:
             node: the node, for which `is_simple`.

@@ -59,7 +59,7 @@ class PassRunner(PassTurns):
             try:
                 raise self.stopped
             finally:
-                self.stopped = None  # whose traceback leads back here
+                self.stopped = None  # its traceback leads back here
         if not self.holds_turn:
             await self.take_turn()
         walk = None
@@ -149,7 +149,7 @@ class PassRunner(PassTurns):
                 self.start(*ledger.pop())
                 if self.is_fresh:
                     self.is_fresh = False
-                    await asyncio.sleep(0)  # what was started last begins before anything less urgent: a request goes out before local work
+                    await asyncio.sleep(0)  # the last coroutine begins before anything less urgent: a request goes out before local work
             elif waits_for or ledger.waiting:
                 await self.wait(in_flight)
             else:
@@ -162,7 +162,7 @@ class PassRunner(PassTurns):
         """Wait until the gradients that the pass delivers are computed: a device may still be working, and may only fail before the commit."""
         pending = [(node, array) for node, array in self.task.delivered() if hasattr(array, "__aiograd_wait__")]
         for _, array in pending:
-            array.__aiograd_is_ready__()  # starts what a device has only made a note of: all of it, before the first wait
+            array.__aiograd_is_ready__()  # starts the operations that a device has only noted: all of it, before the first wait
         for node, array in pending:
             wait = array.__aiograd_wait__
             self.close()
@@ -276,7 +276,7 @@ class PassRunner(PassTurns):
             finally:
                 if inline.rest is not None:
                     self.rest = asyncio.get_running_loop().create_task(inline.rest, name=f"aiograd:{'callback' if node is None else node.name}")
-                    restore_mode(mode)  # what the rest has entered goes on with it
+                    restore_mode(mode)  # modes that the rest has entered stay with it
         except BaseException as raised:
             annotate(raised, self.task, node)
             raise
@@ -412,7 +412,7 @@ class PassRunner(PassTurns):
             await self.perform(None, final_callback(task, callback))
 
     async def perform(self, node: Node | None, steps: Generator[Await, Any, None]) -> None:
-        """Run `steps` to their end, awaiting what they yield."""
+        """Run `steps` to their end, awaiting their commands."""
         value, error = None, None
         if self.turns.over() and self.holds_turn:
             await self.pause()

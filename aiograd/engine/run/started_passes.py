@@ -59,7 +59,7 @@ class StartedPasses:
 
 
 async def _delivered(task: GraphTask, run: Callable[[GraphTask], Coroutine[Any, Any, None]]) -> None:
-    """Run a pass whose error is delivered through the future of its GraphTask."""
+    """Run a pass and leave its error to the future of its GraphTask."""
     try:
         await run(task)
     except Exception as error:
