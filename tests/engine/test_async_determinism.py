@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.engine.run import driver
+from aiograd.engine.run import runner
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import bits, chain, function, leaf, number, ticking
@@ -179,15 +177,6 @@ def test_priorities_set_by_hand_change_no_sum(seed: int) -> None:
         assert simulated_run(main, priorities).value == expected
 
 
-@pytest.fixture
-def frantic_threads() -> Iterator[None]:
-    """Threads take turns as often as the interpreter can make them."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
-
-
 @pytest.mark.parametrize("seed", range(3))
 async def test_the_same_bits_on_real_threads(seed: int, frantic_threads: None) -> None:
     expected = await gradients(seed)
@@ -277,8 +266,8 @@ def test_a_pass_that_records_gives_the_same_bits_and_numbers_by_the_short_cut_an
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[Any] = []
-    sweep = driver.sweep
-    monkeypatch.setattr(driver, "sweep", lambda task, *args: swept.append(task) or sweep(task, *args))
+    walk = runner.GraphWalk
+    monkeypatch.setattr(runner, "GraphWalk", lambda task, *args: swept.append(task) or walk(task, *args))
     expected = simulated_run(three_orders, seed, True).value
     assert not swept
     found = simulated_run(three_orders, seed, False).value

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from aiograd.engine.graph_task import GraphTask
-from aiograd.engine.run import driver, new_graph_task
+from aiograd.engine.run import runner
 from aiograd.engine.split_backward import InputPlan, WeightPlan
-from aiograd.engine.sweep import sweep
+from aiograd.engine.walk import GraphWalk
 from aiograd.graph.node import Node
 from aiograd.pipeline import backward, stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.tensors.op_node import OpNode
+from tests.engine.test_plan import new_general_task
 from tests.pipeline.random_stages import Stage
 
 SEEDS = 400
@@ -66,21 +67,14 @@ async def test_two_halves_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
     assert halved > SEEDS / 4  # the programs do contain what this is about
 
 
-def new_general_task(*args: Any, **options: Any) -> GraphTask:
-    """One that is never swept."""
-    task = new_graph_task(*args, **options)
-    task.may_sweep = False
-    return task
-
-
 async def test_halves_that_are_swept_are_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     tasks: list[Any] = []
 
     def swept(task: Any, *args: Any) -> Any:
         tasks.append(task)
-        return sweep(task, *args)
+        return GraphWalk(task, *args)
 
-    monkeypatch.setattr(driver, "sweep", swept)
+    monkeypatch.setattr(runner, "GraphWalk", swept)
     first_halves = second_halves = halved = undivided = 0
     for seed in range(SEEDS):
         whole = Stage(seed, is_plain=True)
