@@ -28,7 +28,7 @@ from aiograd.distributed.cluster.names import check_names, check_service
 from aiograd.distributed.cluster.process import through_cancellation
 from aiograd.distributed.cluster.ray_connection import Connection, connect, import_ray, story
 from aiograd.distributed.cluster.ray_placement import PLACE_SECONDS, STRATEGIES, RayPlacement, bundle_of
-from aiograd.distributed.cluster.ray_worker import WorkerHandshake, RayWorker, Settings
+from aiograd.distributed.cluster.ray_worker import RayWorker, Settings, WorkerHandshake
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
@@ -334,7 +334,8 @@ class RayCluster(BaseCluster):
         handshake: WorkerHandshake = await self._result(name, actor.greet.remote())
         if handshake.version != __version__:
             raise VersionMismatch(
-                f"worker {name} on node {handshake.address} has aiograd {handshake.version}, the driver {__version__}: install one version on all nodes"
+                f"worker {name} on node {handshake.address} has aiograd {handshake.version}, the driver {__version__}: install one version "
+                "on all nodes"
             )
         settings = dataclasses.replace(self._settings, name=name)
         url: str = handshake.url or await self._result(name, actor.start.remote(settings, seal(self._secret, handshake.public)))

@@ -14,7 +14,7 @@ Note [Peers that do not read, and peers that do not finish]
     must come in each such time. One timer per connection watches both, and runs only while there is something to watch.
 
 Note [Small frames beside large ones]
-    Whoever fills a connection with large frames holds up the small ones in it by what lies ahead of them: in the transport, at most two frames
+    A small frame waits for the large frames ahead of it in a connection: in the transport, at most two frames
     and one that is being written; in the socket, where the system is told to take no more than one frame, and `UNSENT`, that it cannot send yet;
     and at the receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
     after each large one reading pauses for a turn of the loop, in which what has come in before is served.
@@ -24,8 +24,8 @@ Note [Fewer wake-ups]
     more than the copy. So while a large frame comes in, the system is told to wait for `WAKE` bytes, or for the rest of the frame.
 
 Note [Strangers]
-    Whoever connects could announce large messages before it has said who it is, and have memory set aside for them. On a channel that was
-    accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on. From then on
+    A stranger could announce large messages before its handshake, and have memory set aside for them. On a channel that was
+    accepted, messages are therefore small until it is attached a second time: that is when the handshake is done. From then on
     it counts as a peer's; there may be no room for one, then it is closed.
 """
 
@@ -68,7 +68,7 @@ class WebSocketChannel(FrameOutput):
     Args:
         remote: where the peer is, for logs.
         limits: sizes and times.
-        masking: True if this side dialled: it then masks what it sends and the other does not.
+        masking: True if this side dialled: it then masks its frames, and the other side does not.
         certified_names: the names in the peer's verified certificate.
         on_lost: called when the connection is gone, before `on_closed`.
         permit: of a connection that was accepted.
@@ -103,7 +103,7 @@ class WebSocketChannel(FrameOutput):
         self._on_frame: Callable[[bytes | memoryview], None] | None = None
         self._on_closed: Callable[[BaseException | None], None] | None = None
         self._error: BaseException | None = None
-        # input: what has arrived and is not parsed, the large frame that is being received, the fragments of a message before it
+        # input: bytes that are not parsed, the large frame that is being received, the fragments of a message before it
         self._buffer = bytearray(RECEIVE)
         self._view = memoryview(self._buffer)
         self._end = 0
@@ -126,7 +126,7 @@ class WebSocketChannel(FrameOutput):
     # ---- life
 
     def start(self, transport: asyncio.Transport, received: bytes) -> None:
-        """Take over a connection; `received` is what came after the HTTP head. Nothing is read until somebody attaches."""
+        """Take over a connection; `received` is what came after the HTTP head. Nothing is read until the channel is attached."""
         self._transport = transport
         transport.pause_reading()
         if (transport.get_extra_info("peername") or (None,))[0] != (transport.get_extra_info("sockname") or ("",))[0]:
@@ -183,7 +183,7 @@ class WebSocketChannel(FrameOutput):
         self._transport.abort()
 
     def _fail(self, code: int, what: str) -> None:
-        """Close because of what the peer sent."""
+        """Close because the peer broke the protocol."""
         if not self._closing:
             self._error = ProtocolError(f"WebSocket frame from {self.remote}: {what}", code="websocket")
             self._close(code)
@@ -311,7 +311,7 @@ class WebSocketChannel(FrameOutput):
             self._begin_watch()
 
     def _acceptable(self, first: int, second: int, length: int) -> bool:
-        """Check a header, before anything is allocated for what it announces; closes where it is wrong."""
+        """Check a header, before memory is allocated for its frame; closes where it is wrong."""
         opcode, final, begun = first & 0x0F, first & framing.FIN, self._fragments
         if (second & framing.MASKED) != self._peer_mask_bit:
             self._fail(framing.PROTOCOL_FAULT, "masked by the wrong side")

@@ -1,8 +1,8 @@
 """FrameOutput: the side of a WebSocket channel that sends.
 
 Note [Masks]
-    A browser masks what it sends with bytes that a web page cannot foresee, so that no page can write a request of its choice into a connection
-    that a proxy between them reads as HTTP. From the second attachment on frames are sealed, and nobody can foresee a byte of them; the
+    A browser masks its frames with bytes that a web page cannot foresee, so that no page can write a request of its choice into a connection
+    that a proxy between them reads as HTTP. From the second attachment on frames are sealed, and no byte of them can be foreseen; the
     mask is then zero, which every receiver understands and which costs neither side anything.
 """
 
@@ -22,7 +22,7 @@ from aiograd.distributed.rpc.transport import Buffer
 
 #: header and payload up to this size are joined, so that they leave in one packet
 JOIN = 16 << 10
-#: bytes that the system takes beyond what it can send; see Note [Small frames beside large ones]
+#: bytes that the system takes beyond the bytes that it can send; see Note [Small frames beside large ones]
 UNSENT = 256 << 10
 #: written bytes that a peer takes in `unread_seconds` at least, unless it takes all of them
 TRICKLE = 64 << 10
@@ -74,7 +74,7 @@ class FrameOutput(asyncio.BufferedProtocol):
         raise NotImplementedError
 
     def _ensure_watch(self) -> None:
-        """Watch the peer until it has read what was written."""
+        """Watch the peer until it has read all output."""
         raise NotImplementedError
 
     def send(self, frame: Buffer, more: bool = False) -> bool:
@@ -155,7 +155,7 @@ class FrameOutput(asyncio.BufferedProtocol):
         self._ensure_watch()
 
     def _mark(self, left: int) -> None:
-        """Give the peer `unread_seconds` for what has been written, or for `TRICKLE` bytes of it."""
+        """Give the peer `unread_seconds` to read all output, or `TRICKLE` bytes of it."""
         self._unread_mark, self._unread_since = min(self._written, left + TRICKLE), self._loop.time()
 
     def resume_writing(self) -> None:
