@@ -19,7 +19,8 @@ import numpy as np
 
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.functional.function import Function, FunctionNode
+from aiograd.functional.function import Function
+from aiograd.functional.function_node import FunctionNode
 from aiograd.functional.isolation.graph_boundary import GraphBoundary, edge_of
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
