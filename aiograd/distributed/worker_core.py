@@ -25,7 +25,7 @@ from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits, check_number
-from aiograd.distributed.rpc.peer_session import PromptHandler
+from aiograd.distributed.rpc.request_handlers import PromptHandler
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service

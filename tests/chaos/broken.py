@@ -70,13 +70,13 @@ def _forget_requests(*states: RequestState) -> Break:
     request, probe = InboundRequests.request, InboundRequests.probe
 
     def forgetful_request(self: InboundRequests, frame: Frame, now: float, age: float = 0.0) -> None:
-        row = self.rows.get(frame.id)
+        row = self.requests.get(frame.id)
         if row is not None and row.state in states and not frame.offset:
             self._drop(row)
         request(self, frame, now, age)
 
     def forgetful_probe(self: InboundRequests, frame: Frame) -> None:
-        row = self.rows.get(frame.id)
+        row = self.requests.get(frame.id)
         if row is not None and row.state in states:
             self._outbox.control[FrameKind.UNKNOWN, frame.id] = None
         else:
@@ -92,7 +92,7 @@ def _resend_as_another(stack: ExitStack) -> None:
 
     def resend_twice(self: OutboundRequests, row: OutboundRequest) -> None:
         if not row.queued and row not in copies:
-            copies.add(self.rows[self.add(row.request_kind, row.buffers, row.deadline, 0.0)])
+            copies.add(self.requests[self.add(row.request_kind, row.buffers, row.deadline, 0.0)])
         resend(self, row)
 
     _replace(OutboundRequests, "_resend", resend_twice)(stack)

@@ -227,8 +227,8 @@ class World:
         for name, host in self.hosts.items():
             figures = host.worker.statistics()
             counts: Counter[str] = Counter({key: getattr(figures, key) for key in ("contexts", "passes", "calls", "in_doubt", "bytes_held")})
-            for conversation in host.worker.endpoint._conversations():
-                session = conversation.session.statistics()
+            for each in host.worker.endpoint._sessions():
+                session = each.rpc_session.statistics()
                 counts.update({key: getattr(session, key) for key in ("outstanding", "running", "remembered", "bytes_stored", "bytes_unsent")})
             if (living := self.network.find(name)) is not None:
                 counts["channels to the dead"] = sum(channel._peer.place.owner.is_dead for channel in living.channels)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.distributed.rpc import peer_session
+from aiograd.distributed.rpc import request_handlers
 from aiograd.distributed.rpc.codec import WireTensor
-from aiograd.distributed.rpc.former_requests import PendingRequest
+from aiograd.distributed.rpc.earlier_requests import PendingRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.errors import (
     ArgumentError,
@@ -150,11 +150,11 @@ async def test_the_deadline_passes_in_the_moment_in_which_there_is_room(virtual_
         a, b = await world.pair()
         first = asyncio.create_task(a.ask("b", "gate", "y" * 10_000))
         await turns(50)
-        (conversation,) = a.endpoint._conversations()
+        (session,) = a.endpoint._sessions()
         second = asyncio.create_task(a.ask("b", "echo", "z" * 10_000, timeout=2.0))
         await turns()
         b.gate.set()
-        while conversation._room.is_awaited:
+        while session._room.is_awaited:
             await turns(1)
         loop.advance(3.0)
         with pytest.raises(DeadlineError):
@@ -311,7 +311,7 @@ async def test_requests_that_are_served_without_a_task(virtual_clock: VirtualClo
 
         await a.ask("b", "echo")
         value, seconds = await post("patient")
-        assert peer_session.HOLD <= seconds < 2 * peer_session.HOLD
+        assert request_handlers.HOLD <= seconds < 2 * request_handlers.HOLD
         for other in (post("urgent"), a.ask("b", "echo", 1)):
             patient = asyncio.create_task(post("patient"))
             await turns()
@@ -319,7 +319,7 @@ async def test_requests_that_are_served_without_a_task(virtual_clock: VirtualClo
             await other
             value, seconds = await patient
             assert seconds == 0.0, "it came along"
-        assert (await post(bytes(peer_session.HOLD_BYTES)))[1] == 0.0, "room is given back at once"
+        assert (await post(bytes(request_handlers.HOLD_BYTES)))[1] == 0.0, "room is given back at once"
         with pytest.raises(ContextNotFoundError, match="no such context"):
             await post("wrong")
         with pytest.raises(ContextNotFoundError, match="no such context"):
@@ -401,13 +401,13 @@ async def test_a_request_that_makes_no_sense_is_answered_with_an_error() -> None
         a, _ = await world.pair()
         await a.ask("b", "echo", 0)
         (peer,) = a.endpoint._peers.values()
-        conversation = peer.conversation()
+        session = peer.session()
         loop = asyncio.get_running_loop()
         now = loop.time()
         answer: asyncio.Future[Any] = loop.create_future()
-        id = conversation.session.request(CALL, [b"nonsense that is no message"], 5.0, now)
-        conversation._requests[id] = PendingRequest(conversation, id, answer, CALL, 0, 5.0)
-        conversation._pump(now)
+        id = session.rpc_session.request(CALL, [b"nonsense that is no message"], 5.0, now)
+        session._requests[id] = PendingRequest(session, id, answer, CALL, 0, 5.0)
+        session.pump(now)
         with pytest.raises((ProtocolError, LimitError), match="Error on Node b"):
             await answer
         assert await a.ask("b", "echo", 1) == 1

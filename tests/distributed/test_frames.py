@@ -21,7 +21,7 @@ U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 WITH_BODY = (FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.FAILURE)
 CONTROL = tuple(kind for kind in FrameKind if kind not in WITH_BODY)
 DEFAULTS = {
-    "magic": b"AGRD", "version": 4, "kind": 1, "flags": 7, "id": 5, "offset": 0, "total": 4, "length": 4, "deadline_ms": 250, "sent_ms": 70,
+    "magic": b"AGRD", "version": 5, "kind": 1, "flags": 7, "id": 5, "offset": 0, "total": 4, "length": 4, "deadline_ms": 250, "sent_ms": 70,
     "watermark": 3,
 }  # fmt: skip
 
@@ -63,7 +63,7 @@ def test_what_is_packed_is_parsed(kind, message_id, request_kind, pieces, before
 @pytest.mark.parametrize("kind", CONTROL)
 def test_control_frames(kind):
     message_id = 0 if kind in (FrameKind.HEARTBEAT, FrameKind.GOODBYE) else 9
-    body = bytes(16) if kind is FrameKind.FORMER else b""
+    body = bytes(16) if kind is FrameKind.ENDED else b""
     assert parse(pack_header(kind, message_id, [body], watermark=2**64 - 1) + body, LIMITS) == (kind, 0, message_id, 0, 0, 0, 0, 2**64 - 1, body)
 
 
@@ -83,24 +83,24 @@ def test_the_body_is_a_view_of_the_frame():
     [
         (
             FrameKind.REQUEST, 5, {"request_kind": 7, "total": 4, "deadline_ms": 250, "sent_ms": 258, "watermark": 3}, [b"bo", b"dy"],
-            "41475244 04 01 0700 0500000000000000 0000000000000000 0400000000000000 04000000 fa000000 02010000 0300000000000000",
+            "41475244 05 01 0700 0500000000000000 0000000000000000 0400000000000000 04000000 fa000000 02010000 0300000000000000",
         ),
         (
             FrameKind.FAILURE, 2**64 - 1, {"offset": 1000, "total": 2000, "watermark": 2**63}, [b"body"],
-            "41475244 04 03 0000 ffffffffffffffff e803000000000000 d007000000000000 04000000 00000000 00000000 0000000000000080",
+            "41475244 05 03 0000 ffffffffffffffff e803000000000000 d007000000000000 04000000 00000000 00000000 0000000000000080",
         ),
         (
             FrameKind.HEARTBEAT, 0, {"watermark": 9}, [],
-            "41475244 04 08 0000 0000000000000000 0000000000000000 0000000000000000 00000000 00000000 00000000 0900000000000000",
+            "41475244 05 08 0000 0000000000000000 0000000000000000 0000000000000000 00000000 00000000 00000000 0900000000000000",
         ),
     ],
 )  # fmt: skip
-def test_golden_headers_of_version_4(kind, message_id, fields, body, expected):
+def test_golden_headers_of_version_5(kind, message_id, fields, body, expected):
     assert pack_header(kind, message_id, body, **fields) == bytes.fromhex(expected)
 
 
-def test_golden_kinds_of_version_4():
-    names = "REQUEST RESPONSE FAILURE RECEIVED PROBE CANCEL UNKNOWN HEARTBEAT GOODBYE FORMER"
+def test_golden_kinds_of_version_5():
+    names = "REQUEST RESPONSE FAILURE RECEIVED PROBE CANCEL UNKNOWN HEARTBEAT GOODBYE ENDED"
     assert {kind.name: int(kind) for kind in FrameKind} == {name: code for code, name in enumerate(names.split(), 1)}
 
 
@@ -111,7 +111,7 @@ MALFORMED = [
     ("version", build(version=0)),
     ("version", build(version=1)),
     ("version", build(version=2)),
-    ("version", build(version=5)),
+    ("version", build(version=6)),
     ("kind", build(kind=0)),
     ("kind", build(kind=11)),
     ("kind", build(kind=255)),
@@ -134,8 +134,8 @@ MALFORMED = [
     ("control", control(body=b"x")),
     ("control", control(FrameKind.GOODBYE, b"x", id=0)),
     ("control", control(FrameKind.HEARTBEAT, b"x", id=0, total=1)),
-    ("control", control(FrameKind.FORMER, bytes(15))),
-    ("control", control(FrameKind.FORMER)),
+    ("control", control(FrameKind.ENDED, bytes(15))),
+    ("control", control(FrameKind.ENDED)),
     ("control", control(offset=1)),
     ("control", control(total=1)),
     ("control", control(deadline_ms=1)),
@@ -143,7 +143,7 @@ MALFORMED = [
     ("id", control(id=0)),
     ("id", control(FrameKind.HEARTBEAT, id=1)),
     ("id", control(FrameKind.GOODBYE, id=1)),
-    ("id", control(FrameKind.FORMER, bytes(16), id=0)),
+    ("id", control(FrameKind.ENDED, bytes(16), id=0)),
 ]
 
 
@@ -170,7 +170,7 @@ def test_checks_come_in_their_order():
     """A frame with everything wrong is refused for the first thing; set right one after the other, the codes come as documented."""
     fields = {"magic": b"HTTP", "version": 9, "kind": 77, "flags": 0x8000, "length": 2**31, "total": 2**63, "id": 0}
     repairs = {
-        "magic": {"magic": b"AGRD"}, "version": {"version": 4}, "kind": {"kind": 1}, "flags": {"flags": 0}, "frame_size": {"length": 5},
+        "magic": {"magic": b"AGRD"}, "version": {"version": 5}, "kind": {"kind": 1}, "flags": {"flags": 0}, "frame_size": {"length": 5},
         "length": {"length": 4}, "total": {"total": 2}, "fragment": {"total": 4}, "id": {"id": 1},
     }  # fmt: skip
     codes = []
@@ -184,8 +184,8 @@ def test_checks_come_in_their_order():
 
 
 def test_another_version_names_both_ranges():
-    with pytest.raises(VersionMismatch, match=r"versions 5 to 5, this side 4 to 4"):
-        parse(build(version=5), LIMITS)
+    with pytest.raises(VersionMismatch, match=r"versions 6 to 6, this side 5 to 5"):
+        parse(build(version=6), LIMITS)
 
 
 def test_damaged_frames_are_refused_and_nothing_else():

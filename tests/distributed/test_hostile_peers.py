@@ -213,8 +213,8 @@ def forget(worker: dist.Worker) -> None:
     """The end of the intruder's session when it has been silent for long enough."""
     for peer in list(worker.endpoint._peers.values()):
         if peer.name == "x":
-            for conversation in list(peer.conversations):
-                peer.lose(conversation, "the test is over")
+            for session in list(peer.sessions):
+                peer.lose(session, "the test is over")
 
 
 def test_a_bomb_that_the_limits_let_through_would_be_noticed() -> None:

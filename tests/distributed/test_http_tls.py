@@ -155,10 +155,10 @@ async def test_a_worker_that_was_connected_is_asked_again_whatever_its_address_s
         with pytest.raises(NotExposedError):
             await a.call("b", "nothing")
         (peer,) = a.endpoint._peers.values()
-        (conversation,) = peer.conversations
-        assert conversation.link is not None
+        (session,) = peer.sessions
+        assert session.channel is not None
         a.add_peer("b", b.url.replace("http", "https"))
-        conversation.link.close()
+        session.channel.close()
         with pytest.raises(WorkerLostError, match="nothing was heard"):
             await a.call("b", "nothing")
         a.add_peer("b", b.url)

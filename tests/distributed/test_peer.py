@@ -302,7 +302,7 @@ def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_befo
 
 
 async def test_redundant_conversations_do_not_chase_each_other() -> None:
-    """Two conversations that the same side ends up dialling: each new one must not end the other."""
+    """Two sessions that the same side ends up dialling: each new one must not end the other."""
 
     async with World() as world:
         b = await world.node("b")
@@ -311,8 +311,8 @@ async def test_redundant_conversations_do_not_chase_each_other() -> None:
         world.board.latency = 0.01
         await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2))
         (peer,) = b.endpoint._peers.values()
-        for conversation in list(peer.conversations):  # b has forgotten what a has not
-            peer.lose(conversation, "for the test")
+        for session in list(peer.sessions):  # b has forgotten what a has not
+            peer.lose(session, "for the test")
         await asyncio.sleep(2.0)
         dials = world.board.dials
         await asyncio.gather(a.ask("b", "echo", 3), b.ask("a", "echo", 4))
@@ -328,8 +328,8 @@ async def test_what_a_peer_has_given_up_is_lost_and_not_asked_again() -> None:
         asking = asyncio.create_task(a.ask("b", "gate", 2))
         await asyncio.sleep(0.1)
         (peer,) = b.endpoint._peers.values()
-        (conversation,) = peer.conversations
-        peer.lose(conversation, "for the test")
+        (session,) = peer.sessions
+        peer.lose(session, "for the test")
         with pytest.raises(WorkerLostError, match="given up the session"):
             await asking
         assert b.ran == [1, 2]
@@ -371,13 +371,13 @@ async def test_a_loss_in_the_moment_in_which_there_is_room() -> None:
         a, b = await world.pair()
         first = asyncio.create_task(a.ask("b", "gate", "x" * 10_000))
         await turns(50)
-        (conversation,) = a.endpoint._conversations()
+        (session,) = a.endpoint._sessions()
         second = asyncio.create_task(a.ask("b", "echo", "y" * 10_000))
         await turns()
         b.gate.set()
-        while conversation._room.is_awaited:
+        while session._room.is_awaited:
             await turns(1)
-        conversation.peer.lose(conversation, "for the test")
+        session.peer.lose(session, "for the test")
         await first
         with pytest.raises(WorkerLostError):
             await second
@@ -392,9 +392,9 @@ async def test_the_other_conversation_is_used_while_one_is_not_connected() -> No
         await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2))
         await asyncio.sleep(1.0)
         world.board.unreachable |= {a.transport.url, b.transport.url}
-        preferred = next(each for each in a.endpoint._conversations() if each.dialled)
-        assert preferred.link is not None
-        preferred.link.close()
+        preferred = next(each for each in a.endpoint._sessions() if each.dialled)
+        assert preferred.channel is not None
+        preferred.channel.close()
         await asyncio.sleep(0.1)
         assert await a.ask("b", "echo", 3, timeout=0.5) == 3
         assert await b.ask("a", "echo", 4, timeout=0.5) == 4
@@ -431,7 +431,7 @@ async def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it()
         await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2))
         asking = asyncio.create_task(a.ask("b", "gate", 3))  # over the one that a dialled
         await asyncio.sleep(1.0)
-        (theirs,) = [each for each in b.endpoint._conversations() if each.dialled]
+        (theirs,) = [each for each in b.endpoint._sessions() if each.dialled]
         theirs.peer.lose(theirs, "for the test")
         await asyncio.sleep(1.0)
         b.gate.set()
@@ -447,8 +447,8 @@ async def test_a_peer_that_starts_afresh_has_given_up_what_was_before() -> None:
         await a.ask("b", "echo", 1)
         asking = asyncio.create_task(b.ask("a", "gate", 2))
         await asyncio.sleep(0.1)
-        (conversation,) = a.endpoint._conversations()
-        conversation.peer.lose(conversation, "for the test")
+        (session,) = a.endpoint._sessions()
+        session.peer.lose(session, "for the test")
         assert await a.ask("b", "echo", 3) == 3
         with pytest.raises(WorkerLostError, match="opened another session"):
             await asking
@@ -465,8 +465,8 @@ async def test_a_session_is_given_up_while_it_is_being_resumed() -> None:
         world.board.reset()
         await asyncio.sleep(0.12)  # the hello has arrived, the finish has not
         assert b.endpoint.statistics().handshakes == 1
-        (conversation,) = b.endpoint._conversations()
-        conversation.peer.lose(conversation, "for the test")
+        (session,) = b.endpoint._sessions()
+        session.peer.lose(session, "for the test")
         with pytest.raises(WorkerLostError, match="given up"):
             await asking
         assert await a.ask("b", "echo", 3) == 3
@@ -571,12 +571,12 @@ async def test_a_restarted_peer_cannot_resume_what_was_before() -> None:
         await a.ask("b", "echo", 1)
         asking = asyncio.create_task(b.ask("a", "gate", 2))
         await asyncio.sleep(0.1)
-        (before,) = a.endpoint._conversations()
+        (before,) = a.endpoint._sessions()
         a.transport.crash()
         again = await world.node("a", b)
         task = asyncio.create_task(again.ask("b", "echo", 3))
         await turns(1)
-        (after,) = again.endpoint._conversations()
+        (after,) = again.endpoint._sessions()
         after.id = before.id  # though it cannot know
         with pytest.raises(WorkerLostError, match="restarted"):
             await asking

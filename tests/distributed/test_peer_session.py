@@ -137,7 +137,7 @@ def test_it_succeeds_where_the_peer_remembers_nothing(seconds: float) -> None:
     """The link is tested before anything is sent on it, so that nobody needs to say what became of it."""
 
     async def main(two: Two, a: dist.Worker) -> None:
-        two.later(seconds - 0.1, two.b.endpoint._former.clear)
+        two.later(seconds - 0.1, two.b.endpoint._ended.clear)
         await two.hold_up(seconds)
         assert await a.call("b", "note", 1) == 1
 
@@ -291,7 +291,7 @@ async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(virtua
         await asyncio.sleep(0.1)
         assert b.ran == [1]
         (peer,) = b.endpoint._peers.values()
-        peer.lose(peer.conversations[0], "it is a test")
+        peer.lose(peer.sessions[0], "it is a test")
         await asyncio.sleep(0)
         world.board.passes = lambda channel, frame: True
         world.board.reset()
@@ -421,7 +421,7 @@ async def test_a_worker_that_was_held_up_is_told_by_who_dials_it_first(virtual_c
             channel.held = channel.side == "b"
         await asyncio.sleep(0.1)
         (theirs,) = a.endpoint._peers.values()
-        theirs.lose(theirs.conversations[0], "it is a test")
+        theirs.lose(theirs.sessions[0], "it is a test")
         for channel in list(world.board.channels):
             channel.abort(ConnectionResetError("cut"))
         assert await a.ask("b", "echo", 2) == 2
@@ -429,7 +429,7 @@ async def test_a_worker_that_was_held_up_is_told_by_who_dials_it_first(virtual_c
 
 
 async def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiograd.distributed.rpc.endpoint.FORMER_SESSIONS", 3)
+    monkeypatch.setattr("aiograd.distributed.rpc.endpoint.ENDED_SESSIONS", 3)
 
     async with World() as world:
         a, _ = await world.pair()
@@ -438,13 +438,13 @@ async def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(virtu
         for n in range(5):
             endpoint._remember(b"%016d" % n, mine, n)
         endpoint._remember(b"%016d" % 9, other, 1)
-        assert [former.first for former in endpoint.former(mine)] == [2, 3, 4]
-        assert [former.first for former in endpoint.former(mine, b"%016d" % 3)] == [2, 4, 3], "the one that was asked for comes last"
-        assert endpoint.former(mine, b"%016d" % 9)[-1].first == NOT_KNOWN, "it is somebody else's"
-        assert endpoint.former(other._replace(incarnation=b"j" * 16)) == []
+        assert [former.first for former in endpoint.ended_sessions(mine)] == [2, 3, 4]
+        assert [former.first for former in endpoint.ended_sessions(mine, b"%016d" % 3)] == [2, 4, 3], "the one that was asked for comes last"
+        assert endpoint.ended_sessions(mine, b"%016d" % 9)[-1].first == NOT_KNOWN, "it is somebody else's"
+        assert endpoint.ended_sessions(other._replace(incarnation=b"j" * 16)) == []
         await asyncio.sleep(Limits().max_deadline + 1)
         endpoint._remember(b"%016d" % 7, mine, 7)
-        assert [former.first for former in endpoint.former(mine)] == [7]
+        assert [former.first for former in endpoint.ended_sessions(mine)] == [7]
 
 
 def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -455,15 +455,15 @@ def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(caplog: pytes
             a, b = await world.pair()
             asking = asyncio.ensure_future(a.ask("b", "gate", 1))
             await asyncio.sleep(0.1)
-            (session,) = b.endpoint._conversations()
+            (session,) = b.endpoint._sessions()
             (task,) = session.handlers
-            coroutine = session._serve(Deliver(99, 7, bytearray().join(encode(None, Limits())), 1.0))
-            session._handlers[99] = task
+            coroutine = session._handlers._serve(Deliver(99, 7, bytearray().join(encode(None, Limits())), 1.0))
+            session._handlers._running[99] = task
             session.peer.handler = lambda *_: asyncio.Event().wait()  # type: ignore[assignment]
             with contextlib.suppress(StopIteration):
                 coroutine.send(None)
             coroutine.close()
-            assert session._handlers.pop(99, None) is task, "nobody was answered"
+            assert session._handlers._running.pop(99, None) is task, "nobody was answered"
             b.gate.set()
             await asking
 

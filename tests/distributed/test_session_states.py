@@ -153,7 +153,7 @@ def test_answerer(state, event, after, out, done):
         found = error.code
     else:
         found = names(effects(session))
-    row = session._answers.rows.get(ID)
+    row = session._answers.requests.get(ID)
     assert (row.state.name if row else "none", sent(session), found) == (after, out, done)
     assert row is None or (row.assembly is not None) is (after == "ASSEMBLING")  # its memory goes with it
     held, running = {"RUNNING": (4, 1), "ASSEMBLING": (4, 1)}.get(after, (0, 0))

@@ -41,15 +41,15 @@ class PeerLeft(NamedTuple):
     """The peer said goodbye."""
 
 
-#: `Former.first` where a session is not known, or not any more
+#: `SessionEnded.first` where a session is not known, or not any more
 NOT_KNOWN = 0xFFFF_FFFF_FFFF_FFFF
 
 
-class Former(NamedTuple):
+class SessionEnded(NamedTuple):
     """The peer reports on an earlier session that it has given up: it has run no request from the id `first` on."""
 
     session: bytes
     first: int
 
 
-Effect: TypeAlias = Deliver | Answered | Expired | Abandon | PeerLeft | Former
+Effect: TypeAlias = Deliver | Answered | Expired | Abandon | PeerLeft | SessionEnded

@@ -16,7 +16,7 @@ from aiograd.distributed.error_wire import to_wire
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.rpc.budget import Budget, PeerBudget
 from aiograd.distributed.rpc.codec import encode
-from aiograd.distributed.rpc.effects import NOT_KNOWN, Former
+from aiograd.distributed.rpc.effects import NOT_KNOWN, SessionEnded
 from aiograd.distributed.rpc.handshake import Answerer
 from aiograd.distributed.rpc.handshake_log import HandshakeLog
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
@@ -24,7 +24,8 @@ from aiograd.distributed.rpc.keyring import Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.loopback import Loopback
 from aiograd.distributed.rpc.peer import RESTARTED, Peer
-from aiograd.distributed.rpc.peer_session import Handler, PeerSession, PromptHandler
+from aiograd.distributed.rpc.peer_session import PeerSession
+from aiograd.distributed.rpc.request_handlers import Handler, PromptHandler
 from aiograd.distributed.rpc.secure_channel import SecureChannel, ServerHandshake
 from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistics
@@ -37,7 +38,7 @@ logger = structured_logger("aiograd.distributed")
 #: seconds that cancelled handlers have to stop when an endpoint is closed
 GRACE = 1.0
 #: the number of ended sessions of one principal that are remembered, and the number of them that a peer is told of when it is dialled
-FORMER_SESSIONS, FORMER_TOLD = 4096, 8
+ENDED_SESSIONS, ENDED_TOLD = 4096, 8
 
 
 class Endpoint:
@@ -97,8 +98,8 @@ class Endpoint:
         self._budgets: dict[PeerId, PeerBudget] = {}
         self._peers: dict[PeerId, Peer] = {}
         #: principal -> ended session -> its peer, its first request that was not delivered, the time until which it is kept; oldest first
-        self._former: dict[str, dict[bytes, tuple[PeerIdentity, int, float]]] = {}
-        self._greetings: dict[ServerHandshake, None] = {}
+        self._ended: dict[str, dict[bytes, tuple[PeerIdentity, int, float]]] = {}
+        self._handshakes: dict[ServerHandshake, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
         text = f"worker {name!r} holds as many requests or bytes as its limits or its memory allow, of this peer or of all; try again in a second"
@@ -150,11 +151,11 @@ class Endpoint:
             return
         self._is_open = False
         try:
-            for greeting in list(self._greetings):
-                greeting.close()
-            conversations = list(self._conversations())
-            for conversation in conversations:
-                conversation.say_goodbye()
+            for handshake in list(self._handshakes):
+                handshake.close()
+            sessions = list(self._sessions())
+            for session in sessions:
+                session.say_goodbye()
             await asyncio.sleep(0)  # lets the transport pass it on
         finally:
             for peer in list(self._peers.values()):
@@ -211,7 +212,7 @@ class Endpoint:
     def is_connected(self, peer: PeerId) -> bool:
         """True if there is a connection to a peer."""
         known = self._peers.get(peer)
-        return known is not None and any(conversation.link is not None for conversation in known.conversations)
+        return known is not None and any(session.channel is not None for session in known.sessions)
 
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
@@ -254,18 +255,18 @@ class Endpoint:
         entry = self._peers.get(id)
         if entry is None:
             entry = Peer(self, id)
-        return await entry.conversation().request(kind, value, timeout)
+        return await entry.session().request(kind, value, timeout)
 
     def statistics(self) -> EndpointStatistics:
         """Counts of the work so far and of open connections and requests."""
         peers = []
-        for conversation in self._conversations():
-            figures = conversation.session.statistics()
+        for session in self._sessions():
+            figures = session.rpc_session.statistics()
             peers.append(
                 PeerStatistics(
-                    name=conversation.peer.name,
-                    principal=conversation.peer.principal,
-                    is_connected=conversation.link is not None,
+                    name=session.peer.name,
+                    principal=session.peer.principal,
+                    is_connected=session.channel is not None,
                     outstanding=figures.outstanding,
                     running=figures.running,
                     bytes_in=figures.bytes_in,
@@ -281,14 +282,14 @@ class Endpoint:
             name=self.name,
             peers=tuple(peers),
             bytes_held=self._budget.held,
-            handshakes=len(self._greetings),
+            handshakes=len(self._handshakes),
             failed_handshakes=self._failed_handshakes,
             lost=self._lost,
         )
 
-    def _conversations(self) -> Iterator[PeerSession]:
+    def _sessions(self) -> Iterator[PeerSession]:
         for peer in self._peers.values():
-            yield from peer.conversations
+            yield from peer.sessions
 
     # ---- for peers
 
@@ -325,65 +326,65 @@ class Endpoint:
         peer = self._peers.get(identity.peer)
         if peer is None:
             return
-        for conversation in list(peer.conversations):
-            if conversation is not but and conversation.identity not in (None, identity):
-                peer.lose(conversation, RESTARTED)
+        for session in list(peer.sessions):
+            if session is not but and session.identity not in (None, identity):
+                peer.lose(session, RESTARTED)
 
-    def lost(self, peer: Peer, conversation: PeerSession, reason: str) -> None:
+    def lost(self, peer: Peer, session: PeerSession, reason: str) -> None:
         """Called when a session with a peer has ended."""
-        if not peer.conversations:
+        if not peer.sessions:
             self._peers.pop(peer.id, None)
             self._budgets.pop(peer.id, None)
-        self._stopping = [task for task in (*self._stopping, *conversation.handlers) if not task.done()]
-        identity = conversation.identity
+        self._stopping = [task for task in (*self._stopping, *session.handlers) if not task.done()]
+        identity = session.identity
         if identity is None or not self._is_open:
             return
-        self._remember(conversation.id, identity, conversation.session.delivered + 1)
-        if conversation.heir is not None and not conversation.is_confirmed:
+        self._remember(session.id, identity, session.rpc_session.delivered + 1)
+        if session.successor is not None and not session.is_confirmed:
             return  # the peer never knew of it
         self._lost += 1
         fields = {"worker": self.name, "peer": peer.name}
         logger.info("worker %s: lost worker %s (principal %s): %s", self.name, peer.name, peer.principal, reason, extra=fields)
-        if conversation.is_used and self._on_lost is not None:
+        if session.is_used and self._on_lost is not None:
             try:
-                since = math.inf if conversation.heir is None else conversation.spared_since
+                since = math.inf if session.successor is None else session.spared_since
                 self._on_lost(identity, WorkerLostError(f"worker {peer.name!r} was lost: {reason}", worker=peer.name, spared_since=since))
             except Exception as error:
                 self.loop.call_exception_handler({"message": "on_lost raised", "exception": error})
 
     def _remember(self, session: bytes, identity: PeerIdentity, first: int) -> None:
         now = self.loop.time()
-        known = self._former.setdefault(identity.principal, {})
-        while known and ((oldest := next(iter(known.items())))[1][2] <= now or len(known) >= FORMER_SESSIONS):
+        known = self._ended.setdefault(identity.principal, {})
+        while known and ((oldest := next(iter(known.items())))[1][2] <= now or len(known) >= ENDED_SESSIONS):
             del known[oldest[0]]
         known[session] = identity, first, now + self.limits.max_deadline
 
-    def former(self, identity: PeerIdentity, session: bytes | None = None) -> list[Former]:
-        """The last delivered request of each session of a peer that has ended here; that of `session` comes last where it is given.
+    def ended_sessions(self, identity: PeerIdentity, session: bytes | None = None) -> list[SessionEnded]:
+        """The last delivered request of each session of a peer that has ended here; the one of `session` comes last.
 
         A `session` that is not known is over from now on.
         """
-        known = {id: first for id, (whose, first, _) in self._former.get(identity.principal, {}).items() if whose == identity}
-        last: list[Former] = []
+        known = {id: first for id, (whose, first, _) in self._ended.get(identity.principal, {}).items() if whose == identity}
+        last: list[SessionEnded] = []
         if session is not None:
-            last.append(Former(session, known.pop(session, NOT_KNOWN)))
+            last.append(SessionEnded(session, known.pop(session, NOT_KNOWN)))
             if last[0].first == NOT_KNOWN:
                 self._remember(session, identity, NOT_KNOWN)
-        return [Former(id, first) for id, first in known.items()][-FORMER_TOLD:] + last
+        return [SessionEnded(id, first) for id, first in known.items()][-ENDED_TOLD:] + last
 
     def is_over(self, identity: PeerIdentity, session: bytes) -> bool:
         """True if a session of a peer has ended here, or was denied."""
-        known = self._former.get(identity.principal, {}).get(session)
+        known = self._ended.get(identity.principal, {}).get(session)
         return known is not None and known[0] == identity
 
     def was_there(self, peer: PeerId) -> bool:
         """True if there was a session with a peer, lately, that has ended."""
-        return any(whose.peer == peer for whose, _, _ in self._former.get(peer.principal, {}).values())
+        return any(whose.peer == peer for whose, _, _ in self._ended.get(peer.principal, {}).values())
 
     # ---- those who dial
 
     def _accept(self, channel: Channel) -> None:
-        if not self._is_open or len(self._greetings) >= self.limits.connections:
+        if not self._is_open or len(self._handshakes) >= self.limits.connections:
             channel.close()
             return
         asked: list[bytes] = []
@@ -397,30 +398,30 @@ class Endpoint:
             is_taken=self._is_taken,
             certified_names=channel.certified_names,
         )
-        greeting = ServerHandshake(channel, answerer, self.limits.handshake_timeout, functools.partial(self._greeted, asked))
-        if not greeting.is_done:
-            self._greetings[greeting] = None
+        handshake = ServerHandshake(channel, answerer, self.limits.handshake_timeout, functools.partial(self._handshake_done, asked))
+        if not handshake.is_done:
+            self._handshakes[handshake] = None
 
     def _is_taken(self, identity: PeerIdentity) -> bool:
         peer = self._peers.get(identity.peer) if self.keeps_names else None
-        return peer is not None and any(each.link is not None and each.identity not in (None, identity) for each in peer.conversations)
+        return peer is not None and any(each.channel is not None and each.identity not in (None, identity) for each in peer.sessions)
 
     def _may_resume(self, asked: list[bytes], identity: PeerIdentity, session: bytes) -> bool:
         asked.append(session)
         peer = self._peers.get(identity.peer)
-        conversation = None if peer is None else peer.find(session)
-        return conversation is not None and conversation.identity == identity
+        found = None if peer is None else peer.find(session)
+        return found is not None and found.identity == identity
 
-    def _greeted(self, asked: list[bytes], greeting: ServerHandshake, link: SecureChannel | None, why: BaseException | None) -> None:
-        self._greetings.pop(greeting, None)
-        if link is None:
+    def _handshake_done(self, asked: list[bytes], handshake: ServerHandshake, channel: SecureChannel | None, why: BaseException | None) -> None:
+        self._handshakes.pop(handshake, None)
+        if channel is None:
             self._failed_handshakes += 1
-            self._handshake_log.failed(greeting.remote, why, self.context)
+            self._handshake_log.failed(handshake.remote, why, self.context)
             return
-        identity = link.secured.peer
+        identity = channel.secured.peer
         self.seen(identity)
         peer = self._peers.get(identity.peer)
         if peer is None:
             peer = Peer(self, identity.peer)
-        peer.accept(link, asked[0] if asked else None)
+        peer.accept(channel, asked[0] if asked else None)
 

@@ -19,7 +19,7 @@ Note [Order of the checks]
     length     more or fewer bytes after the header than it says
     total      a message longer than `Limits.message_bytes`
     fragment   bytes that reach beyond the end of the message, or none of a message that has some
-    control    a control frame with a body (only HEARTBEAT may have one, and FORMER has), an offset, a total or a deadline
+    control    a control frame with a body (only HEARTBEAT may have one, and ENDED has), an offset, a total or a deadline
     id         a frame about a message without its id, or the other way round
     ========== ====================================================================================
 """
@@ -67,7 +67,7 @@ class FrameKind(enum.IntEnum):
     #: an orderly end: no more frames follow
     GOODBYE = 9
     #: of an earlier session, which its body names: requests from this id on were not delivered
-    FORMER = 10
+    ENDED = 10
 
 
 _KINDS: Final = tuple({int(kind): kind for kind in FrameKind}.get(code) for code in range(256))
@@ -75,8 +75,8 @@ _KINDS: Final = tuple({int(kind): kind for kind in FrameKind}.get(code) for code
 _LAST_WITH_BODY: Final = int(FrameKind.FAILURE)
 _REQUEST: Final = int(FrameKind.REQUEST)
 _FIRST_WITHOUT_ID: Final = int(FrameKind.HEARTBEAT)
-_FORMER: Final = int(FrameKind.FORMER)
-#: bytes of the body of a FORMER
+_ENDED: Final = int(FrameKind.ENDED)
+#: bytes of the body of a ENDED
 SESSION_BYTES: Final = 16
 
 
@@ -177,9 +177,9 @@ def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Fram
             raise _broken("total", f"{kind.name} belongs to a message of {total} bytes, above Limits.message_bytes={limits.message_bytes}")
         if offset + length > total or (not length and total):
             raise _broken("fragment", f"{kind.name} has {length} bytes at {offset} of a message of {total}")
-    elif offset or total or deadline_ms or (length != SESSION_BYTES if code == _FORMER else length and code != _FIRST_WITHOUT_ID):
+    elif offset or total or deadline_ms or (length != SESSION_BYTES if code == _ENDED else length and code != _FIRST_WITHOUT_ID):
         raise _broken("control", f"{kind.name} has {length} bytes at {offset} of {total} and deadline {deadline_ms}, expected none of them")
-    if (code < _FIRST_WITHOUT_ID or code == _FORMER) != (message_id > 0):
+    if (code < _FIRST_WITHOUT_ID or code == _ENDED) != (message_id > 0):
         raise _broken("id", f"{kind.name} has id {message_id}, expected {'none' if message_id else 'a request'}")
     return Frame(kind, flags, message_id, offset, total, deadline_ms, sent_ms, watermark, memoryview(frame)[_SIZE:] if body is None else body)
 

@@ -1,7 +1,7 @@
 """InboundRequests: the answerer's side of a session, from the first fragment of a request until its requester has the answer.
 
 Note [Exactly once]
-    A request has a row from its first fragment. Once it was delivered it is never delivered again: a copy that arrives while it runs
+    A request has a request from its first fragment. Once it was delivered it is never delivered again: a copy that arrives while it runs
     joins it (RECEIVED), one that arrives afterwards gets the stored answer. Rows are dropped when the requester says that the request
     is resolved, by the watermark in each of its frames or by the ids in its heartbeats; it says so when it will send no more about it.
 
@@ -46,7 +46,7 @@ from aiograd.errors import ProtocolError
 #: of the time a requester has left, the part that its answer may take on the way back, and the most that this is, seconds
 SHARE_OF_RETURN = 0.05
 LONGEST_RETURN = 0.05
-#: rows of answered requests that a peer may leave unresolved, in multiples of those that may run, and in any case
+#: requests of answered requests that a peer may leave unresolved, in multiples of those that may run, and in any case
 UNRESOLVED_PER_RUNNING = 16
 UNRESOLVED_ANYWAY = 1024
 
@@ -93,7 +93,7 @@ class InboundRequests:
     """The requests of the peer that it has not resolved. See Note [Exactly once].
 
     Attributes:
-        rows: by id.
+        requests: by id.
         watermark: the lowest id that the peer has not resolved.
         running: requests that are assembled or run.
         held: bytes reserved from the budget.
@@ -102,8 +102,8 @@ class InboundRequests:
     """
 
     __slots__ = (
-        "rows", "watermark", "running", "held", "stored", "delivered", "timers",
-        "_limits", "_budget", "_outbox", "_effects", "_overloaded", "_most_rows",
+        "requests", "watermark", "running", "held", "stored", "delivered", "timers",
+        "_limits", "_budget", "_outbox", "_effects", "_overloaded", "_most_requests",
     )  # fmt: skip
 
     def __init__(
@@ -114,7 +114,7 @@ class InboundRequests:
         effects: deque[Effect],
         overloaded: Callable[[], Sequence[Buffer]],
     ) -> None:
-        self.rows: dict[int, InboundRequest] = {}
+        self.requests: dict[int, InboundRequest] = {}
         self.watermark = 1
         self.running = 0
         self.held = 0
@@ -126,7 +126,7 @@ class InboundRequests:
         self._outbox = outbox
         self._effects = effects
         self._overloaded = overloaded
-        self._most_rows = UNRESOLVED_PER_RUNNING * limits.requests_per_peer + UNRESOLVED_ANYWAY
+        self._most_requests = UNRESOLVED_PER_RUNNING * limits.requests_per_peer + UNRESOLVED_ANYWAY
 
     # ---- heard from the peer
 
@@ -137,50 +137,50 @@ class InboundRequests:
             ProtocolError: it does not fit what came before.
         """
         id = frame.id
-        row = self.rows.get(id)
-        if row is not None and row.state is not _ASSEMBLING:
+        request = self.requests.get(id)
+        if request is not None and request.state is not _ASSEMBLING:
             if not frame.offset:
-                self._say(row)
+                self._say(request)
             return
-        if row is None and (frame.offset or id < self.watermark):
+        if request is None and (frame.offset or id < self.watermark):
             return  # the rest of one that was given up, or nobody waits for it
         left = self._seconds_left(frame, age)
         if left <= 0:  # its caller has gone
-            if row is not None:
-                self._drop(row)
+            if request is not None:
+                self._drop(request)
             return
         body, total = frame.body, frame.total
-        if row is None:
-            row = self._begin(frame, now + left)
-            if row is None:
+        if request is None:
+            request = self._begin(frame, now + left)
+            if request is None:
                 return
-        elif row.total != total or row.kind != frame.request_kind:
+        elif request.total != total or request.kind != frame.request_kind:
             raise ProtocolError(
-                f"request {id}: a fragment of {total} bytes of kind {frame.request_kind}, after one of {row.total} bytes of kind {row.kind}",
+                f"request {id}: a fragment of {total} bytes of kind {frame.request_kind}, after one of {request.total} bytes of kind {request.kind}",
                 code="changed",
             )
-        assembly = row.assembly
+        assembly = request.assembly
         if assembly is None:
             try:
                 message: bytearray | memoryview = bytearray(body) if body.readonly else body
             except MemoryError:
-                self._refuse(row)
+                self._refuse(request)
                 return
         elif assembly.add(frame.offset, body):
-            row.assembly = None
+            request.assembly = None
             message = assembly.message
-            if now + left < row.deadline:
-                row.deadline = now + left
+            if now + left < request.deadline:
+                request.deadline = now + left
         else:
-            if now + left < row.deadline:
-                row.deadline = now + left
-                self.timers.set(id, row.deadline)
+            if now + left < request.deadline:
+                request.deadline = now + left
+                self.timers.set(id, request.deadline)
             return
-        row.state = _RUNNING
+        request.state = _RUNNING
         if id > self.delivered:
             self.delivered = id
-        self.timers.set(id, row.deadline)
-        self._effects.append(Deliver(id, row.kind, message, row.deadline - now))
+        self.timers.set(id, request.deadline)
+        self._effects.append(Deliver(id, request.kind, message, request.deadline - now))
 
     def _seconds_left(self, frame: Frame, age: float) -> float:
         """Seconds until the answer to a request is of no use, less what its way back may take."""
@@ -189,71 +189,71 @@ class InboundRequests:
         return left - min(left * SHARE_OF_RETURN, LONGEST_RETURN)
 
     def _begin(self, frame: Frame, deadline: float) -> InboundRequest | None:
-        """A row for a new request; None where it was refused. See Note [Limits]."""
+        """A request for a new request; None where it was refused. See Note [Limits]."""
         id, total = frame.id, frame.total
-        row = InboundRequest(id, _ASSEMBLING, frame.request_kind, total, deadline)
-        self._admit(row)
+        request = InboundRequest(id, _ASSEMBLING, frame.request_kind, total, deadline)
+        self._admit(request)
         limits = self._limits
         if self.running < limits.requests_per_peer and self.stored <= limits.bytes_per_peer and self._budget.reserve(total):
-            row.held = total
+            request.held = total
             self.held += total
             self.running += 1
             if len(frame.body) != total:
                 try:
-                    row.assembly = Assembly(total)
+                    request.assembly = Assembly(total)
                 except MemoryError:
-                    self._refuse(row)
+                    self._refuse(request)
                     return None
                 self.timers.set(id, deadline)
-            return row
-        self._refuse(row, counted=False)
+            return request
+        self._refuse(request, counted=False)
         return None
 
-    def _admit(self, row: InboundRequest) -> None:
-        if len(self.rows) >= self._most_rows:
+    def _admit(self, request: InboundRequest) -> None:
+        if len(self.requests) >= self._most_requests:
             raise ProtocolError(
-                f"request {row.id}: {len(self.rows)} earlier requests are answered or running and the peer has resolved none above "
+                f"request {request.id}: {len(self.requests)} earlier requests are answered or running and the peer has resolved none above "
                 f"{self.watermark - 1}, expected it to say which it has resolved",
                 code="unresolved",
             )
-        self.rows[row.id] = row
+        self.requests[request.id] = request
 
-    def _refuse(self, row: InboundRequest, counted: bool = True) -> None:
+    def _refuse(self, request: InboundRequest, counted: bool = True) -> None:
         if counted:
-            self._release(row)
-        self._settle(row, FrameKind.FAILURE, self._overloaded())
+            self._release(request)
+        self._settle(request, FrameKind.FAILURE, self._overloaded())
 
     def probe(self, frame: Frame) -> None:
         """The peer asks what became of a request."""
-        row = self.rows.get(frame.id)
-        if row is not None and row.state is not _ASSEMBLING:
-            self._say(row)
-        elif row is not None or frame.id >= self.watermark:
+        request = self.requests.get(frame.id)
+        if request is not None and request.state is not _ASSEMBLING:
+            self._say(request)
+        elif request is not None or frame.id >= self.watermark:
             self._outbox.control[FrameKind.UNKNOWN, frame.id] = None
 
     def cancel(self, frame: Frame) -> None:
         """The peer wants no answer."""
         id = frame.id
-        row = self.rows.get(id)
-        if row is None:
+        request = self.requests.get(id)
+        if request is None:
             if id < self.watermark:
                 return
-            row = InboundRequest(id, _ABANDONED, 0, 0, 0.0)
-            self._admit(row)
-        self._end(row)
-        self._settle(row, FrameKind.FAILURE, ())
+            request = InboundRequest(id, _ABANDONED, 0, 0, 0.0)
+            self._admit(request)
+        self._end(request)
+        self._settle(request, FrameKind.FAILURE, ())
 
     def resolved_below(self, watermark: int) -> None:
         """All requests with smaller ids are resolved."""
-        rows = self.rows
+        requests = self.requests
         before, self.watermark = self.watermark, watermark
-        if rows:
-            if watermark - before <= len(rows):
-                gone = [rows[id] for id in range(before, watermark) if id in rows]
+        if requests:
+            if watermark - before <= len(requests):
+                gone = [requests[id] for id in range(before, watermark) if id in requests]
             else:
-                gone = [row for id, row in rows.items() if id < watermark]
-            for row in gone:
-                self._drop(row)
+                gone = [request for id, request in requests.items() if id < watermark]
+            for request in gone:
+                self._drop(request)
 
     def resolved_but(self, body: memoryview) -> None:
         """The ids that a heartbeat tells; see `OutboundRequests.unresolved`.
@@ -265,21 +265,21 @@ class InboundRequests:
             raise ProtocolError(f"HEARTBEAT with {len(body)} bytes after its header, expected {1 + UNRESOLVED} ids of 8 bytes at most", code="ids")
         horizon, *ids = struct.unpack(f"<{len(body) // 8}Q", body)
         unresolved = frozenset(ids)
-        for row in [row for id, row in self.rows.items() if id < horizon and id not in unresolved]:
-            self._drop(row)
+        for request in [request for id, request in self.requests.items() if id < horizon and id not in unresolved]:
+            self._drop(request)
 
     # ---- asked by the driver
 
     def respond(self, id: int, message: Sequence[Buffer], failed: bool, held_until: float | None = None) -> None:
         """See `RpcSession.respond`."""
-        row = self.rows.get(id)
-        if row is None or row.state is not _RUNNING:
+        request = self.requests.get(id)
+        if request is None or request.state is not _RUNNING:
             return
         kind = FrameKind.FAILURE if failed else FrameKind.RESPONSE
         answer = Outgoing(kind, id, message, self._limits)
-        self._release(row)
-        row.answer = answer
-        row.state = _DONE
+        self._release(request)
+        request.answer = answer
+        request.state = _DONE
         self.stored += answer.total
         self.timers.remove(id)
         if held_until is None or answer.total > self._outbox.frame_bytes:
@@ -291,75 +291,75 @@ class InboundRequests:
 
     def detach(self) -> None:
         """The channel is gone, and with it the rest of the requests that were arriving."""
-        for row in [row for row in self.rows.values() if row.state is _ASSEMBLING]:
-            self._drop(row)
+        for request in [request for request in self.requests.values() if request.state is _ASSEMBLING]:
+            self._drop(request)
 
     def attach(self, cut: Sequence[Outgoing]) -> None:
         """A new channel: send answers again that the old one carried in part. Those it carried whole are asked for where they are missing."""
         for message in cut:
-            row = self.rows.get(message.id)
-            if row is not None and row.answer is message:
+            request = self.requests.get(message.id)
+            if request is not None and request.answer is message:
                 self._outbox.put(message)
 
     def tick(self, now: float) -> None:
         """Abandon what is due."""
         for id in self.timers.take(now):
-            row = self.rows[id]
-            if row.state is _ASSEMBLING:
-                self._drop(row)
+            request = self.requests[id]
+            if request.state is _ASSEMBLING:
+                self._drop(request)
             else:
-                self._end(row)
-                row.state = _ABANDONED
+                self._end(request)
+                request.state = _ABANDONED
 
     def clear(self) -> None:
         """The session ends."""
         self._budget.release(self.held)
-        self.rows.clear()
+        self.requests.clear()
         self.timers.clear()
         self.held = self.stored = self.running = 0
 
     # ---- shared
 
-    def _say(self, row: InboundRequest) -> None:
+    def _say(self, request: InboundRequest) -> None:
         """Tell the peer what became of its request."""
-        if row.answer is not None:
-            self._outbox.put(row.answer)
+        if request.answer is not None:
+            self._outbox.put(request.answer)
         else:
-            self._outbox.control[FrameKind.RECEIVED, row.id] = None
+            self._outbox.control[FrameKind.RECEIVED, request.id] = None
 
-    def _settle(self, row: InboundRequest, kind: FrameKind, message: Sequence[Buffer]) -> None:
+    def _settle(self, request: InboundRequest, kind: FrameKind, message: Sequence[Buffer]) -> None:
         """Answer with `message`, and remember it, instead of what was answered before."""
-        self._forget_answer(row)
-        row.answer = answer = Outgoing(kind, row.id, message, self._limits)
-        row.state = _DONE
+        self._forget_answer(request)
+        request.answer = answer = Outgoing(kind, request.id, message, self._limits)
+        request.state = _DONE
         self.stored += answer.total
-        self.timers.remove(row.id)
+        self.timers.remove(request.id)
         self._outbox.put(answer)
 
-    def _end(self, row: InboundRequest) -> None:
+    def _end(self, request: InboundRequest) -> None:
         """Nobody waits for the answer: free what is held for it and tell the driver."""
-        if row.state is _RUNNING:
-            self._effects.append(Abandon(row.id))
-        if row.state is _RUNNING or row.state is _ASSEMBLING:
-            self._release(row)
+        if request.state is _RUNNING:
+            self._effects.append(Abandon(request.id))
+        if request.state is _RUNNING or request.state is _ASSEMBLING:
+            self._release(request)
 
-    def _drop(self, row: InboundRequest) -> None:
+    def _drop(self, request: InboundRequest) -> None:
         """Forget a request altogether."""
-        del self.rows[row.id]
-        self.timers.remove(row.id)
-        self._end(row)
-        self._forget_answer(row)
+        del self.requests[request.id]
+        self.timers.remove(request.id)
+        self._end(request)
+        self._forget_answer(request)
 
-    def _forget_answer(self, row: InboundRequest) -> None:
-        if row.answer is not None:
-            self._outbox.withdraw(row.answer)
-            self.stored -= row.answer.total
-            row.answer = None
+    def _forget_answer(self, request: InboundRequest) -> None:
+        if request.answer is not None:
+            self._outbox.withdraw(request.answer)
+            self.stored -= request.answer.total
+            request.answer = None
 
-    def _release(self, row: InboundRequest) -> None:
+    def _release(self, request: InboundRequest) -> None:
         """Give back what a request holds while it is assembled and runs."""
         self.running -= 1
-        row.assembly = None
-        held, row.held = row.held, 0
+        request.assembly = None
+        held, request.held = request.held, 0
         self.held -= held
         self._budget.release(held)

@@ -79,7 +79,7 @@ class OutboundRequests:
     """All requests of one side that are not resolved. See Note [Resending] and Note [What is resolved].
 
     Attributes:
-        rows: by id, ascending.
+        requests: by id, ascending.
         next_id: of the next request.
         watermark: the lowest unresolved id, or `next_id`.
         unacknowledged: bytes of answers that were resolved since the answerer was last told.
@@ -88,7 +88,7 @@ class OutboundRequests:
     """
 
     __slots__ = (
-        "rows", "next_id", "watermark", "unacknowledged", "held", "resent", "timers",
+        "requests", "next_id", "watermark", "unacknowledged", "held", "resent", "timers",
         "_times", "_limits", "_budget", "_outbox", "_effects", "_overloaded",
     )  # fmt: skip
 
@@ -100,7 +100,7 @@ class OutboundRequests:
         effects: deque[Effect],
         overloaded: Callable[[], Sequence[Buffer]],
     ) -> None:
-        self.rows: dict[int, OutboundRequest] = {}
+        self.requests: dict[int, OutboundRequest] = {}
         self.next_id = 1
         self.watermark = 1
         self.unacknowledged = 0
@@ -124,29 +124,29 @@ class OutboundRequests:
         if not 0 <= kind <= 0xFF:
             raise ArgumentError(f"request of kind {kind!r}; expected 0 to 255, which is what a header has room for")
         id = self.next_id
-        row = OutboundRequest(id, kind, message, self._limits, now + timeout)
+        request = OutboundRequest(id, kind, message, self._limits, now + timeout)
         self.next_id = id + 1
-        self.rows[id] = row
-        self.timers.set(id, row.deadline)
-        self._outbox.put(row)
+        self.requests[id] = request
+        self.timers.set(id, request.deadline)
+        self._outbox.put(request)
         return id
 
-    def repeat(self, former: OutboundRequest, now: float) -> int:
+    def repeat(self, earlier: OutboundRequest, now: float) -> int:
         """See `RpcSession.repeat`."""
-        return self.add(former.request_kind, former.buffers, former.deadline - now, now)
+        return self.add(earlier.request_kind, earlier.buffers, earlier.deadline - now, now)
 
     def cancel(self, id: int) -> None:
         """See `RpcSession.cancel`."""
-        row = self.rows.get(id)
-        if row is None or row.cancelled:
+        request = self.requests.get(id)
+        if request is None or request.cancelled:
             return
-        row.cancelled = True
-        self._drop_assembly(row)
-        if not row.started:
-            self._resolve(row)
+        request.cancelled = True
+        self._drop_assembly(request)
+        if not request.started:
+            self._resolve(request)
         else:
-            self._outbox.withdraw(row)
-            self._outbox.control[FrameKind.CANCEL, row.id] = None
+            self._outbox.withdraw(request)
+            self._outbox.control[FrameKind.CANCEL, request.id] = None
 
     @property
     def round_trip(self) -> float | None:
@@ -165,13 +165,13 @@ class OutboundRequests:
         Raises:
             ProtocolError: it does not fit what came before.
         """
-        row = self._row(frame)
-        if row is None:
+        request = self._find(frame)
+        if request is None:
             return
-        if row.cancelled:
-            self._resolve(row)
+        if request.cancelled:
+            self._resolve(request)
             return
-        body, total, assembly = frame.body, frame.total, row.assembly
+        body, total, assembly = frame.body, frame.total, request.assembly
         if assembly is None:
             if frame.offset:
                 return  # the rest of one for which there was no room
@@ -179,23 +179,23 @@ class OutboundRequests:
                 try:
                     message = bytearray(body) if body.readonly else body
                 except MemoryError:
-                    self._ask_later(row, now)
+                    self._ask_later(request, now)
                 else:
-                    self._finish(row, message, frame.kind, now)
+                    self._finish(request, message, frame.kind, now)
                 return
-            assembly = self._begin(row, frame, now)
+            assembly = self._begin(request, frame, now)
             if assembly is None:
                 return
-        elif assembly.total != total or row.answer_kind is not frame.kind:
+        elif assembly.total != total or request.answer_kind is not frame.kind:
             raise ProtocolError(
-                f"answer to request {row.id}: a fragment of a {frame.kind.name} of {total} bytes, after one of a {row.answer_kind.name} "
+                f"answer to request {request.id}: a fragment of a {frame.kind.name} of {total} bytes, after one of a {request.answer_kind.name} "
                 f"of {assembly.total} bytes",
                 code="changed",
             )
         if assembly.add(frame.offset, body):
-            self._finish(row, assembly.message, frame.kind, now)
+            self._finish(request, assembly.message, frame.kind, now)
 
-    def _begin(self, row: OutboundRequest, frame: Frame, now: float) -> Assembly | None:
+    def _begin(self, request: OutboundRequest, frame: Frame, now: float) -> Assembly | None:
         """Make room for an answer; None where there is none now."""
         total = frame.total
         if self._budget.reserve(total):
@@ -205,67 +205,67 @@ class OutboundRequests:
                 self._budget.release(total)
             else:
                 self.held += total
-                row.assembly, row.answer_kind = assembly, frame.kind
+                request.assembly, request.answer_kind = assembly, frame.kind
                 return assembly
         elif total > self._budget.limit:
-            self._finish(row, bytearray(b"".join(self._overloaded())), FrameKind.FAILURE, now)
+            self._finish(request, bytearray(b"".join(self._overloaded())), FrameKind.FAILURE, now)
             return None
-        self._ask_later(row, now)
+        self._ask_later(request, now)
         return None
 
-    def _ask_later(self, row: OutboundRequest, now: float) -> None:
+    def _ask_later(self, request: OutboundRequest, now: float) -> None:
         """There is no room for an answer, which the answerer keeps: ask for it when there may be, and again until it comes."""
-        row.received = True
-        row.pause = min(2 * row.pause or FIRST_RETRY, LAST_RETRY)
-        self.timers.set(row.id, min(now + row.pause, row.deadline))
+        request.received = True
+        request.pause = min(2 * request.pause or FIRST_RETRY, LAST_RETRY)
+        self.timers.set(request.id, min(now + request.pause, request.deadline))
 
     def received(self, frame: Frame) -> None:
         """The answerer has all of a request."""
-        row = self._row(frame)
-        if row is not None and not row.cancelled:
-            row.received = True
-            self._outbox.withdraw(row)
+        request = self._find(frame)
+        if request is not None and not request.cancelled:
+            request.received = True
+            self._outbox.withdraw(request)
 
     def unknown(self, frame: Frame) -> None:
         """The answerer has not got all of a request."""
-        row = self._row(frame)
-        if row is not None and not row.cancelled:
-            row.received = False
-            if not row.queued:
-                self._resend(row)
+        request = self._find(frame)
+        if request is not None and not request.cancelled:
+            request.received = False
+            if not request.queued:
+                self._resend(request)
 
-    def _row(self, frame: Frame) -> OutboundRequest | None:
+    def _find(self, frame: Frame) -> OutboundRequest | None:
         if frame.id >= self.next_id:
             raise ProtocolError(f"{frame.kind.name} about request {frame.id}, but this side has made {self.next_id - 1}", code="unasked")
-        return self.rows.get(frame.id)
+        return self.requests.get(frame.id)
 
     # ---- channel and time
 
     def detach(self) -> None:
         """The channel is gone, and with it the rest of the answers that were arriving."""
-        for row in self.rows.values():
-            self._drop_assembly(row)
+        for request in self.requests.values():
+            self._drop_assembly(request)
 
     def attach(self) -> None:
         """A new channel: what became of what the old one carried?"""
-        for row in list(self.rows.values()):
-            if row.started and not row.queued:
+        for request in list(self.requests.values()):
+            if request.started and not request.queued:
                 self.resent += 1
-                self._ask(row)
+                self._ask(request)
 
     def tick(self, now: float) -> None:
         """Expire what is due, and ask again for answers for which there was no room."""
         for id in self.timers.take(now):
-            row = self.rows[id]
-            if now >= row.deadline:
-                self._resolve(row)
-                if not row.cancelled:
-                    self._effects.append(Expired(row.id))
+            request = self.requests[id]
+            if now >= request.deadline:
+                self._resolve(request)
+                if not request.cancelled:
+                    self._effects.append(Expired(request.id))
             else:
-                if row.assembly is None:
+                if request.assembly is None:
                     self.resent += 1
-                    self._ask(row)
-                self._ask_later(row, now)
+                    self._ask(request)
+                self._ask_later(request, now)
 
     def unresolved(self) -> bytes:
         """The body of a heartbeat: an id, and the ids below it that are unresolved. Empty if the watermark says the same.
@@ -273,68 +273,68 @@ class OutboundRequests:
         Below that id, everything else is resolved.
         """
         self.unacknowledged = 0
-        rows = self.rows
-        if len(rows) == self.next_id - self.watermark:
+        requests = self.requests
+        if len(requests) == self.next_id - self.watermark:
             return b""
         most = min(UNRESOLVED, self._outbox.frame_bytes // 8 - 1)
         if most < 1:
             return b""
-        ids = list(islice(rows, most + 1))
+        ids = list(islice(requests, most + 1))
         horizon = ids.pop() if len(ids) > most else self.next_id
         return struct.pack(f"<{1 + len(ids)}Q", horizon, *ids)
 
     def told(self) -> None:
         """A frame goes out, and its watermark."""
-        if len(self.rows) == self.next_id - self.watermark:
+        if len(self.requests) == self.next_id - self.watermark:
             self.unacknowledged = 0
 
     def clear(self) -> list[int]:
         """The session ends; returns the ids that the driver still waits for."""
-        ids = [row.id for row in self.rows.values() if not row.cancelled]
+        ids = [request.id for request in self.requests.values() if not request.cancelled]
         self._budget.release(self.held)
         self.held = 0
-        self.rows.clear()
+        self.requests.clear()
         self.timers.clear()
         self.watermark = self.next_id
         return ids
 
     # ---- shared
 
-    def _ask(self, row: OutboundRequest) -> None:
+    def _ask(self, request: OutboundRequest) -> None:
         """Find out about a request, or send it again. See Note [Resending]."""
-        row.resent = True
-        if row.cancelled:
-            self._outbox.control[FrameKind.CANCEL, row.id] = None
-        elif row.received or row.total > SMALL:
-            if not row.queued:
-                self._outbox.control[FrameKind.PROBE, row.id] = None
+        request.resent = True
+        if request.cancelled:
+            self._outbox.control[FrameKind.CANCEL, request.id] = None
+        elif request.received or request.total > SMALL:
+            if not request.queued:
+                self._outbox.control[FrameKind.PROBE, request.id] = None
         else:
-            self._resend(row)
+            self._resend(request)
 
-    def _resend(self, row: OutboundRequest) -> None:
-        self._outbox.put(row)
+    def _resend(self, request: OutboundRequest) -> None:
+        self._outbox.put(request)
 
-    def _finish(self, row: OutboundRequest, message: bytearray | memoryview, kind: FrameKind, now: float) -> None:
-        if not row.resent and row.sent_at is not None:
-            self._times.append(now - row.sent_at)
+    def _finish(self, request: OutboundRequest, message: bytearray | memoryview, kind: FrameKind, now: float) -> None:
+        if not request.resent and request.sent_at is not None:
+            self._times.append(now - request.sent_at)
         self.unacknowledged += len(message) + OVERHEAD
-        self._resolve(row)
+        self._resolve(request)
         if self.unacknowledged > UNACKNOWLEDGED_BYTES:
             self._outbox.control[FrameKind.HEARTBEAT, 0] = None
-        self._effects.append(Answered(row.id, message, kind is FrameKind.FAILURE))
+        self._effects.append(Answered(request.id, message, kind is FrameKind.FAILURE))
 
-    def _resolve(self, row: OutboundRequest) -> None:
-        id = row.id
-        del self.rows[id]
+    def _resolve(self, request: OutboundRequest) -> None:
+        id = request.id
+        del self.requests[id]
         self.timers.remove(id)
-        self._outbox.withdraw(row)
-        self._drop_assembly(row)
+        self._outbox.withdraw(request)
+        self._drop_assembly(request)
         if id == self.watermark:
-            self.watermark = next(iter(self.rows), self.next_id)
+            self.watermark = next(iter(self.requests), self.next_id)
 
-    def _drop_assembly(self, row: OutboundRequest) -> None:
-        assembly = row.assembly
+    def _drop_assembly(self, request: OutboundRequest) -> None:
+        assembly = request.assembly
         if assembly is not None:
-            row.assembly = None
+            request.assembly = None
             self.held -= assembly.total
             self._budget.release(assembly.total)

@@ -1,14 +1,14 @@
 """Peer: another worker, as one principal sees it: dials it, detects its loss, and keeps the sessions with it.
 
-Note [Several conversations]
+Note [Several sessions]
     Normally there is one. When two workers dial each other at the same moment there are two, one opened by each; both are valid, and both
     sides send new requests over the one that the worker of the smaller name opened. Each ends by itself. A session that was never used is not
     reconnected while there is another.
 
 Note [Finding a way back]
-    A session outlives its link. The side that opened it dials again at once; the other side, if it knows a URL, after a moment in which the
-    first usually succeeds. If both dial, the newer link wins, on each side by its own clock. If the sides
-    disagree, both links end up closed and they try again, at different times.
+    A session outlives its channel. The side that opened it dials again at once; the other side, if it knows a URL, after a moment in which the
+    first usually succeeds. If both dial, the newer channel wins, on each side by its own clock. If the sides
+    disagree, both channels end up closed and they try again, at different times.
 
     The dialling side learns what has happened: a refused connection means that the process has ended; another incarnation, that it was
     restarted; a session that is not resumed, that the peer has given it up. In each case all requests under way are lost, at once. While
@@ -24,7 +24,7 @@ Note [A peer that starts afresh]
     side can send the rest again.
 
 Note [Handshakes that overtake each other]
-    A worker whose link broke just after the handshake dials again and asks for a session that the peer may not know yet: the last message of
+    A worker whose channel broke just after the handshake dials again and asks for a session that the peer may not know yet: the last message of
     the first handshake can still be under way, with requests behind it. A peer that has answered "no such session" keeps to it: a session
     that came into being meanwhile ends, its report says what was run of it, and one that would come into being later is refused.
 """
@@ -38,12 +38,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aiograd.distributed.failpoints import RequestPoints
-from aiograd.distributed.rpc.effects import Former
+from aiograd.distributed.rpc.effects import SessionEnded
 from aiograd.distributed.rpc.handshake import Dialler, Secured
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.distributed.rpc.peer_session import Handler, PeerSession, PromptHandler
+from aiograd.distributed.rpc.peer_session import PeerSession
+from aiograd.distributed.rpc.request_handlers import Handler, PromptHandler
 from aiograd.distributed.rpc.secure_channel import SecureChannel, dial
 from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
@@ -64,7 +65,7 @@ from aiograd.errors import (
 RESTARTED = "it was restarted"
 #: seconds between two attempts to reach a peer: the first, and at most; each is drawn from the upper half of its range
 FIRST_PAUSE, LONGEST_PAUSE = 0.025, 0.25
-#: seconds after which a link that closes counts as having worked: the peer is dialled without a pause
+#: seconds after which a channel that closes counts as having worked: the peer is dialled without a pause
 LONG = 0.5
 #: seconds that the side which did not dial leaves to the other before it dials as well, besides a few round trips
 COURTESY = 0.02
@@ -107,11 +108,11 @@ class LocalEndpoint(Protocol):
     def seen(self, identity: PeerIdentity, but: PeerSession | None = None) -> None:
         """Called when a peer has proved its identity: sessions with earlier incarnations are lost, except `but`, which the caller handles."""
 
-    def lost(self, peer: Peer, conversation: PeerSession, reason: str) -> None:
+    def lost(self, peer: Peer, session: PeerSession, reason: str) -> None:
         """Called when a session has ended."""
 
-    def former(self, identity: PeerIdentity, session: bytes | None = None) -> list[Former]:
-        """The last delivered request of each session of a peer that has ended here; that of `session` comes last where it is given.
+    def ended_sessions(self, identity: PeerIdentity, session: bytes | None = None) -> list[SessionEnded]:
+        """The last delivered request of each session of a peer that has ended here; the one of `session` comes last.
 
         A `session` that is not known is over from now on.
         """
@@ -129,7 +130,7 @@ class Peer:
     """
 
     __slots__ = (
-        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "prompt_handlers", "failpoints", "failure", "conversations",
+        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "prompt_handlers", "failpoints", "failure", "sessions",
         "_best", "_dialling",
     )  # fmt: skip
 
@@ -144,13 +145,13 @@ class Peer:
         self.prompt_handlers = owner.prompt_handlers
         self.failpoints = owner.failpoints
         self.failure = owner.failure
-        self.conversations: list[PeerSession] = []
+        self.sessions: list[PeerSession] = []
         self._best: PeerSession | None = None
         self._dialling: dict[PeerSession, asyncio.Task[None]] = {}
 
-    # ---- which conversation
+    # ---- which session
 
-    def conversation(self) -> PeerSession:
+    def session(self) -> PeerSession:
         """The session for the next request; dials if there is none.
 
         Raises:
@@ -166,144 +167,144 @@ class Peer:
                 "add_peer(name, url) first"
             )
         self.owner.keyring.key_for(self.principal)
-        conversation = self._open(dialled=True)
-        self._reach(conversation, 0.0)
-        return conversation
+        session = self._open(dialled=True)
+        self._reach(session, 0.0)
+        return session
 
     def _open(self, *, dialled: bool) -> PeerSession:
-        conversation = PeerSession(self, self.owner.new_session(self.id), dialled=dialled)
-        self.conversations.append(conversation)
+        session = PeerSession(self, self.owner.new_session(self.id), dialled=dialled)
+        self.sessions.append(session)
         self.owner.opened(self)
         self._choose()
-        return conversation
+        return session
 
     def _choose(self) -> None:
         first = min(self.name, self.owner.name) == self.owner.name  # whether what we dialled is preferred
-        self._best = max(self.conversations, key=lambda each: (each.link is not None, each.dialled is first), default=None)
+        self._best = max(self.sessions, key=lambda each: (each.channel is not None, each.dialled is first), default=None)
 
-    # ---- links come
+    # ---- channels come
 
-    def accept(self, link: SecureChannel, asked: bytes | None) -> None:
-        """A link that the peer dialled, which asked to resume a session or for a new one."""
-        secured = link.secured
+    def accept(self, channel: SecureChannel, asked: bytes | None) -> None:
+        """A channel that the peer dialled, which asked to resume a session or for a new one."""
+        secured = channel.secured
         if secured.resumed:
-            conversation = self.find(secured.session)
-            if conversation is None:  # lost while the handshake went on
-                link.close()
+            session = self.find(secured.session)
+            if session is None:  # lost while the handshake went on
+                channel.close()
             else:
-                self._attach(conversation, link)
+                self._attach(session, channel)
             return
         if self.owner.is_over(secured.peer, secured.session):
-            link.close()  # see Note [Handshakes that overtake each other]
+            channel.close()  # see Note [Handshakes that overtake each other]
             return
         if asked is None:  # see Note [A peer that starts afresh]
-            over = [each for each in self.conversations if not each.dialled]
+            over = [each for each in self.sessions if not each.dialled]
         else:
-            over = [each for each in self.conversations if each.id == asked]
-        conversation = self._open(dialled=False)
+            over = [each for each in self.sessions if each.id == asked]
+        session = self._open(dialled=False)
         for old in over:
-            self.lose(old, "it opened another session, having given up this one", heir=conversation)
-        for former in () if asked is None else self.owner.former(secured.peer, asked):
-            conversation.session.tell_former(former)
-        self._begin(conversation, link)
+            self.lose(old, "it opened another session, having given up this one", successor=session)
+        for ended in () if asked is None else self.owner.ended_sessions(secured.peer, asked):
+            session.rpc_session.tell_ended(ended)
+        self._begin(session, channel)
 
-    def find(self, session: bytes) -> PeerSession | None:
-        """The conversation of this id."""
-        for conversation in self.conversations:
-            if conversation.id == session and not conversation.is_lost:
-                return conversation
+    def find(self, id: bytes) -> PeerSession | None:
+        """The session of an id."""
+        for session in self.sessions:
+            if session.id == id and not session.is_lost:
+                return session
         return None
 
-    def _begin(self, conversation: PeerSession, link: SecureChannel) -> None:
-        conversation.id = link.secured.session
-        conversation.identity = link.secured.peer
-        self._attach(conversation, link)
+    def _begin(self, session: PeerSession, channel: SecureChannel) -> None:
+        session.id = channel.secured.session
+        session.identity = channel.secured.peer
+        self._attach(session, channel)
 
-    def _attach(self, conversation: PeerSession, link: SecureChannel) -> None:
-        task = self._dialling.pop(conversation, None)
+    def _attach(self, session: PeerSession, channel: SecureChannel) -> None:
+        task = self._dialling.pop(session, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        conversation.attach(link)
+        session.attach(channel)
         self._choose()
 
-    def _dialled(self, conversation: PeerSession, link: SecureChannel) -> None:
-        """A link that we dialled for `conversation`."""
-        secured = link.secured
-        self.owner.seen(secured.peer, but=conversation)
-        known = conversation.identity
+    def _dialled(self, session: PeerSession, channel: SecureChannel) -> None:
+        """A channel that we dialled for `session`."""
+        secured = channel.secured
+        self.owner.seen(secured.peer, but=session)
+        known = session.identity
         if known is None:
-            for former in self.owner.former(secured.peer):
-                conversation.session.tell_former(former)
+            for ended in self.owner.ended_sessions(secured.peer):
+                session.rpc_session.tell_ended(ended)
         if known is None or self._is_resumed(secured, known):
-            self._begin(conversation, link)
+            self._begin(session, channel)
             return
         is_restarted = secured.peer != known
         reason = RESTARTED if is_restarted else "it has given up the session"
-        if len(self.conversations) > 1 and (is_restarted or not conversation.has_requests):
-            self.lose(conversation, reason)
-            link.close()  # one is enough
+        if len(self.sessions) > 1 and (is_restarted or not session.has_requests):
+            self.lose(session, reason)
+            channel.close()  # one is enough
             return
         successor = self._open(dialled=True)
-        self.lose(conversation, reason, heir=None if is_restarted else successor)
+        self.lose(session, reason, successor=None if is_restarted else successor)
         if not is_restarted:
-            for former in self.owner.former(known, conversation.id):
-                successor.session.tell_former(former)
-        self._begin(successor, link)
+            for ended in self.owner.ended_sessions(known, session.id):
+                successor.rpc_session.tell_ended(ended)
+        self._begin(successor, channel)
 
     def _is_resumed(self, secured: Secured, known: PeerIdentity) -> bool:
-        """True if a link goes on with a session, and the peer is the incarnation that the session is with."""
+        """True if a channel goes on with a session, and the peer is the incarnation that the session is with."""
         return secured.resumed and secured.peer == known
 
-    # ---- links go
+    # ---- channels go
 
-    def unlinked(self, conversation: PeerSession, why: BaseException | None) -> None:
-        """Called by a conversation that has lost its link."""
+    def disconnected(self, session: PeerSession, why: BaseException | None) -> None:
+        """Called by a session that has lost its channel."""
         self._choose()
-        if conversation.is_lost:
+        if session.is_lost:
             return
-        if not conversation.is_used and len(self.conversations) > 1:
-            self.lose(conversation, "it was not needed")
+        if not session.is_used and len(self.sessions) > 1:
+            self.lose(session, "it was not needed")
         elif self.owner.url_of(self.id) is not None:
-            conversation.short_lived = 0 if self.loop.time() - conversation.attached_at >= LONG else conversation.short_lived + 1
-            pause = self._pause(conversation.short_lived - 1) if conversation.short_lived else 0.0
-            if not conversation.dialled:
-                pause += COURTESY + 4 * conversation.round_trip
-            self._reach(conversation, pause)
+            session.short_lived = 0 if self.loop.time() - session.attached_at >= LONG else session.short_lived + 1
+            pause = self._pause(session.short_lived - 1) if session.short_lived else 0.0
+            if not session.dialled:
+                pause += COURTESY + 4 * session.round_trip
+            self._reach(session, pause)
 
-    def left(self, conversation: PeerSession) -> None:
-        """Called by a conversation whose peer said goodbye."""
-        self.lose(conversation, "it was closed")
+    def left(self, session: PeerSession) -> None:
+        """Called by a session whose peer said goodbye."""
+        self.lose(session, "it was closed")
 
-    def gave_up(self, conversation: PeerSession) -> None:
+    def timed_out(self, session: PeerSession) -> None:
         """Called when the peer has been silent for too long."""
         url = self.owner.url_of(self.id)
-        if conversation.trouble is None and not conversation.is_confirmed and url is not None:  # dialling ends in this moment too, or a little later
-            conversation.trouble = TimeoutError(unanswered_text(url, self.limits.silence))
-        self.lose(conversation, f"nothing was heard from it for {self.limits.silence:g} s", conversation.trouble)
+        if session.trouble is None and not session.is_confirmed and url is not None:  # dialling ends in this moment too, or a little later
+            session.trouble = TimeoutError(unanswered_text(url, self.limits.silence))
+        self.lose(session, f"nothing was heard from it for {self.limits.silence:g} s", session.trouble)
 
-    def lose(self, conversation: PeerSession, reason: str, cause: BaseException | None = None, heir: PeerSession | None = None) -> None:
-        """End a session and fail its requests; those that were not run move to the session `heir`."""
-        if conversation.is_lost:
+    def lose(self, session: PeerSession, reason: str, cause: BaseException | None = None, successor: PeerSession | None = None) -> None:
+        """End a session and fail its requests; those that were not run move to the session `successor`."""
+        if session.is_lost:
             return
-        task = self._dialling.pop(conversation, None)
+        task = self._dialling.pop(session, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        self.conversations.remove(conversation)
+        self.sessions.remove(session)
         self._choose()
-        conversation.lose(reason, cause, heir)
-        self.owner.lost(self, conversation, reason)
+        session.lose(reason, cause, successor)
+        self.owner.lost(self, session, reason)
 
     def close(self, reason: str) -> list[asyncio.Task[None]]:
         """End everything because this side is closed; returns the tasks to wait for."""
-        tasks = [*self._dialling.values(), *(task for conversation in self.conversations for task in conversation.handlers)]
-        for conversation in list(self.conversations):
-            self.lose(conversation, reason)
+        tasks = [*self._dialling.values(), *(task for session in self.sessions for task in session.handlers)]
+        for session in list(self.sessions):
+            self.lose(session, reason)
         return tasks
 
-    def loss(self, conversation: PeerSession, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
+    def loss(self, session: PeerSession, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
         """The error for a request that waits."""
         for kind in REFUSED:
-            if not conversation.is_confirmed and isinstance(cause, kind):
+            if not session.is_confirmed and isinstance(cause, kind):
                 refusal = kind(str(cause))
                 vars(refusal).update(vars(cause))
                 return refusal
@@ -311,7 +312,7 @@ class Peer:
         what = "" if cause is None else f"{type(cause).__name__}: {cause}"
         if not what:
             text = head + reason
-        elif conversation.is_confirmed:
+        elif session.is_confirmed:
             text = f"{head}{reason} ({what})"
         else:  # it has never been reached: the server that answers at the address comes first
             text = f"{head}{what} ({reason})"
@@ -322,58 +323,58 @@ class Peer:
 
     # ---- dialling
 
-    def _reach(self, conversation: PeerSession, pause: float) -> None:
-        if conversation not in self._dialling:
+    def _reach(self, session: PeerSession, pause: float) -> None:
+        if session not in self._dialling:
             name = f"dial {self.name}"
-            self._dialling[conversation] = self.loop.create_task(self._keep_dialling(conversation, pause), name=name, context=self.context.copy())
+            self._dialling[session] = self.loop.create_task(self._keep_dialling(session, pause), name=name, context=self.context.copy())
 
-    async def _keep_dialling(self, conversation: PeerSession, pause: float) -> None:
+    async def _keep_dialling(self, session: PeerSession, pause: float) -> None:
         refusals = attempt = 0
         while True:
             if pause:
                 await asyncio.sleep(pause)
-            left = conversation.left()
+            left = session.left()
             url = self.owner.url_of(self.id)
             if left <= 0 or url is None:
-                self._dialling.pop(conversation, None)
-                return  # the conversation's own timer ends it
+                self._dialling.pop(session, None)
+                return  # the session's own timer ends it
             seconds = min(left, self.limits.handshake_timeout)
             try:
-                link = await dial(self.owner.transport, url, functools.partial(self._dialler, conversation), self.name, seconds)
+                channel = await dial(self.owner.transport, url, functools.partial(self._dialler, session), self.name, seconds)
             except ConnectionRefusedError as error:
-                self.lose(conversation, f"nobody listens at {url}", error)
+                self.lose(session, f"nobody listens at {url}", error)
                 return
             except AuthenticationError as error:
-                conversation.trouble = error
+                session.trouble = error
                 refusals += 1
-                is_final = isinstance(error, CertificateError) and error.is_certain and not conversation.is_confirmed
+                is_final = isinstance(error, CertificateError) and error.is_certain and not session.is_confirmed
                 if is_final or refusals == REFUSALS:
-                    self.lose(conversation, "it refuses the handshake", error)
+                    self.lose(session, "it refuses the handshake", error)
                     return
             except (AddressError, Overloaded) as error:
-                conversation.trouble = error
-                if not conversation.is_confirmed:  # else it worked before, and may again
-                    self.lose(conversation, "it cannot be connected to", error)
+                session.trouble = error
+                if not session.is_confirmed:  # else it worked before, and may again
+                    self.lose(session, "it cannot be connected to", error)
                     return
             except DistributedError as error:
-                self.lose(conversation, "the handshake failed", error)
+                self.lose(session, "the handshake failed", error)
                 return
             except OSError as error:  # it cannot be reached now; TimeoutError is one
-                conversation.trouble = error
+                session.trouble = error
             except Exception as error:  # a URL that makes no sense, a fault of the transport
-                self.lose(conversation, f"dialling {url} failed", error)
+                self.lose(session, f"dialling {url} failed", error)
                 return
             else:
-                self._dialling.pop(conversation, None)
-                self._dialled(conversation, link)
+                self._dialling.pop(session, None)
+                self._dialled(session, channel)
                 return
             pause = self._pause(attempt)
             attempt += 1
 
-    def _dialler(self, conversation: PeerSession, channel: Channel) -> Dialler:
+    def _dialler(self, session: PeerSession, channel: Channel) -> Dialler:
         owner = self.owner
         return Dialler(
-            owner.name, owner.incarnation, owner.keyring.key_for(self.principal), self.name, conversation.id or None, owner.transport.entropy,
+            owner.name, owner.incarnation, owner.keyring.key_for(self.principal), self.name, session.id or None, owner.transport.entropy,
             owner.limits, certified_names=channel.certified_names,
         )  # fmt: skip
 

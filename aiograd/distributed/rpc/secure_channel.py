@@ -69,7 +69,7 @@ class SecureChannel:
 
     @property
     def frame_bytes(self) -> int:
-        """Bytes after the header of the next frame, at most; see Note [Slow links] in `pacing`."""
+        """Bytes after the header of the next frame, at most; see Note [Slow channels] in `pacing`."""
         return self._pacer.frame_bytes
 
     @property
@@ -89,7 +89,7 @@ class SecureChannel:
         Args:
             on_frame: called with each frame: a small one whole and None, a large one as its header and its body (which is not to be kept where it is
                 read-only). It may raise a
-                `DistributedError`; the link is closed with it.
+                `DistributedError`; the channel is closed with it.
             on_closed: called exactly once.
             on_writable: called after `send` returned False.
             place: called with the header of a large frame for a place for its body; see Note [Heads and bodies] in `cipher`.
@@ -266,7 +266,7 @@ class ServerHandshake:
         channel: just accepted.
         answerer: fresh.
         seconds: for the whole handshake, after which the channel is closed.
-        done: called exactly once, with the link, or with None and the reason.
+        done: called exactly once, with the channel, or with None and the reason.
     """
 
     __slots__ = ("_channel", "_answerer", "_done", "_loop", "_timer", "_answered_at")
@@ -320,7 +320,7 @@ class ServerHandshake:
     def _late(self) -> None:
         self._end(None, HandshakeError("the handshake was not completed in time"))
 
-    def _end(self, link: SecureChannel | None, why: BaseException | None, refusal: bytes | None = None) -> None:
+    def _end(self, channel: SecureChannel | None, why: BaseException | None, refusal: bytes | None = None) -> None:
         done, self._done = self._done, None
         if done is None:
             return
@@ -328,9 +328,9 @@ class ServerHandshake:
         if refusal is not None:
             self._channel.send(refusal)
             self._loop.call_later(PARTING, self._channel.close)  # closing at once might lose it
-        elif link is None:
+        elif channel is None:
             self._channel.close()
-        done(self, link, why)
+        done(self, channel, why)
 
 
 def _nowhere(head: Buffer) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiograd.distributed.rpc.budget import PeerBudget
-from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, Former, PeerLeft
+from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, PeerLeft, SessionEnded
 from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import HEADER, FrameKind, destination, pack_header, parse
 from aiograd.distributed.rpc.inbound import InboundRequest, InboundRequests
@@ -30,7 +30,7 @@ from aiograd.distributed.rpc.outbox import SessionOutbox
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ProtocolError
 
-__all__ = ["Abandon", "Answered", "Deliver", "Effect", "Expired", "Former", "PeerLeft", "RpcSession", "SessionStatistics"]
+__all__ = ["Abandon", "Answered", "Deliver", "Effect", "Expired", "SessionEnded", "PeerLeft", "RpcSession", "SessionStatistics"]
 
 #: control frames that may wait to be sent, in multiples of the requests a peer may run, and in any case
 CONTROL_PER_REQUEST = 4
@@ -42,7 +42,7 @@ WORKING, LINGER = 6, 4
 #: the longest time that fits the header, milliseconds
 LONGEST_MS = 0xFFFF_FFFF
 
-_REQUEST, _RESPONSE, _FAILURE, _RECEIVED, _PROBE, _CANCEL, _UNKNOWN, _HEARTBEAT, _GOODBYE, _FORMER = FrameKind
+_REQUEST, _RESPONSE, _FAILURE, _RECEIVED, _PROBE, _CANCEL, _UNKNOWN, _HEARTBEAT, _GOODBYE, _ENDED = FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class RpcSession:
     __slots__ = (
         "effects", "last_heard",
         "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control",
-        "_silence", "_attached", "_leaving", "_former", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
+        "_silence", "_attached", "_leaving", "_ended", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
         "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
@@ -107,7 +107,7 @@ class RpcSession:
         self._silence = limits.silence
         self._attached = False
         self._leaving = False
-        self._former: deque[Former] = deque()
+        self._ended: deque[SessionEnded] = deque()
         #: since when the channel is tested; infinite: it is not
         self._tested_at = math.inf
         self._heartbeat_at = 0.0
@@ -150,11 +150,11 @@ class RpcSession:
 
     def unresolved(self) -> list[OutboundRequest]:
         """Requests of this side that were not answered, expired ones and cancelled ones excepted, in order."""
-        return [row for row in self._requests.rows.values() if not row.cancelled]
+        return [request for request in self._requests.requests.values() if not request.cancelled]
 
-    def repeat(self, former: OutboundRequest, now: float) -> int:
+    def repeat(self, request: OutboundRequest, now: float) -> int:
         """Ask for what was asked for in another session, which has ended without running it; returns the new id."""
-        return self._requests.repeat(former, now)
+        return self._requests.repeat(request, now)
 
     # ---- answerer
 
@@ -163,9 +163,9 @@ class RpcSession:
         """The highest id of a request of the peer that was delivered; stays when the session ends."""
         return self._answers.delivered
 
-    def tell_former(self, former: Former) -> None:
+    def tell_ended(self, ended: SessionEnded) -> None:
         """Tell the peer what was delivered in an earlier session."""
-        self._former.append(former)
+        self._ended.append(ended)
 
     def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False, hold: float = 0.0) -> None:
         """Answer a request that was delivered. Ignored where nobody waits for it any more.
@@ -234,9 +234,9 @@ class RpcSession:
         See Note [Bodies in place] in `reassembly`. A call of `receive` with this memory follows, or none at all.
         """
         kind, id, offset, length = destination(header)
-        rows: Mapping[int, InboundRequest | OutboundRequest] = self._answers.rows if kind == _REQUEST else self._requests.rows
-        row = rows.get(id)
-        return None if row is None or row.assembly is None else row.assembly.place(offset, length)
+        requests: Mapping[int, InboundRequest | OutboundRequest] = self._answers.requests if kind == _REQUEST else self._requests.requests
+        request = requests.get(id)
+        return None if request is None or request.assembly is None else request.assembly.place(offset, length)
 
     def receive(self, frame: Buffer, now: float, body: memoryview | None = None) -> None:
         """Take a frame from the channel.
@@ -278,8 +278,8 @@ class RpcSession:
         elif kind is _HEARTBEAT:
             if parsed.body:
                 answers.resolved_but(parsed.body)
-        elif kind is _FORMER:
-            self.effects.append(Former(bytes(parsed.body), parsed.id))
+        elif kind is _ENDED:
+            self.effects.append(SessionEnded(bytes(parsed.body), parsed.id))
         else:
             self.effects.append(PeerLeft())
         if len(self._outbox.control) > self._most_control:
@@ -291,7 +291,7 @@ class RpcSession:
     @property
     def has_output(self) -> bool:
         """True if `next_frame` may have something."""
-        return self._attached and (bool(self._outbox) or self._leaving or bool(self._former))
+        return self._attached and (bool(self._outbox) or self._leaving or bool(self._ended))
 
     @property
     def unsent(self) -> int:
@@ -307,13 +307,13 @@ class RpcSession:
             outbox.release()
         if requests.unacknowledged:
             requests.told()
-        if self._former:
-            session, first = self._former.popleft()
-            return self._out(pack_header(_FORMER, first, (session,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (session,), now)
+        if self._ended:
+            session, first = self._ended.popleft()
+            return self._out(pack_header(_ENDED, first, (session,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (session,), now)
         control = outbox.control
         while control:
             kind, id = control.popitem(last=False)[0]
-            if (kind is _PROBE or kind is _CANCEL) and id not in requests.rows:
+            if (kind is _PROBE or kind is _CANCEL) and id not in requests.requests:
                 continue  # resolved in the meantime
             body = requests.unresolved() if kind is _HEARTBEAT else b""
             return self._out(pack_header(kind, id, (body,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (body,), now)
@@ -361,7 +361,7 @@ class RpcSession:
         """Seconds from a frame to the heartbeat that follows if nothing else does; see Note [Heartbeats]."""
         if self._tested_at != math.inf:
             return TEST
-        return self._often if self._requests.rows or self._answers.rows or now < self._busy_until else self._limits.heartbeat
+        return self._often if self._requests.requests or self._answers.requests or now < self._busy_until else self._limits.heartbeat
 
     def _goodbye(self, now: float) -> tuple[Buffer, ...]:
         self._leaving = False
@@ -435,9 +435,9 @@ class RpcSession:
         """Figures as they are now."""
         requests, answers = self._requests, self._answers
         return SessionStatistics(
-            outstanding=len(requests.rows),
+            outstanding=len(requests.requests),
             running=answers.running,
-            remembered=len(answers.rows),
+            remembered=len(answers.requests),
             bytes_held=requests.held + answers.held,
             bytes_stored=answers.stored,
             bytes_unsent=self._outbox.unsent,

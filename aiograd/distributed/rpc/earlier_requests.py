@@ -1,8 +1,8 @@
-"""FormerRequests: the requests of sessions that have ended, until it is known which of them the peer has run.
+"""EarlierRequests: the requests of sessions that have ended, until it is known which of them the peer has run.
 
 Note [Requests that move to the next session]
     A worker that dials a peer which has given up the session gets another one. Requests that were not sent move to it at once. For requests that
-    were sent, the peer must report if it ran them: it remembers the last delivered request of ended sessions (`Former`), for as long as
+    were sent, the peer must report if it ran them: it remembers the last delivered request of ended sessions (`SessionEnded`), for as long as
     a request can wait for an answer. Later ones were not delivered and will not be, since the session has ended; they are sent again under new
     numbers. The others are lost, and so are all if the peer does not remember the session. The one exception is a session in which this side never
     got a frame and which the peer does not know: its handshake was not completed there, so the peer has run nothing.
@@ -28,7 +28,7 @@ class NextSession(Protocol):
     def take_over(self, request: PendingRequest) -> None:
         """A request is this session's from now on, although it has not been sent in it."""
 
-    def repeat(self, request: PendingRequest, row: OutboundRequest, now: float) -> None:
+    def repeat(self, request: PendingRequest, outbound: OutboundRequest, now: float) -> None:
         """Send a request that has been taken over."""
 
     def lost_for(self, request: PendingRequest, loss: Callable[[int], DistributedError]) -> None:
@@ -47,10 +47,10 @@ class NextSession(Protocol):
 class PendingRequest:
     """A request that waits for its answer. It may move to the next session, see Note [Requests that move to the next session]."""
 
-    __slots__ = ("conversation", "id", "answer", "kind", "size", "timeout")
+    __slots__ = ("session", "id", "answer", "kind", "size", "timeout")
 
-    def __init__(self, conversation: NextSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float) -> None:
-        self.conversation = conversation
+    def __init__(self, session: NextSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float) -> None:
+        self.session = session
         self.id = id
         self.answer = answer
         self.kind = kind
@@ -67,7 +67,7 @@ class PendingRequest:
 class _Ended:
     """Requests of a session that has ended, for which the peer has not reported yet if it ran them."""
 
-    rows: dict[PendingRequest, OutboundRequest]
+    requests: dict[PendingRequest, OutboundRequest]
     #: makes the error for a request that is lost
     loss: Callable[[int], DistributedError]
     #: True if none of the requests was run in case the peer does not know the session
@@ -77,7 +77,7 @@ class _Ended:
     timer: asyncio.TimerHandle | None = None
 
 
-class FormerRequests:
+class EarlierRequests:
     """The requests of sessions before one session that are not settled.
 
     Args:
@@ -103,22 +103,22 @@ class FormerRequests:
 
     def drop(self, request: PendingRequest) -> bool:
         """Forget a request; returns whether it was here."""
-        return any(ended.rows.pop(request, None) is not None for ended in self._ended.values())
+        return any(ended.requests.pop(request, None) is not None for ended in self._ended.values())
 
     def inherit(
-        self, session: bytes, rows: dict[PendingRequest, OutboundRequest], loss: Callable[[int], DistributedError], is_unconfirmed: bool
+        self, session: bytes, requests: dict[PendingRequest, OutboundRequest], loss: Callable[[int], DistributedError], is_unconfirmed: bool
     ) -> None:
         """Take over the requests of an ended session that were not run. See Note [Requests that move to the next session]."""
         now = self._loop.time()
         undecided: dict[PendingRequest, OutboundRequest] = {}
-        for request, row in rows.items():
+        for request, outbound in requests.items():
             self._session.take_over(request)
-            if row.received:
+            if outbound.received:
                 self._session.lost_for(request, loss)
-            elif row.started:
-                undecided[request] = row
+            elif outbound.started:
+                undecided[request] = outbound
             else:
-                self._session.repeat(request, row, now)
+                self._session.repeat(request, outbound, now)
         if undecided:
             self._ended[session] = ended = _Ended(undecided, loss, is_unconfirmed, now + self._silence)
             self._watch(session, ended)
@@ -130,29 +130,29 @@ class FormerRequests:
             for older in list(self._ended):
                 self._settle_one(older, NOT_KNOWN)
 
-    def end(self, heir: FormerRequests | None) -> None:
+    def end(self, successor: EarlierRequests | None) -> None:
         """The session itself ends: its successor may learn what it did not; without one all are lost."""
         for session, ended in self._ended.items():
             if ended.timer is not None:
                 ended.timer.cancel()
-            if heir is not None:
-                heir.inherit(session, ended.rows, ended.loss, ended.is_unconfirmed)
+            if successor is not None:
+                successor.inherit(session, ended.requests, ended.loss, ended.is_unconfirmed)
                 continue
-            for request in ended.rows:
+            for request in ended.requests:
                 request.fail(ended.loss)
         self._ended.clear()
 
     def _watch(self, session: bytes, ended: _Ended) -> None:
         """Fail the requests of an ended session whose deadlines have passed, and all of them when the peer's time to report has ended."""
         now = self._loop.time()
-        for request in [request for request, row in ended.rows.items() if row.deadline <= now]:
-            del ended.rows[request]
+        for request in [request for request, outbound in ended.requests.items() if outbound.deadline <= now]:
+            del ended.requests[request]
             self._session.lost_for(request, lambda _, late=request: self._session.late_for(late))  # type: ignore[misc]
-        if now >= ended.until or not ended.rows:
+        if now >= ended.until or not ended.requests:
             ended.is_unconfirmed = False  # the peer has not said that it knows nothing of it
             self._settle_one(session, NOT_KNOWN)
             return
-        when = min(ended.until, *(row.deadline for row in ended.rows.values()))
+        when = min(ended.until, *(outbound.deadline for outbound in ended.requests.values()))
         ended.timer = call_at(self._context, self._loop, when, self._watch, session, ended)
 
     def _settle_one(self, session: bytes, first: int) -> None:
@@ -164,9 +164,9 @@ class FormerRequests:
         if first == NOT_KNOWN and ended.is_unconfirmed:
             first = 0
         now = self._loop.time()
-        for request, row in ended.rows.items():
-            if row.id >= first:
-                self._session.repeat(request, row, now)
+        for request, outbound in ended.requests.items():
+            if outbound.id >= first:
+                self._session.repeat(request, outbound, now)
             else:
                 self._session.lost_for(request, ended.loss)
         self._session.settled(now)
