@@ -21,7 +21,6 @@ LEFT: Mapping[str, str] = {
     "heir": "distributed/rpc",
     "former": "distributed/collectives distributed/rpc",
     "beat": "distributed/autograd",
-    "errand": "running",
     "quietly": "kernels ops",
     "gave_up": "coordination distributed/collectives distributed/data_parallel distributed/rpc",
     "leaves_loop": "engine",

@@ -14,16 +14,16 @@ STAGE_HOST_ADAPTER = "pipeline.host"
 #: name of the adapter by which workers make hosts of data-parallel replicas
 REPLICA_HOST_ADAPTER = "data_parallel.replica"
 
-_errands: dict[str, Callable[[], None]] = {}
+_callbacks: dict[str, Callable[[], None]] = {}
 
 
-def when_imported(part: str, errand: Callable[[], None]) -> None:
+def when_imported(part: str, callback: Callable[[], None]) -> None:
     """Register a callback to run once a part has been imported."""
-    _errands[part] = errand
+    _callbacks[part] = callback
 
 
 def imported(part: str) -> None:
     """Run the callbacks registered for a part; the part calls this at the end of its import."""
-    errand = _errands.pop(part, None)
-    if errand is not None:
-        errand()
+    callback = _callbacks.pop(part, None)
+    if callback is not None:
+        callback()

@@ -12,7 +12,7 @@ Note [One variable for every mode]
     within a block outlast it: leaving takes back only the changes of the block itself. Measured by ``tests/benchmarks/small_graphs.py``.
 
 Note [The default of the process]
-    `DEFAULT_MODE` is what a context without a mode of its own sees. A function such as `set_default_dtype` changes it, in place, when it is
+    A context without a mode of its own has `DEFAULT_MODE`. A function such as `set_default_dtype` changes it, in place, when it is
     called at the top level (Note [Top level] in `aiograd.running.top_level`) and not in a block of the same setting; anywhere else it changes the
     running context. A mode that is entered takes over the other settings of that moment.
 
@@ -55,15 +55,15 @@ class Mode:
     #: its `before_write` is called before a tensor is modified in place; or None
     mutation: Any
     profiler: Any
-    #: is told of every row that runs, and of what a compiled function could not repeat; or None (see `aiograd.compiler.recording`)
+    #: is told of every row that runs, and of effects that a compiled function could not repeat; or None (see `aiograd.compiler.recording`)
     trace: Any
     #: called with every node that is recorded, or None (used by a pass that records a graph itself, see Note [Numbers of a recorded pass])
     collect: Callable[[Any], None] | None
     dtype: np.dtype[Any]
     plain: bool
-    #: True if it is plain but for a pass that collects what is recorded
+    #: True if it is plain but for a pass that collects recorded nodes
     collects: bool
-    #: True if somebody is told of every row that runs
+    #: True if a trace or profiler is told of every row that runs
     watched: bool
     outer: Mode | None
     #: the `ModeScope` or generator that entered it
@@ -91,7 +91,7 @@ class Mode:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change some fields of it."""
-        self.plain = self.collects = False  # whoever reads it meanwhile, in another thread, looks at the fields
+        self.plain = self.collects = False  # a reader in another thread meanwhile looks at the fields
         for name, value in changes.items():
             setattr(self, name, value)
         self.watched = self.profiler is not None or self.trace is not None

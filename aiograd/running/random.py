@@ -166,7 +166,7 @@ class Generator:
             p: probability of dropping, in [0, 1]; 1 drops everything.
             dtype: a real floating dtype; the default dtype if None.
             device: device of the mask. A device that draws masks itself gets a seed from this generator: its masks are as reproducible
-                as those of the host, but differ from them.
+                as masks of the host, but differ from them.
 
         Returns:
             A Tensor without gradient.
@@ -402,10 +402,10 @@ def drawing_from(generator: Generator) -> Iterator[None]:
 
 @contextmanager
 def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed: Callable[[int], Any]) -> Iterator[None]:
-    """A block that draws from the random numbers of another library, whose generator belongs to the process.
+    """A block that draws from the random numbers of another library, which has one generator for the process.
 
-    As a rule it draws from where that generator is. Where a region is recomputed, it draws what it drew the first time; where the default generator
-    is that of a block (`drawing_from`), the other one is seeded from it. In both cases it is put back afterwards, and one block runs at a time.
+    As a rule the draws continue from the state of that generator. Where a region is recomputed, they repeat the draws of the first time; within
+    `drawing_from`, the other generator is seeded from the block's. In both cases it is put back afterwards, and one block runs at a time.
 
     Args:
         state: returns the state of the other generator.
@@ -442,5 +442,5 @@ def draws_are_steered() -> bool:
 
 
 def is_replaying() -> bool:
-    """True if the running code is computed for a second time, and repeats what it drew the first time."""
+    """True if the running code is computed for a second time, and repeats the draws of the first time."""
     return tapes()[1] is not None

@@ -43,7 +43,7 @@ class LoggedScalar(NamedTuple):
 
     #: counts all values of the process from 1
     number: int
-    #: the worker whose code logged it; None outside of a worker's calls and contexts
+    #: the worker that logged it; None outside of a worker's calls and contexts
     worker: str | None
     name: str
     step: int
@@ -64,8 +64,8 @@ class ScalarLog:
         self._sinks: list[Callable[[LoggedScalar], None]] = []
         #: the last value of each name on each worker
         self.latest: dict[tuple[str | None, str], LoggedScalar] = {}
-        #: gives the name of the worker whose code is running, or None; set by the distributed part
-        self.worker_name: Callable[[], str | None] = _nobody
+        #: gives the name of the worker that runs the calling code, or None; set by the distributed part
+        self.worker_name: Callable[[], str | None] = _no_worker
 
     def add(self, name: str, value: float, step: int | None) -> None:
         """Log a value; see `log`."""
@@ -84,7 +84,7 @@ class ScalarLog:
             sink(entry)
 
     def after(self, number: int, most: int, *workers: str | None) -> list[LoggedScalar]:
-        """The latest values with higher numbers, at most so many, in order: those of these workers; None: those that belong to none."""
+        """The latest values with higher numbers, at most so many, in order, of these workers; None: of no worker."""
         with self._lock:
             found = [entry for entry in self._entries if entry.number > number and entry.worker in workers]
         return found[-most:]
@@ -100,7 +100,7 @@ class ScalarLog:
             self._sinks.remove(sink)
 
 
-def _nobody() -> None:
+def _no_worker() -> None:
     return None
 
 
@@ -123,8 +123,8 @@ def log(name: Any, value: Any = _MISSING, step: int | None = None) -> Any:
 
     Args:
         name: 1 to 200 printable characters; or an array, of which natural logarithms are taken.
-        value: a real number, or a Tensor or array of one element whose data is there.
-        step: the number of the step; by default one more than that of the last value of this name.
+        value: a real number, or a Tensor or array of one element that is not pending.
+        step: the number of the step; by default one more than the step of the last value of this name.
 
     Returns:
         None; or the logarithms, a Tensor of the shape of the array.
