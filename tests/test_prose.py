@@ -22,7 +22,6 @@ LEFT: Mapping[str, int] = {
     "functional": 19,
     "graph": 14,
     "pipeline": 50,
-    "running": 7,
     "tensors": 23,
     "transaction": 71,
 }

@@ -38,7 +38,7 @@ Note [Late failures]
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -130,11 +130,25 @@ class AdoptsTensors(Protocol):
 
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}
+#: packages that implement devices: their functions compute from their arguments alone
+_computing: set[str] = set()
 
 
-def register_device(device: Device) -> None:
-    """Make a device known under its name; replaces one of the same name."""
+def register_device(device: Device, computing: Iterable[str] = ()) -> None:
+    """Make a device known under its name; replaces one of the same name.
+
+    Args:
+        device: the device.
+        computing: names of packages and modules that implement it, with functions that compute from their arguments alone, as numpy's do.
+            `ag.compile` records their results without reading how they come about; it watches all other Python functions.
+    """
     _devices[device.name] = device
+    _computing.update(computing)
+
+
+def computing_packages() -> frozenset[str]:
+    """Names of the packages and modules that registered devices name as ``computing``."""
+    return frozenset(_computing)
 
 
 def unregister_device(name: str) -> None:

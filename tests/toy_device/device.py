@@ -127,7 +127,7 @@ class ToyDevice:
         return f"<ToyDevice {self._name}>"
 
     def __enter__(self) -> Self:
-        register_device(self)
+        register_device(self, computing=(__package__,))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -3,10 +3,9 @@
 Note [Which functions are watched]
     Every Python function that runs on the recording thread is watched if it belongs to the user, to an installed package, to the standard library
     when one of these calls it, or to a part of this package with objects that carry the user's attributes, such as modules of a network
-    (`_OWN_PARTS`). The
-    rest of the package computes from its arguments, and so does numpy: of containers and arrays among them all is read. Functions that print or log
-    have no result that counts, importing a module is no part of a computation, and a call that programs make anew at every run reads anew then:
-    these are left alone with all that they call.
+    (`_OWN_PARTS`). The rest of the package, numpy, and the packages that devices name (`register_device`) compute from their arguments: all
+    values are read in containers and arrays among these. Functions that print or log have no result that counts, importing a module is no part
+    of a computation, and a call that programs make anew at every run reads anew then: these are not watched, nor is anything that they call.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import os
 import sysconfig
 from types import CodeType
 from typing import Any
+
+from aiograd.running.devices import computing_packages
 
 #: parts of the package with objects that carry the user's attributes
 _OWN_PARTS = ("aiograd.nn", "aiograd.distributions", "aiograd.functional.derivatives")
@@ -35,15 +36,15 @@ def is_watched(code: CodeType, names: dict[str, Any]) -> bool:
         code: of the function.
         names: its globals.
     """
-    return _is_watched(code, str(names.get("__name__", "")))
+    return _is_watched(code, str(names.get("__name__", "")), computing_packages())
 
 
 @functools.lru_cache(8192)
-def _is_watched(code: CodeType, module: str) -> bool:
+def _is_watched(code: CodeType, module: str, of_devices: frozenset[str]) -> bool:
     root = module.partition(".")[0]
     if root == "aiograd":
         return _is_in(module, _OWN_PARTS) and not _is_in(module, (_OWN_FUNCTIONS,))
-    return root not in _PACKAGES_THAT_COMPUTE
+    return root not in _PACKAGES_THAT_COMPUTE and not _is_in(module, tuple(of_devices))
 
 
 def tells(code: CodeType, names: dict[str, Any]) -> bool:
