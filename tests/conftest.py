@@ -17,6 +17,7 @@ import gc
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
 
 import pytest
@@ -25,6 +26,7 @@ from hypothesis import HealthCheck, settings
 
 from aiograd.graph.node import Node
 from tests import sweeps
+from tests.support import reference_counts_only
 from tests.watchdog import Watchdog
 
 pytest_plugins = ["pytest_aiograd", "pytester"]
@@ -70,6 +72,22 @@ def thawed() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Memory is freed by reference count only."""
+    with reference_counts_only():
+        yield
+
+
+@pytest.fixture
+def frantic_threads() -> Iterator[None]:
+    """Threads are switched as often as can be."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 _watchdog = Watchdog()

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +19,14 @@ def leaf(values: Any, dtype: Any = np.float64) -> ag.Tensor:
     return ag.tensor(values, dtype=dtype, requires_grad=True)
 
 
+_drawn = np.random.default_rng(0)
+
+
+def random_leaf(*shape: int) -> ag.Tensor:
+    """A float32 leaf of standard normal numbers, others each time."""
+    return ag.tensor(_drawn.standard_normal(shape).astype(np.float32), requires_grad=True)
+
+
 def constant(values: Any) -> ag.Tensor:
     """A float64 tensor that does not require grad."""
     return ag.tensor(values, dtype=np.float64)
@@ -24,6 +37,40 @@ def same(tensor: Any, values: Any) -> None:
     np.testing.assert_array_equal(tensor.numpy(), values)
 
 
+@contextlib.contextmanager
+def reference_counts_only() -> Iterator[None]:
+    """No cycle is collected: what is freed here is freed by reference count."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def draw(*shape: int, at: int = 0) -> Any:
     """Standard normal numbers of a shape; `at` is the seed."""
     return np.random.default_rng(at).standard_normal(shape)
+
+
+def run_by(run: Callable[..., Any], given: int = 1) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """A decorator of async tests that do not run on pytest's loop.
+
+    Args:
+        run: gets the test as a coroutine function, and runs it; its other parameters are fixtures.
+        given: how many arguments `run` calls it with. They are the first ones of the test, the others are its fixtures and parameters.
+    """
+    wanted = list(inspect.signature(run).parameters)[1:]
+
+    def decorate(test: Callable[..., Any]) -> Callable[..., None]:
+        own = list(inspect.signature(test).parameters)[given:]
+
+        @functools.wraps(test)
+        def on_its_loop(**fixtures: Any) -> None:
+            run(functools.partial(test, **{name: fixtures[name] for name in own}), **{name: fixtures[name] for name in wanted})
+
+        names = dict.fromkeys((*own, *wanted))
+        on_its_loop.__signature__ = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in names])  # type: ignore[attr-defined]
+        return on_its_loop
+
+    return decorate

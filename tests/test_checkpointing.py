@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 import threading
 import weakref
@@ -639,22 +638,13 @@ class Tracked:
         return sum(ref() is not None for ref in self.refs)
 
 
-@pytest.fixture
-def no_cycles() -> Any:
-    """Memory is freed by reference count."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def layers(track: Tracked, x: Any, count: int = 6) -> Any:
     for _ in range(count):
         x = track(np.exp(track(np.tanh(x))))
     return x
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_saved_values_are_not_kept() -> None:
     x, _ = leaves()
     plain, track = Tracked(), Tracked()
@@ -684,7 +674,7 @@ async def test_no_node_of_a_region_holds_an_array(fn: Any) -> None:
             held.extend(entry if isinstance(entry, (tuple, list)) else ())
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_one_region_at_a_time_is_there_in_backward_and_goes_node_by_node() -> None:
     x, _ = leaves()
     track = Tracked()
@@ -706,7 +696,7 @@ async def test_one_region_at_a_time_is_there_in_backward_and_goes_node_by_node()
     assert track.alive == 0
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_nested_regions_need_less_still() -> None:
     x, _ = leaves()
     track = Tracked()
@@ -723,7 +713,7 @@ async def test_nested_regions_need_less_still() -> None:
     assert track.alive == 0
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_values_and_arguments_go_with_the_pass() -> None:
     track = Tracked()
     x = ag.tensor(X, requires_grad=True)
@@ -737,7 +727,7 @@ async def test_values_and_arguments_go_with_the_pass() -> None:
     assert track.alive == 0
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_what_a_pass_does_not_take_goes_with_the_pass() -> None:
     x, w = leaves()
     track = Tracked()
@@ -752,7 +742,7 @@ async def test_what_a_pass_does_not_take_goes_with_the_pass() -> None:
     assert track.alive == 0
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_a_failed_pass_keeps_nothing() -> None:
     x, _ = leaves()
     track = Tracked()
@@ -772,7 +762,7 @@ async def test_a_failed_pass_keeps_nothing() -> None:
     assert track.alive == 0
 
 
-@pytest.mark.usefixtures("no_cycles")
+@pytest.mark.usefixtures("no_collector")
 async def test_a_cancelled_pass_keeps_nothing_and_the_coroutine_is_cancelled() -> None:
     x, _ = leaves()
     track = Tracked()

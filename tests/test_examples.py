@@ -140,7 +140,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
             pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
         ],
-        keep=3,
+        keep=2,
     ),
 )
 def test_an_example_runs(words: list[str], expected: str) -> None:

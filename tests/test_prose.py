@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent / "aiograd"
 SHARE = 0.015
 #: parts with more, and the number that they may have; a number here only shrinks, and moves with its text from one part to another
 LEFT: Mapping[str, int] = {
-    "distributed": 510,
+    "distributed": 487,
     "engine": 99,
     "functional": 19,
     "graph": 14,
@@ -26,7 +26,7 @@ LEFT: Mapping[str, int] = {
     "transaction": 71,
 }
 #: of all sentences of the package; `SHARE` once no part is left
-WHOLE = 0.037
+WHOLE = 0.035
 
 
 def test_the_counted_patterns_are_rare() -> None:

@@ -14,20 +14,16 @@ ROOT = Path(__file__).parent.parent / "aiograd"
 
 #: words and the parts of the package that still have them; a list here only shrinks
 LEFT: Mapping[str, str] = {
-    "conversation": "distributed/rpc",
-    "greeting": "distributed/cluster distributed/rpc",
+    "greeting": "distributed/cluster",
     "foresight": "distributed/autograd distributed/calls",
     "hearsay": "distributed/autograd",
-    "heir": "distributed/rpc",
-    "former": "distributed/collectives distributed/rpc",
+    "former": "distributed/collectives",
     "beat": "distributed/autograd",
     "quietly": "kernels ops",
-    "gave_up": "coordination distributed/collectives distributed/data_parallel distributed/rpc",
+    "gave_up": "coordination distributed/collectives distributed/data_parallel",
     "leaves_loop": "engine",
     "going_on": "engine",
     "part": "distributed/autograd",
-    "link": "distributed/rpc",
-    "row": "distributed/rpc",
     "driver": "distributed/data_parallel engine",
     "host": "distributed/data_parallel",
     "walk": "distributed/autograd",

@@ -16,13 +16,10 @@ from aiograd.compiler.arena import MOST_FREE, ArenaPool
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.passes.arenas import FEWEST, LARGEST, with_arena
 from aiograd.nn import functional as F
+from tests.support import random_leaf as leaf
 
 F4 = np.dtype(np.float32)
 rng = np.random.default_rng(0)
-
-
-def leaf(*shape: int) -> Any:
-    return ag.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
 
 
 def bits(*tensors: Any) -> list[bytes]:

@@ -13,16 +13,13 @@ from aiograd import distributed as dist
 from aiograd import nn
 from aiograd.pipeline import Pipeline, make_schedule
 from tests.distributed.workers import values, view, workers
+from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(8)
 
 
 def bits(*tensors: Any) -> list[Any]:
     return [None if x is None else (x.shape, x.dtype, x.detach().numpy().tobytes()) for x in tensors]
-
-
-def leaf(*shape: int) -> Any:
-    return ag.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZB-H1"])

@@ -15,12 +15,9 @@ from aiograd.errors import GraphFreedError
 from aiograd.testing import simulated_run
 from tests.compiler.test_random_programs import bits, make, run
 from tests.engine.cases import ticking
+from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(2)
-
-
-def leaf(*shape: int) -> Any:
-    return ag.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
 
 
 def nodes_of(tensor: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from aiograd import nn
 from aiograd.errors import GradientError, TraceError
 from aiograd.nn import functional as F
 from tests.compiler.test_random_programs import Recurrent, Transformer, bits, cnn, mlp
+from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(4)
 
@@ -23,10 +24,6 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "adam": lambda p: ag.optim.Adam(p, 0.01),
     "adamw": lambda p: ag.optim.AdamW(p, 0.01),
 }
-
-
-def leaf(*shape: int) -> Any:
-    return ag.tensor(rng.standard_normal(shape).astype(np.float32), requires_grad=True)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -196,7 +196,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
 }
 
 
-@pytest.mark.parametrize("name", swept(SCENES, keep=4))
+@pytest.mark.parametrize("name", swept(SCENES, keep=2))
 def test_cancelled_at_every_step(name: str) -> None:
     scene = SCENES[name]()
     rounds: list[int] = []

@@ -63,7 +63,7 @@ def test_whatever_a_seed_does(first: int) -> None:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("first", swept(range(0, CELL_RUNS, CELL_PIECE)))
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", swept(FAULTS))
 def test_every_fault_at_every_point(fault: Fault, first: int) -> None:
     met = sum((run_cells(fault, seed)[0] for seed in range(first, first + CELL_PIECE)), Counter())
     assert {cell for cell in CELLS if cell.fault == fault and met[cell] < LEAST} == set()
@@ -151,7 +151,7 @@ def test_a_batch_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", swept(ROLES))
 async def test_workers_that_are_killed(role: str) -> None:
     """Each point once, in one of the roles in turn."""
     async with trial() as made:

@@ -42,41 +42,39 @@ from tests.distributed.world import CALL, LIMITS, World, simulate, turns
 # ---- requests and answers
 
 
-async def test_requests_go_both_ways_over_one_connection() -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        forth = [a.ask("b", "echo", number) for number in range(50)]
-        assert await asyncio.gather(*forth) == list(range(50))
-        back = [b.ask("a", "echo", number) for number in range(50)]  # b knows no URL of a
-        forth = [a.ask("b", "echo", number) for number in range(50)]
-        assert await asyncio.gather(*back, *forth) == 2 * list(range(50))
-        assert world.board.dials == 1
-        assert {identity.name for identity in b.callers} == {"a"}
-        assert b.callers[0] == PeerIdentity("a", a.endpoint.incarnation, "default")
-        assert a.callers[0] == PeerIdentity("b", b.endpoint.incarnation, "default")
-        assert a.endpoint.peers == ("b",)
-        assert b.endpoint.peers == ("a",)
+async def test_requests_go_both_ways_over_one_connection(world: World) -> None:
+    a, b = await world.pair()
+    forth = [a.ask("b", "echo", number) for number in range(50)]
+    assert await asyncio.gather(*forth) == list(range(50))
+    back = [b.ask("a", "echo", number) for number in range(50)]  # b knows no URL of a
+    forth = [a.ask("b", "echo", number) for number in range(50)]
+    assert await asyncio.gather(*back, *forth) == 2 * list(range(50))
+    assert world.board.dials == 1
+    assert {identity.name for identity in b.callers} == {"a"}
+    assert b.callers[0] == PeerIdentity("a", a.endpoint.incarnation, "default")
+    assert a.callers[0] == PeerIdentity("b", b.endpoint.incarnation, "default")
+    assert a.endpoint.peers == ("b",)
+    assert b.endpoint.peers == ("a",)
 
 
-async def test_a_request_to_oneself_shares_nothing() -> None:
-    async with World() as world:
-        a = await world.node("a")
-        sent = [[1, 2], {"x": WireTensor(np.arange(4.0), True)}]
-        got = await a.ask("a", "echo", sent)
-        assert got[0] == [1, 2] and got[0] is not sent[0]
-        assert not np.shares_memory(got[1]["x"].array, sent[1]["x"].array)
-        assert a.callers == [PeerIdentity("a", a.endpoint.incarnation, "default")]
-        world.errors["x"] = ContextNotFoundError("no such context")
-        with pytest.raises(ContextNotFoundError, match=r"^Error on Node a: no such context$"):
-            await a.ask("a", "raise", "x")
-        asking = asyncio.create_task(a.ask("a", "gate", 1))
-        await turns()
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await turns()
-        assert a.cancelled == [1]
-        assert not world.board.channels
+async def test_a_request_to_oneself_shares_nothing(world: World) -> None:
+    a = await world.node("a")
+    sent = [[1, 2], {"x": WireTensor(np.arange(4.0), True)}]
+    got = await a.ask("a", "echo", sent)
+    assert got[0] == [1, 2] and got[0] is not sent[0]
+    assert not np.shares_memory(got[1]["x"].array, sent[1]["x"].array)
+    assert a.callers == [PeerIdentity("a", a.endpoint.incarnation, "default")]
+    world.errors["x"] = ContextNotFoundError("no such context")
+    with pytest.raises(ContextNotFoundError, match=r"^Error on Node a: no such context$"):
+        await a.ask("a", "raise", "x")
+    asking = asyncio.create_task(a.ask("a", "gate", 1))
+    await turns()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await turns()
+    assert a.cancelled == [1]
+    assert not world.board.channels
 
 
 async def test_a_small_request_overtakes_a_large_one() -> None:
@@ -103,14 +101,13 @@ async def test_a_small_request_overtakes_a_large_one() -> None:
         np.testing.assert_array_equal(answer.array, big.array)
 
 
-async def test_the_smaller_of_two_frame_limits_holds() -> None:
-    async with World() as world:
-        b = await world.node("b", limits=replace(LIMITS, frame_bytes=1 << 12))
-        a = await world.node("a", b)
-        value = b"x" * 100_000
-        assert await a.ask("b", "echo", value) == value
-        assert world.board.dials == 1
-        assert a.statistics("b").frames_out >= 25
+async def test_the_smaller_of_two_frame_limits_holds(world: World) -> None:
+    b = await world.node("b", limits=replace(LIMITS, frame_bytes=1 << 12))
+    a = await world.node("a", b)
+    value = b"x" * 100_000
+    assert await a.ask("b", "echo", value) == value
+    assert world.board.dials == 1
+    assert a.statistics("b").frames_out >= 25
 
 
 async def test_requests_wait_for_room() -> None:
@@ -182,72 +179,68 @@ async def test_what_cannot_be_sent_is_refused_at_home() -> None:
         assert b.ran == [1]
 
 
-async def test_errors_of_handlers() -> None:
-    async with World() as world:
-        a, _ = await world.pair()
-        world.errors.update(
-            value=ValueError("first line\nsecond line"),
-            context=ContextNotFoundError("no such context"),
-            cancelled=asyncio.CancelledError(),
-        )
-        with pytest.raises(RemoteError, match=r"^Error on Node b: kind 7: ValueError: first line$") as caught:
-            await a.ask("b", "raise", "value")
-        assert (caught.value.worker, caught.value.function, caught.value.type_name) == ("b", "kind 7", "ValueError")
-        with pytest.raises(ContextNotFoundError):
-            await a.ask("b", "raise", "context")
-        with pytest.raises(RemoteError) as caught:
-            await a.ask("b", "raise", "cancelled")
-        assert caught.value.code == "cancelled"
-        with pytest.raises(RemoteError) as caught:  # a result that cannot be sent
-            await a.ask("b", "unsendable")
-        assert caught.value.type_name == "ArgumentTypeError"
+async def test_errors_of_handlers(world: World) -> None:
+    a, _ = await world.pair()
+    world.errors.update(
+        value=ValueError("first line\nsecond line"),
+        context=ContextNotFoundError("no such context"),
+        cancelled=asyncio.CancelledError(),
+    )
+    with pytest.raises(RemoteError, match=r"^Error on Node b: kind 7: ValueError: first line$") as caught:
+        await a.ask("b", "raise", "value")
+    assert (caught.value.worker, caught.value.function, caught.value.type_name) == ("b", "kind 7", "ValueError")
+    with pytest.raises(ContextNotFoundError):
+        await a.ask("b", "raise", "context")
+    with pytest.raises(RemoteError) as caught:
+        await a.ask("b", "raise", "cancelled")
+    assert caught.value.code == "cancelled"
+    with pytest.raises(RemoteError) as caught:  # a result that cannot be sent
+        await a.ask("b", "unsendable")
+    assert caught.value.type_name == "ArgumentTypeError"
 
 
-async def test_errors_pass_through_several_workers() -> None:
-    async with World() as world:
-        c = await world.node("c")
-        b = await world.node("b", c, describe=lambda kind, value: f"relay of {kind}")
-        a = await world.node("a", b)
-        world.errors["x"] = KeyError("weights")
-        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: kind 7: KeyError: 'weights'$") as caught:
-            await a.ask("b", "relay", ("c", ("raise", "x")))
-        assert (caught.value.worker, caught.value.function, caught.value.path) == ("c", "kind 7", ("b", "c"))
-        world.errors["y"] = KeyError("here")
-        with pytest.raises(RemoteError) as caught:
-            await a.ask("b", "raise", "y")
-        assert caught.value.function == "relay of 7"
+async def test_errors_pass_through_several_workers(world: World) -> None:
+    c = await world.node("c")
+    b = await world.node("b", c, describe=lambda kind, value: f"relay of {kind}")
+    a = await world.node("a", b)
+    world.errors["x"] = KeyError("weights")
+    with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: kind 7: KeyError: 'weights'$") as caught:
+        await a.ask("b", "relay", ("c", ("raise", "x")))
+    assert (caught.value.worker, caught.value.function, caught.value.path) == ("c", "kind 7", ("b", "c"))
+    world.errors["y"] = KeyError("here")
+    with pytest.raises(RemoteError) as caught:
+        await a.ask("b", "raise", "y")
+    assert caught.value.function == "relay of 7"
 
 
-async def test_cancelling_reaches_handlers_far_away() -> None:
-    async with World() as world:
-        c = await world.node("c")
-        b = await world.node("b", c)
-        a = await world.node("a", b)
-        asking = asyncio.create_task(a.ask("b", "relay", ("c", ("gate", 1))))
-        await turns(60)
-        assert c.ran == [1]
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await turns(60)
-        assert len(b.cancelled) == 1
-        assert c.cancelled == [1]
-        assert a.statistics("b").outstanding == 0
-        assert c.statistics("b").running == 0
+async def test_cancelling_reaches_handlers_far_away(world: World) -> None:
+    c = await world.node("c")
+    b = await world.node("b", c)
+    a = await world.node("a", b)
+    asking = asyncio.create_task(a.ask("b", "relay", ("c", ("gate", 1))))
+    await turns(60)
+    assert c.ran == [1]
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await turns(60)
+    assert len(b.cancelled) == 1
+    assert c.cancelled == [1]
+    assert a.statistics("b").outstanding == 0
+    assert c.statistics("b").running == 0
 
 
 @pytest.mark.parametrize("peer", ["a", "b"])
-async def test_what_a_cancelled_handler_raises_is_of_no_interest(peer: str) -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        asking = asyncio.create_task(a.ask(peer, "stubborn", 1))
-        await turns()
-        assert [*a.ran, *b.ran] == [1]
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        await turns()
-        gc.collect()
+async def test_what_a_cancelled_handler_raises_is_of_no_interest(world: World, peer: str) -> None:
+    a, b = await world.pair()
+    asking = asyncio.create_task(a.ask(peer, "stubborn", 1))
+    await turns()
+    assert [*a.ran, *b.ran] == [1]
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    await turns()
+    gc.collect()
 
 
 async def test_without_its_protection_cancelling_stays_at_home() -> None:
@@ -329,16 +322,15 @@ async def test_requests_that_are_served_without_a_task(virtual_clock: VirtualClo
         assert b.callers == [b.callers[0]] * len(b.callers), "the other handler saw nothing of it"
 
 
-async def test_answers_hold_nothing_behind() -> None:
-    async with World() as world:
-        a, _ = await world.pair()
-        array = np.zeros(1 << 12)
-        gone = weakref.ref(array)
-        await a.ask("b", "echo", WireTensor(array, False))
-        await a.ask("b", "echo", 1)
-        del array
-        gc.collect()
-        assert gone() is None
+async def test_answers_hold_nothing_behind(world: World) -> None:
+    a, _ = await world.pair()
+    array = np.zeros(1 << 12)
+    gone = weakref.ref(array)
+    await a.ask("b", "echo", WireTensor(array, False))
+    await a.ask("b", "echo", 1)
+    del array
+    gc.collect()
+    assert gone() is None
 
 
 async def test_too_many_requests_are_refused_at_once() -> None:
@@ -360,32 +352,30 @@ async def test_too_many_requests_are_refused_at_once() -> None:
 # ---- deadlines
 
 
-async def test_deadlines(virtual_clock: VirtualClock) -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        with pytest.raises(DeadlineError, match=r"kind 7 to worker 'b' did not end within 2 s"):
-            await a.ask("b", "sleep", 10.0, timeout=2.0)
-        assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.1)
-        await asyncio.sleep(0.1)
-        assert b.cancelled == [10.0]
-        assert b.timeouts[0] < 2.0  # it shrinks on its way
+async def test_deadlines(world: World, virtual_clock: VirtualClock) -> None:
+    a, b = await world.pair()
+    with pytest.raises(DeadlineError, match=r"kind 7 to worker 'b' did not end within 2 s"):
+        await a.ask("b", "sleep", 10.0, timeout=2.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.1)
+    await asyncio.sleep(0.1)
+    assert b.cancelled == [10.0]
+    assert b.timeouts[0] < 2.0  # it shrinks on its way
+    with pytest.raises(DeadlineError):
+        await a.ask("a", "sleep", 10.0, timeout=2.0)
+    await asyncio.sleep(0.1)
+    assert a.cancelled == [10.0]
+    assert await a.ask("b", "sleep", 1.0, timeout=2.0) == 1.0
+
+
+async def test_timeouts_that_make_no_sense(world: World) -> None:
+    a, b = await world.pair()
+    for timeout in (math.inf, math.nan):
+        with pytest.raises(ArgumentError, match="finite"):
+            await a.ask("b", "echo", 1, timeout=timeout)
+    for peer in "ab":
         with pytest.raises(DeadlineError):
-            await a.ask("a", "sleep", 10.0, timeout=2.0)
-        await asyncio.sleep(0.1)
-        assert a.cancelled == [10.0]
-        assert await a.ask("b", "sleep", 1.0, timeout=2.0) == 1.0
-
-
-async def test_timeouts_that_make_no_sense() -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        for timeout in (math.inf, math.nan):
-            with pytest.raises(ArgumentError, match="finite"):
-                await a.ask("b", "echo", 1, timeout=timeout)
-        for peer in "ab":
-            with pytest.raises(DeadlineError):
-                await a.ask(peer, "echo", 1, timeout=0.0)
-        assert b.ran == []
+            await a.ask(peer, "echo", 1, timeout=0.0)
+    assert b.ran == []
 
 
 async def test_a_deadline_holds_while_nothing_is_connected(virtual_clock: VirtualClock) -> None:
@@ -396,61 +386,58 @@ async def test_a_deadline_holds_while_nothing_is_connected(virtual_clock: Virtua
             await a.ask("b", "echo", 1, timeout=2.0)
 
 
-async def test_a_request_that_makes_no_sense_is_answered_with_an_error() -> None:
-    async with World() as world:
-        a, _ = await world.pair()
-        await a.ask("b", "echo", 0)
-        (peer,) = a.endpoint._peers.values()
-        session = peer.session()
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        answer: asyncio.Future[Any] = loop.create_future()
-        id = session.rpc_session.request(CALL, [b"nonsense that is no message"], 5.0, now)
-        session._requests[id] = PendingRequest(session, id, answer, CALL, 0, 5.0)
-        session.pump(now)
-        with pytest.raises((ProtocolError, LimitError), match="Error on Node b"):
-            await answer
-        assert await a.ask("b", "echo", 1) == 1
-        assert world.board.dials == 1
+async def test_a_request_that_makes_no_sense_is_answered_with_an_error(world: World) -> None:
+    a, _ = await world.pair()
+    await a.ask("b", "echo", 0)
+    (peer,) = a.endpoint._peers.values()
+    session = peer.session()
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    answer: asyncio.Future[Any] = loop.create_future()
+    id = session.rpc_session.request(CALL, [b"nonsense that is no message"], 5.0, now)
+    session._requests[id] = PendingRequest(session, id, answer, CALL, 0, 5.0)
+    session.pump(now)
+    with pytest.raises((ProtocolError, LimitError), match="Error on Node b"):
+        await answer
+    assert await a.ask("b", "echo", 1) == 1
+    assert world.board.dials == 1
 
 
 # ---- the end
 
 
-async def test_closing_tells_peers_and_leaves_nothing() -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        await a.ask("b", "echo", 0)
-        forth = asyncio.create_task(a.ask("b", "gate", 1))
-        back = asyncio.create_task(b.ask("a", "gate", 2))
-        alone = asyncio.create_task(a.ask("a", "gate", 3))
-        await turns()
-        await a.endpoint.aclose()
-        assert a.cancelled == [2, 3]
-        for task in forth, alone:
-            with pytest.raises(DistributedError, match="being closed"):
-                await task
-        with pytest.raises(WorkerLostError, match="it was closed"):
-            await back
-        await turns()
-        assert b.cancelled == [1]
-        assert not a.lost and [identity.name for identity, _ in b.lost] == ["a"]
-        with pytest.raises(DistributedError, match="not open"):
-            await a.ask("b", "echo")
-        await a.endpoint.aclose()
-        assert not world.board.channels
-
-
-async def test_closing_while_dialling() -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        world.board.unreachable.add(b.transport.url)
-        asking = asyncio.create_task(a.ask("b", "echo", 1))
-        await turns()
-        await a.endpoint.aclose()
-        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("dial")]
+async def test_closing_tells_peers_and_leaves_nothing(world: World) -> None:
+    a, b = await world.pair()
+    await a.ask("b", "echo", 0)
+    forth = asyncio.create_task(a.ask("b", "gate", 1))
+    back = asyncio.create_task(b.ask("a", "gate", 2))
+    alone = asyncio.create_task(a.ask("a", "gate", 3))
+    await turns()
+    await a.endpoint.aclose()
+    assert a.cancelled == [2, 3]
+    for task in forth, alone:
         with pytest.raises(DistributedError, match="being closed"):
-            await asking
+            await task
+    with pytest.raises(WorkerLostError, match="it was closed"):
+        await back
+    await turns()
+    assert b.cancelled == [1]
+    assert not a.lost and [identity.name for identity, _ in b.lost] == ["a"]
+    with pytest.raises(DistributedError, match="not open"):
+        await a.ask("b", "echo")
+    await a.endpoint.aclose()
+    assert not world.board.channels
+
+
+async def test_closing_while_dialling(world: World) -> None:
+    a, b = await world.pair()
+    world.board.unreachable.add(b.transport.url)
+    asking = asyncio.create_task(a.ask("b", "echo", 1))
+    await turns()
+    await a.endpoint.aclose()
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("dial")]
+    with pytest.raises(DistributedError, match="being closed"):
+        await asking
 
 
 def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixture) -> None:
@@ -530,27 +517,25 @@ def test_a_request_may_be_cancelled_at_any_moment(word: str) -> None:
 # ---- names
 
 
-async def test_an_endpoint_that_keeps_names_takes_no_second_worker_of_a_name_while_the_first_is_there() -> None:
-    async with World() as world:
-        b = await world.node("b")
-        b.endpoint.keeps_names = True
-        first = await world.node("a", b, host="here")
-        assert await first.ask("b", "echo", 1) == 1
-        second = await world.node("a", b, host="there")
-        for _ in range(2):
-            with pytest.raises(NameTakenError, match="worker 'b' is connected to another worker named 'a'"):
-                await second.ask("b", "echo", 2)
-        assert await first.ask("b", "echo", 3) == 3 and not b.lost
-        await first.endpoint.aclose()
-        assert await second.ask("b", "echo", 4) == 4
-        assert [identity.incarnation for identity in b.callers] == [first.endpoint.incarnation] * 2 + [second.endpoint.incarnation]
+async def test_an_endpoint_that_keeps_names_takes_no_second_worker_of_a_name_while_the_first_is_there(world: World) -> None:
+    b = await world.node("b")
+    b.endpoint.keeps_names = True
+    first = await world.node("a", b, host="here")
+    assert await first.ask("b", "echo", 1) == 1
+    second = await world.node("a", b, host="there")
+    for _ in range(2):
+        with pytest.raises(NameTakenError, match="worker 'b' is connected to another worker named 'a'"):
+            await second.ask("b", "echo", 2)
+    assert await first.ask("b", "echo", 3) == 3 and not b.lost
+    await first.endpoint.aclose()
+    assert await second.ask("b", "echo", 4) == 4
+    assert [identity.incarnation for identity in b.callers] == [first.endpoint.incarnation] * 2 + [second.endpoint.incarnation]
 
 
-async def test_a_peer_that_is_forgotten_is_not_dialled_any_more() -> None:
-    async with World() as world:
-        a, _ = await world.pair()
-        a.endpoint.remove_peer("b")
-        a.endpoint.remove_peer("nobody")
-        with pytest.raises(UnknownPeerError):
-            await a.ask("b", "echo", 1)
-        assert a.endpoint.peers == () and world.board.dials == 0
+async def test_a_peer_that_is_forgotten_is_not_dialled_any_more(world: World) -> None:
+    a, _ = await world.pair()
+    a.endpoint.remove_peer("b")
+    a.endpoint.remove_peer("nobody")
+    with pytest.raises(UnknownPeerError):
+        await a.ask("b", "echo", 1)
+    assert a.endpoint.peers == () and world.board.dials == 0

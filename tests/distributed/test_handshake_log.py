@@ -57,11 +57,10 @@ async def test_addresses_without_end_take_no_memory_without_end(virtual_clock: o
     assert f"9999 more handshakes failed within 10 s, of more than {ADDRESSES} addresses" in lines()[1]
 
 
-async def test_a_worker_that_is_dialled_with_the_wrong_key_writes_a_line_or_two(virtual_clock: VirtualClock, lines: Lines) -> None:
-    async with World() as world:
-        b = await world.node("b")
-        strangers = [await world.node(f"s{n}", b, keyring=Keyring(bytes([n + 1]) * 32)) for n in range(20)]
-        await asyncio.gather(*(each.ask("b", "echo", 1, timeout=5.0) for each in strangers), return_exceptions=True)
-        assert b.endpoint.statistics().failed_handshakes == 100
-        await asyncio.sleep(handshake_log.INTERVAL)
-        assert len(lines()) == 2 and "99 more handshakes failed" in lines()[1]
+async def test_a_worker_that_is_dialled_with_the_wrong_key_writes_a_line_or_two(world: World, virtual_clock: VirtualClock, lines: Lines) -> None:
+    b = await world.node("b")
+    strangers = [await world.node(f"s{n}", b, keyring=Keyring(bytes([n + 1]) * 32)) for n in range(20)]
+    await asyncio.gather(*(each.ask("b", "echo", 1, timeout=5.0) for each in strangers), return_exceptions=True)
+    assert b.endpoint.statistics().failed_handshakes == 100
+    await asyncio.sleep(handshake_log.INTERVAL)
+    assert len(lines()) == 2 and "99 more handshakes failed" in lines()[1]

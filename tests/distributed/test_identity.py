@@ -58,45 +58,43 @@ class Namesakes:
         return await self.world.node("w", self.hub, keyring=TENANTS[principal], host=f"{principal}.w")
 
 
-async def test_a_worker_does_not_evict_its_namesake(virtual_clock: VirtualClock) -> None:
-    async with World() as world:
-        n = await Namesakes(world).open()
-        asking = asyncio.create_task(n.mine.ask("hub", "gate", 1))
-        await asyncio.sleep(0.1)
-        back = asyncio.create_task(n.hub.ask("w", "gate", 2))
-        await asyncio.sleep(0.1)
-        assert await n.theirs.ask("hub", "echo", 3) == 3
-        assert await n.hub.ask("w", "echo", 4, principal="tenant") == 4
-        assert n.theirs.ran == [4] and n.mine.ran == [2]
-        n.hub.gate.set()
-        n.mine.gate.set()
-        assert await asking == 1 and await back == 2
-        assert not n.hub.lost and not n.mine.lost and not n.theirs.lost
-        assert world.board.dials == 2
-        assert [(caller.name, caller.principal) for caller in n.hub.callers] == [("w", "default"), ("w", "tenant")]
+async def test_a_worker_does_not_evict_its_namesake(world: World, virtual_clock: VirtualClock) -> None:
+    n = await Namesakes(world).open()
+    asking = asyncio.create_task(n.mine.ask("hub", "gate", 1))
+    await asyncio.sleep(0.1)
+    back = asyncio.create_task(n.hub.ask("w", "gate", 2))
+    await asyncio.sleep(0.1)
+    assert await n.theirs.ask("hub", "echo", 3) == 3
+    assert await n.hub.ask("w", "echo", 4, principal="tenant") == 4
+    assert n.theirs.ran == [4] and n.mine.ran == [2]
+    n.hub.gate.set()
+    n.mine.gate.set()
+    assert await asking == 1 and await back == 2
+    assert not n.hub.lost and not n.mine.lost and not n.theirs.lost
+    assert world.board.dials == 2
+    assert [(caller.name, caller.principal) for caller in n.hub.callers] == [("w", "default"), ("w", "tenant")]
 
 
-async def test_a_worker_that_is_restarted_is_lost_to_its_tenant_only(virtual_clock: VirtualClock) -> None:
-    async with World() as world:
-        n = await Namesakes(world).open()
-        asking = [asyncio.create_task(node.ask("hub", "gate", 1)) for node in (n.mine, n.theirs)]
-        await asyncio.sleep(0.1)
-        back = [asyncio.create_task(n.hub.ask("w", "gate", 2, principal=principal)) for principal in ("default", "tenant")]
-        await asyncio.sleep(0.1)
-        for channel in n.theirs.transport._mine:
-            channel.held = True  # nobody hears that it is gone
-        n.theirs.transport.stop()
-        n.theirs.transport.is_dead = True
-        again = await n.worker("tenant")
-        assert await again.ask("hub", "echo", 3) == 3
-        with pytest.raises(WorkerLostError, match="restarted"):
-            await back[1]
-        assert [identity.peer for identity, _ in n.hub.lost] == [PeerId("tenant", "w")]
-        n.hub.gate.set()
-        n.mine.gate.set()
-        assert await asking[0] == 1 and await back[0] == 2
-        with pytest.raises(WorkerLostError):
-            await asking[1]
+async def test_a_worker_that_is_restarted_is_lost_to_its_tenant_only(world: World, virtual_clock: VirtualClock) -> None:
+    n = await Namesakes(world).open()
+    asking = [asyncio.create_task(node.ask("hub", "gate", 1)) for node in (n.mine, n.theirs)]
+    await asyncio.sleep(0.1)
+    back = [asyncio.create_task(n.hub.ask("w", "gate", 2, principal=principal)) for principal in ("default", "tenant")]
+    await asyncio.sleep(0.1)
+    for channel in n.theirs.transport._mine:
+        channel.held = True  # nobody hears that it is gone
+    n.theirs.transport.stop()
+    n.theirs.transport.is_dead = True
+    again = await n.worker("tenant")
+    assert await again.ask("hub", "echo", 3) == 3
+    with pytest.raises(WorkerLostError, match="restarted"):
+        await back[1]
+    assert [identity.peer for identity, _ in n.hub.lost] == [PeerId("tenant", "w")]
+    n.hub.gate.set()
+    n.mine.gate.set()
+    assert await asking[0] == 1 and await back[0] == 2
+    with pytest.raises(WorkerLostError):
+        await asking[1]
 
 
 async def test_budgets_and_figures_are_per_tenant(virtual_clock: VirtualClock) -> None:
@@ -114,19 +112,18 @@ async def test_budgets_and_figures_are_per_tenant(virtual_clock: VirtualClock) -
         assert await holding == "x" * size
 
 
-async def test_a_worker_may_be_in_another_place_for_each_tenant(virtual_clock: VirtualClock) -> None:
-    async with World() as world:
-        n = await Namesakes(world).open()
-        hub = n.hub.endpoint
-        hub.add_peer("w", n.theirs.transport.url, "tenant")
-        assert await n.hub.ask("w", "echo", 1, principal="tenant") == 1 and n.theirs.ran == [1]
-        with pytest.raises(UnknownPeerError, match=r"knows no worker 'w'.*it knows nobody"):
-            await n.hub.ask("w", "echo", 2)
-        hub.add_peer("w", n.mine.transport.url)
-        assert await n.hub.ask("w", "echo", 3) == 3 and n.mine.ran == [3]
-        assert await n.hub.ask("w", "echo", 4, principal="tenant") == 4 and n.theirs.ran == [1, 4]
-        assert hub.peers == ("w",)
-        assert hub.url_of(PeerId("tenant", "w")) == n.theirs.transport.url and hub.url_of(PeerId("other", "w")) == n.mine.transport.url
+async def test_a_worker_may_be_in_another_place_for_each_tenant(world: World, virtual_clock: VirtualClock) -> None:
+    n = await Namesakes(world).open()
+    hub = n.hub.endpoint
+    hub.add_peer("w", n.theirs.transport.url, "tenant")
+    assert await n.hub.ask("w", "echo", 1, principal="tenant") == 1 and n.theirs.ran == [1]
+    with pytest.raises(UnknownPeerError, match=r"knows no worker 'w'.*it knows nobody"):
+        await n.hub.ask("w", "echo", 2)
+    hub.add_peer("w", n.mine.transport.url)
+    assert await n.hub.ask("w", "echo", 3) == 3 and n.mine.ran == [3]
+    assert await n.hub.ask("w", "echo", 4, principal="tenant") == 4 and n.theirs.ran == [1, 4]
+    assert hub.peers == ("w",)
+    assert hub.url_of(PeerId("tenant", "w")) == n.theirs.transport.url and hub.url_of(PeerId("other", "w")) == n.mine.transport.url
 
 
 # -------------------------------------------------------------------- workers

@@ -40,6 +40,7 @@ from aiograd.errors import (
 )
 from tests.distributed.memory import MemoryTransport, Switchboard
 from tests.distributed.workers import SECRET, simulate
+from tests.support import run_by
 from tests.watchdog import SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +114,9 @@ def play(main: Callable[[Scene], Awaitable[None]]) -> float:
     return simulate(played)
 
 
+played = run_by(play)
+
+
 async def each_knows_each(cluster: dist.JoinCluster) -> None:
     for near in cluster.workers:
         for far in cluster.workers:
@@ -143,16 +147,14 @@ def test_workers_come_before_and_after_the_driver_and_end_with_the_cluster() -> 
     assert 30 <= play(main) < 40
 
 
-def test_all_that_come_at_once_know_each_other() -> None:
-    async def main(scene: Scene) -> None:
-        for name in "abcdef":
-            scene.join(name)
-        await asyncio.sleep(1.0)
-        async with scene.cluster(6) as cluster:
-            await each_knows_each(cluster)
-        assert [await joiner.ended for joiner in scene.joiners] == [StopReason.DISMISSED] * 6
-
-    play(main)
+@played
+async def test_all_that_come_at_once_know_each_other(scene: Scene) -> None:
+    for name in "abcdef":
+        scene.join(name)
+    await asyncio.sleep(1.0)
+    async with scene.cluster(6) as cluster:
+        await each_knows_each(cluster)
+    assert [await joiner.ended for joiner in scene.joiners] == [StopReason.DISMISSED] * 6
 
 
 def test_too_few_in_time_is_an_error_that_names_those_who_came() -> None:
@@ -169,27 +171,25 @@ def test_too_few_in_time_is_an_error_that_names_those_who_came() -> None:
     assert 35 <= play(main) < 40
 
 
-def test_one_too_many_is_told_so_and_asking_again_changes_nothing() -> None:
-    async def main(scene: Scene) -> None:
-        first = scene.join("a")
-        async with scene.cluster(1) as cluster:
-            with pytest.raises(ClusterError, match=r"has the 1 worker\(s\) that may join: a; b is one too many"):
-                await scene.join("b").ended
-            for _ in range(3):
-                await first.worker.call_apart("driver", joining.JoinRequest.form.name, first.worker.url, joining.__version__)
-            assert cluster.workers == ("a",) and scene.events == []
-            adding = asyncio.create_task(cluster.add("c"))
-            await asyncio.sleep(5.0)
-            scene.join("c")
-            await adding
-            await each_knows_each(cluster)
-            with pytest.raises(ArgumentError):
-                await cluster.add("c")
-        async with scene.cluster(0, at_most=1, timeout=2.0) as empty:
-            with pytest.raises(DeadlineError, match="has not joined within 2 s"):
-                await empty.add("nobody")
-
-    play(main)
+@played
+async def test_one_too_many_is_told_so_and_asking_again_changes_nothing(scene: Scene) -> None:
+    first = scene.join("a")
+    async with scene.cluster(1) as cluster:
+        with pytest.raises(ClusterError, match=r"has the 1 worker\(s\) that may join: a; b is one too many"):
+            await scene.join("b").ended
+        for _ in range(3):
+            await first.worker.call_apart("driver", joining.JoinRequest.form.name, first.worker.url, joining.__version__)
+        assert cluster.workers == ("a",) and scene.events == []
+        adding = asyncio.create_task(cluster.add("c"))
+        await asyncio.sleep(5.0)
+        scene.join("c")
+        await adding
+        await each_knows_each(cluster)
+        with pytest.raises(ArgumentError):
+            await cluster.add("c")
+    async with scene.cluster(0, at_most=1, timeout=2.0) as empty:
+        with pytest.raises(DeadlineError, match="has not joined within 2 s"):
+            await empty.add("nobody")
 
 
 def test_two_of_one_name_are_one_and_an_error() -> None:
@@ -204,115 +204,103 @@ def test_two_of_one_name_are_one_and_an_error() -> None:
     assert play(main) < 10
 
 
-def test_another_secret_or_version_is_one_error_without_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(scene: Scene) -> None:
-        async with scene.cluster(0, at_most=3) as cluster:
-            asked: list[str] = []
-            take_in = cluster._take_in
+@played
+async def test_another_secret_or_version_is_one_error_without_a_second_try(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scene.cluster(0, at_most=3) as cluster:
+        asked: list[str] = []
+        take_in = cluster._take_in
 
-            async def noted(*words: Any) -> None:
-                asked.append(words[2])
-                await take_in(*words)
+        async def noted(*words: Any) -> None:
+            asked.append(words[2])
+            await take_in(*words)
 
-            cluster.driver.membership.on_join = noted
-            with pytest.raises(AuthenticationError):
-                await scene.join("a", secret=b"x" * 32).ended
-            with monkeypatch.context() as patch:
-                patch.setattr(joining, "__version__", "0.0.9")
-                with pytest.raises(VersionMismatch, match=r"worker b has aiograd 0\.0\.9, the driver .*: install one version everywhere"):
-                    await scene.join("b").ended
-            assert asked == ["0.0.9"] and cluster.workers == ()
-            scene.join("b")
-            await cluster.wait_joined(1)
-
-    play(main)
+        cluster.driver.membership.on_join = noted
+        with pytest.raises(AuthenticationError):
+            await scene.join("a", secret=b"x" * 32).ended
+        with monkeypatch.context() as patch:
+            patch.setattr(joining, "__version__", "0.0.9")
+            with pytest.raises(VersionMismatch, match=r"worker b has aiograd 0\.0\.9, the driver .*: install one version everywhere"):
+                await scene.join("b").ended
+        assert asked == ["0.0.9"] and cluster.workers == ()
+        scene.join("b")
+        await cluster.wait_joined(1)
 
 
-def test_a_worker_that_is_killed_comes_back_under_its_name_and_its_peers_are_told() -> None:
-    async def main(scene: Scene) -> None:
-        first, _ = scene.join("a"), scene.join("b")
-        async with scene.cluster(2) as cluster:
-            waiting = asyncio.create_task(cluster.wait_lost("a"))
-            await asyncio.sleep(1.0)
-            await first.crash()
-            assert await waiting != 0 and scene.events == [("lost", "a")]
-            with pytest.raises(WorkerLostError):
-                await cluster.driver.call("a", "double", ag.tensor([1.0]), timeout=3.0)
-            scene.join("a", host="elsewhere")
-            await cluster.wait_running("a")
-            assert scene.events == [("lost", "a"), ("back", "a")] and cluster.urls["a"] == "memory://elsewhere"
-            await each_knows_each(cluster)
-
-    play(main)
+@played
+async def test_a_worker_that_is_killed_comes_back_under_its_name_and_its_peers_are_told(scene: Scene) -> None:
+    first, _ = scene.join("a"), scene.join("b")
+    async with scene.cluster(2) as cluster:
+        waiting = asyncio.create_task(cluster.wait_lost("a"))
+        await asyncio.sleep(1.0)
+        await first.crash()
+        assert await waiting != 0 and scene.events == [("lost", "a")]
+        with pytest.raises(WorkerLostError):
+            await cluster.driver.call("a", "double", ag.tensor([1.0]), timeout=3.0)
+        scene.join("a", host="elsewhere")
+        await cluster.wait_running("a")
+        assert scene.events == [("lost", "a"), ("back", "a")] and cluster.urls["a"] == "memory://elsewhere"
+        await each_knows_each(cluster)
 
 
-def test_a_restart_is_asked_for_and_waited_for() -> None:
-    async def main(scene: Scene) -> None:
-        first, _ = scene.join("a"), scene.join("b")
-        async with scene.cluster(2, timeout=20.0) as cluster:
-            restarting = [asyncio.create_task(cluster.restart("a")) for _ in range(2)]
-            assert await first.ended is StopReason.RESTART
-            scene.join("a")
-            await asyncio.gather(*restarting)
-            assert scene.events == [("back", "a")]
-            await each_knows_each(cluster)
-            with pytest.raises(DeadlineError, match="This cluster starts no processes"):
-                await cluster.restart("b")
-            with pytest.raises(UnknownPeerError):
-                await cluster.restart("nobody")
-
-    play(main)
+@played
+async def test_a_restart_is_asked_for_and_waited_for(scene: Scene) -> None:
+    first, _ = scene.join("a"), scene.join("b")
+    async with scene.cluster(2, timeout=20.0) as cluster:
+        restarting = [asyncio.create_task(cluster.restart("a")) for _ in range(2)]
+        assert await first.ended is StopReason.RESTART
+        scene.join("a")
+        await asyncio.gather(*restarting)
+        assert scene.events == [("back", "a")]
+        await each_knows_each(cluster)
+        with pytest.raises(DeadlineError, match="This cluster starts no processes"):
+            await cluster.restart("b")
+        with pytest.raises(UnknownPeerError):
+            await cluster.restart("nobody")
 
 
-def test_a_worker_that_is_removed_ends_and_its_name_is_free() -> None:
-    async def main(scene: Scene) -> None:
-        first, second = scene.join("a"), scene.join("b")
-        async with scene.cluster(2) as cluster:
+@played
+async def test_a_worker_that_is_removed_ends_and_its_name_is_free(scene: Scene) -> None:
+    first, second = scene.join("a"), scene.join("b")
+    async with scene.cluster(2) as cluster:
+        await cluster.remove("a")
+        assert await first.ended is StopReason.DISMISSED and cluster.workers == ("b",) and scene.events == []
+        assert "a" not in second.worker.endpoint.peers or not second.worker.endpoint._urls
+        with pytest.raises(UnknownPeerError):
             await cluster.remove("a")
-            assert await first.ended is StopReason.DISMISSED and cluster.workers == ("b",) and scene.events == []
-            assert "a" not in second.worker.endpoint.peers or not second.worker.endpoint._urls
-            with pytest.raises(UnknownPeerError):
-                await cluster.remove("a")
-            scene.join("a", host="elsewhere")
-            await cluster.wait_joined(2)
-            await each_knows_each(cluster)
-            assert scene.events == []
-
-    play(main)
+        scene.join("a", host="elsewhere")
+        await cluster.wait_joined(2)
+        await each_knows_each(cluster)
+        assert scene.events == []
 
 
-def test_a_driver_that_is_lost_is_waited_for_and_another_one_taken() -> None:
-    async def main(scene: Scene) -> None:
-        loop = asyncio.get_running_loop()
-        patient, hasty = scene.join("a", rejoin=60.0), scene.join("b", rejoin=5.0)
-        cluster = scene.cluster(2)
-        await cluster.__aenter__()
-        scene.transport.crash()
-        lost_at = loop.time()
-        assert await hasty.ended is StopReason.ORPHANED and 5 <= loop.time() - lost_at < 30
-        assert not patient.ended.done()
-        async with scene.cluster(1) as other:
-            assert other.workers == ("a",)
-            assert (await other.driver.call("a", "double", ag.tensor([1.0]))).tolist() == [2.0]
-        assert await patient.ended is StopReason.DISMISSED
-        await cluster.aclose()
-
-    play(main)
+@played
+async def test_a_driver_that_is_lost_is_waited_for_and_another_one_taken(scene: Scene) -> None:
+    loop = asyncio.get_running_loop()
+    patient, hasty = scene.join("a", rejoin=60.0), scene.join("b", rejoin=5.0)
+    cluster = scene.cluster(2)
+    await cluster.__aenter__()
+    scene.transport.crash()
+    lost_at = loop.time()
+    assert await hasty.ended is StopReason.ORPHANED and 5 <= loop.time() - lost_at < 30
+    assert not patient.ended.done()
+    async with scene.cluster(1) as other:
+        assert other.workers == ("a",)
+        assert (await other.driver.call("a", "double", ag.tensor([1.0]))).tolist() == [2.0]
+    assert await patient.ended is StopReason.DISMISSED
+    await cluster.aclose()
 
 
-def test_a_worker_that_is_told_to_stop_stops_wherever_it_is() -> None:
-    async def main(scene: Scene) -> None:
-        waiting = scene.join("a")
-        await asyncio.sleep(5.0)
-        waiting.stopping.set()
-        assert await waiting.ended is StopReason.STOPPED
-        serving = scene.join("b")
-        async with scene.cluster(1) as cluster:
-            serving.stopping.set()
-            assert await serving.ended is StopReason.STOPPED
-            assert await cluster.wait_lost("b") != 0
-
-    play(main)
+@played
+async def test_a_worker_that_is_told_to_stop_stops_wherever_it_is(scene: Scene) -> None:
+    waiting = scene.join("a")
+    await asyncio.sleep(5.0)
+    waiting.stopping.set()
+    assert await waiting.ended is StopReason.STOPPED
+    serving = scene.join("b")
+    async with scene.cluster(1) as cluster:
+        serving.stopping.set()
+        assert await serving.ended is StopReason.STOPPED
+        assert await cluster.wait_lost("b") != 0
 
 
 def test_a_driver_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryChannel, Switchboard
 from tests.distributed.workers import SECRET, leaf, values, view
 from tests.distributed.world import World, simulate, turns
+from tests.support import run_by
 
 SILENCE = Limits().silence
 
@@ -101,87 +102,78 @@ class Two:
         simulated_run(world)
 
 
+in_two = run_by(lambda main: Two().run(main), given=2)
+
+
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize("seconds", [0.3, 1.2, 1.6, 2.0, 10.0, 100.0])
 @pytest.mark.parametrize("pause", [0.0, 0.4])
-def test_the_next_request_succeeds(seconds: float, pause: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        await asyncio.sleep(pause)
-        await two.hold_up(seconds)
-        began = now()
-        assert await a.call("b", "note", 1) == 1
-        assert now() - began < 1.0
-        assert two.ran == [0, 1]
-
-    Two().run(main)
+@in_two
+async def test_the_next_request_succeeds(two: Two, a: dist.Worker, seconds: float, pause: float) -> None:
+    await asyncio.sleep(pause)
+    await two.hold_up(seconds)
+    began = now()
+    assert await a.call("b", "note", 1) == 1
+    assert now() - began < 1.0
+    assert two.ran == [0, 1]
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
-def test_many_next_requests_succeed_however_soon_they_are_made(seconds: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        calls = [asyncio.ensure_future(a.call("b", "note", n)) for n in range(1, 4)]  # sent after the hold-up, as the first thing
-        await two.hold_up(seconds)
-        calls += [asyncio.ensure_future(a.call("b", "note", n)) for n in range(4, 50)]
-        await asyncio.sleep(0.01)
-        calls.append(asyncio.ensure_future(a.call("b", "note", 50)))
-        assert await asyncio.gather(*calls) == list(range(1, 51))
-
-    Two().run(main)
+@in_two
+async def test_many_next_requests_succeed_however_soon_they_are_made(two: Two, a: dist.Worker, seconds: float) -> None:
+    calls = [asyncio.ensure_future(a.call("b", "note", n)) for n in range(1, 4)]  # sent after the hold-up, as the first thing
+    await two.hold_up(seconds)
+    calls += [asyncio.ensure_future(a.call("b", "note", n)) for n in range(4, 50)]
+    await asyncio.sleep(0.01)
+    calls.append(asyncio.ensure_future(a.call("b", "note", 50)))
+    assert await asyncio.gather(*calls) == list(range(1, 51))
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0])
-def test_it_succeeds_where_the_peer_remembers_nothing(seconds: float) -> None:
+@in_two
+async def test_it_succeeds_where_the_peer_remembers_nothing(two: Two, a: dist.Worker, seconds: float) -> None:
     """The link is tested before anything is sent on it, so that nobody needs to say what became of it."""
-
-    async def main(two: Two, a: dist.Worker) -> None:
-        two.later(seconds - 0.1, two.b.endpoint._ended.clear)
-        await two.hold_up(seconds)
-        assert await a.call("b", "note", 1) == 1
-
-    Two().run(main)
+    two.later(seconds - 0.1, two.b.endpoint._ended.clear)
+    await two.hold_up(seconds)
+    assert await a.call("b", "note", 1) == 1
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
 @pytest.mark.parametrize("is_silent", [False, True])
-def test_a_peer_that_is_dead_is_lost_in_time(seconds: float, is_silent: bool) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        two.later(1.0, lambda: two.network.kill("b", silent=is_silent))
-        await two.hold_up(seconds)
-        began = now()
-        with pytest.raises(WorkerLostError):
-            await a.call("b", "note", 1)
-        assert now() - began < SILENCE + 0.6
-
-    Two().run(main)
+@in_two
+async def test_a_peer_that_is_dead_is_lost_in_time(two: Two, a: dist.Worker, seconds: float, is_silent: bool) -> None:
+    two.later(1.0, lambda: two.network.kill("b", silent=is_silent))
+    await two.hold_up(seconds)
+    began = now()
+    with pytest.raises(WorkerLostError):
+        await a.call("b", "note", 1)
+    assert now() - began < SILENCE + 0.6
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
-def test_both_sides_are_held_up(seconds: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        working = asyncio.ensure_future(a.call("b", "work", 1, 0.5, timeout=300))
-        await asyncio.sleep(0.1)
-        await two.hold_up(seconds, "a", "b")
-        assert await a.call("b", "note", 2) == 2
-        assert await working == 1 and not two.cancelled, "nobody has given up anybody"
-
-    Two().run(main)
+@in_two
+async def test_both_sides_are_held_up(two: Two, a: dist.Worker, seconds: float) -> None:
+    working = asyncio.ensure_future(a.call("b", "work", 1, 0.5, timeout=300))
+    await asyncio.sleep(0.1)
+    await two.hold_up(seconds, "a", "b")
+    assert await a.call("b", "note", 2) == 2
+    assert await working == 1 and not two.cancelled, "nobody has given up anybody"
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
-async def test_the_clock_of_all_jumps(virtual_clock: VirtualClock, seconds: float) -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        assert await a.ask("b", "echo", 0) == 0
-        waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
-        await turns()
-        asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
-        assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
-        b.gate.set()
-        assert await waiting == 1
-        assert not a.lost and not b.lost and world.board.dials == 1
+async def test_the_clock_of_all_jumps(world: World, virtual_clock: VirtualClock, seconds: float) -> None:
+    a, b = await world.pair()
+    assert await a.ask("b", "echo", 0) == 0
+    waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
+    await turns()
+    asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
+    assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
+    b.gate.set()
+    assert await waiting == 1
+    assert not a.lost and not b.lost and world.board.dials == 1
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 10.0])
@@ -218,67 +210,59 @@ async def test_a_loop_that_is_always_late_finds_out_that_a_peer_is_gone(virtual_
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 50.0])
-def test_a_request_that_never_arrived_is_made_again(seconds: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        two.network.cut("a", "b", both=False)
-        calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=300))
-        large = asyncio.ensure_future(a.call("b", "scale", ag.ones((700_000,)), timeout=300))
-        await asyncio.sleep(0.1)
-        two.later(seconds - 0.2, lambda: two.network.heal("a", "b"))
-        await two.hold_up(seconds)
-        assert await calling == 1 and two.ran == [0, 1]
-        assert float((await large).sum().numpy()) == 3 * 700_000
-
-    Two().run(main)
+@in_two
+async def test_a_request_that_never_arrived_is_made_again(two: Two, a: dist.Worker, seconds: float) -> None:
+    two.network.cut("a", "b", both=False)
+    calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=300))
+    large = asyncio.ensure_future(a.call("b", "scale", ag.ones((700_000,)), timeout=300))
+    await asyncio.sleep(0.1)
+    two.later(seconds - 0.2, lambda: two.network.heal("a", "b"))
+    await two.hold_up(seconds)
+    assert await calling == 1 and two.ran == [0, 1]
+    assert float((await large).sum().numpy()) == 3 * 700_000
 
 
 @pytest.mark.parametrize("seconds", [2.0, 10.0, 50.0])
-def test_a_request_whose_answer_was_lost_is_not_made_again(seconds: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        two.network.cut("b", "a", both=False)
-        calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=300))
-        await asyncio.sleep(0.1)
-        assert two.ran == [0, 1]
-        two.later(seconds - 0.2, two.network_breaks)
-        await two.hold_up(seconds)
-        with pytest.raises(WorkerLostError, match="it has given up the session"):
-            await calling
-        assert await a.call("b", "note", 2) == 2 and two.ran == [0, 1, 2]
-
-    Two().run(main)
+@in_two
+async def test_a_request_whose_answer_was_lost_is_not_made_again(two: Two, a: dist.Worker, seconds: float) -> None:
+    two.network.cut("b", "a", both=False)
+    calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=300))
+    await asyncio.sleep(0.1)
+    assert two.ran == [0, 1]
+    two.later(seconds - 0.2, two.network_breaks)
+    await two.hold_up(seconds)
+    with pytest.raises(WorkerLostError, match="it has given up the session"):
+        await calling
+    assert await a.call("b", "note", 2) == 2 and two.ran == [0, 1, 2]
 
 
-def test_what_ran_when_the_peer_gave_up_is_lost_and_what_came_too_late_goes_on() -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        working = asyncio.ensure_future(a.call("b", "work", 1, 30.0))
-        await asyncio.sleep(0.1)
-        two.network.cut("a", "b", both=False)
-        late = [asyncio.ensure_future(a.call("b", "note", n)) for n in (2, 3)]
-        await asyncio.sleep(0.1)
-        late[1].cancel()
-        two.later(4.0, lambda: two.network.heal("a", "b"))
-        await two.hold_up(5.0)
-        with pytest.raises(WorkerLostError):
-            await working
-        assert two.cancelled == [1], "the peer has ended it"
-        assert await late[0] == 2 and two.ran == [0, 1, 2]
-
-    Two().run(main)
+@in_two
+async def test_what_ran_when_the_peer_gave_up_is_lost_and_what_came_too_late_goes_on(two: Two, a: dist.Worker) -> None:
+    working = asyncio.ensure_future(a.call("b", "work", 1, 30.0))
+    await asyncio.sleep(0.1)
+    two.network.cut("a", "b", both=False)
+    late = [asyncio.ensure_future(a.call("b", "note", n)) for n in (2, 3)]
+    await asyncio.sleep(0.1)
+    late[1].cancel()
+    two.later(4.0, lambda: two.network.heal("a", "b"))
+    await two.hold_up(5.0)
+    with pytest.raises(WorkerLostError):
+        await working
+    assert two.cancelled == [1], "the peer has ended it"
+    assert await late[0] == 2 and two.ran == [0, 1, 2]
 
 
-def test_a_deadline_holds_while_the_peer_is_asked_what_it_ran() -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        two.network.cut("a", "b", both=False)
-        calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=5.0))
-        await asyncio.sleep(0.1)
-        two.later(3.0, lambda: two.network.heal("a", "b"))
-        await two.hold_up(20.0)
-        began = now()
-        with pytest.raises(DeadlineError):
-            await calling
-        assert now() - began < 0.5 and two.ran == [0]
-
-    Two().run(main)
+@in_two
+async def test_a_deadline_holds_while_the_peer_is_asked_what_it_ran(two: Two, a: dist.Worker) -> None:
+    two.network.cut("a", "b", both=False)
+    calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=5.0))
+    await asyncio.sleep(0.1)
+    two.later(3.0, lambda: two.network.heal("a", "b"))
+    await two.hold_up(20.0)
+    began = now()
+    with pytest.raises(DeadlineError):
+        await calling
+    assert now() - began < 0.5 and two.ran == [0]
 
 
 async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(virtual_clock: VirtualClock) -> None:
@@ -330,84 +314,74 @@ def test_in_the_middle_of_a_pass(seconds: float, foresight: int, monkeypatch: py
 
 @pytest.mark.parametrize("pause", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize("seconds", [1.3, 1.5, 1.6, 2.0, 3.0, 10.0, 100.0])
-def test_the_first_pass_in_a_context_that_was_open_when_the_loop_was_held_up(seconds: float, pause: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        x = leaf(2)
-        async with a.context() as ctx:
-            loss = (await a.call("b", "scale", x)).sum()
-            await asyncio.sleep(pause)
-            await two.hold_up(seconds)
-            await ctx.backward(loss)
-            assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
-
-    Two().run(main)
+@in_two
+async def test_the_first_pass_in_a_context_that_was_open_when_the_loop_was_held_up(two: Two, a: dist.Worker, seconds: float, pause: float) -> None:
+    x = leaf(2)
+    async with a.context() as ctx:
+        loss = (await a.call("b", "scale", x)).sum()
+        await asyncio.sleep(pause)
+        await two.hold_up(seconds)
+        await ctx.backward(loss)
+        assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
 
 
 @pytest.mark.parametrize("held", ["a", "b"])
 @pytest.mark.parametrize("seconds", [0.5, 0.9, 1.1, 1.2])
-def test_nothing_is_lost_where_a_loop_is_held_up_for_less_than_five_sixths_of_the_silence(seconds: float, held: str) -> None:
+@in_two
+async def test_nothing_is_lost_where_a_loop_is_held_up_for_less_than_five_sixths_of_the_silence(
+    two: Two, a: dist.Worker, seconds: float, held: str
+) -> None:
     """Whenever it begins while a call runs, since the last heartbeat or just before the next one."""
-
-    async def main(two: Two, a: dist.Worker) -> None:
-        for number in range(1, 21):
-            working = asyncio.ensure_future(a.call("b", "work", number, 3.0))
-            await asyncio.sleep(0.03 * number)
-            two.network.freeze(held, seconds)
-            assert await working == number
-        assert not two.cancelled and not a.endpoint.statistics().lost and not two.b.endpoint.statistics().lost
-
-    Two().run(main)
+    for number in range(1, 21):
+        working = asyncio.ensure_future(a.call("b", "work", number, 3.0))
+        await asyncio.sleep(0.03 * number)
+        two.network.freeze(held, seconds)
+        assert await working == number
+    assert not two.cancelled and not a.endpoint.statistics().lost and not two.b.endpoint.statistics().lost
 
 
 @pytest.mark.parametrize("seconds", [1.0, 1.2])
-def test_a_pass_goes_on_where_the_loop_of_the_other_worker_is_held_up(seconds: float) -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        x = leaf(2)
-        for number in range(6):
-            async with a.context() as ctx:
-                loss = (await a.call("b", "scale", x)).sum()
-                await asyncio.sleep(0.3)
-                two.later(0.0005 * number, lambda: two.network.freeze("b", seconds))
-                await ctx.backward(loss)
-                assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
-
-    Two().run(main)
-
-
-def test_a_pass_that_was_under_way_when_the_loop_was_held_up_is_told_of_the_loss() -> None:
-    """The peer has given it up: what is spared is what began afterwards."""
-
-    async def main(two: Two, a: dist.Worker) -> None:
-        x = leaf(2)
+@in_two
+async def test_a_pass_goes_on_where_the_loop_of_the_other_worker_is_held_up(two: Two, a: dist.Worker, seconds: float) -> None:
+    x = leaf(2)
+    for number in range(6):
         async with a.context() as ctx:
             loss = (await a.call("b", "scale", x)).sum()
-            other = (await a.call("b", "scale", x)).sum()
-            two.network.cut("b", "a", both=False)
-            running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
-            await asyncio.sleep(0.1)
-            two.later(3.0, two.network_breaks)
-            await two.hold_up(5.0)
-            after = asyncio.ensure_future(ctx.backward(other, timeout=100))
-            with pytest.raises(DistributedError):
-                await running
-            with contextlib.suppress(DistributedError):  # of two passes at once in one context
-                await after
-
-    Two().run(main)
+            await asyncio.sleep(0.3)
+            two.later(0.0005 * number, lambda: two.network.freeze("b", seconds))
+            await ctx.backward(loss)
+            assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
 
 
-def test_a_peer_that_is_held_up_is_lost_in_time_and_found_again() -> None:
-    async def main(two: Two, a: dist.Worker) -> None:
-        two.network.freeze("b", 10.0)
-        began = now()
-        with pytest.raises(WorkerLostError):
-            await a.call("b", "note", 1)
-        assert now() - began < SILENCE + 0.6
-        await asyncio.sleep(10.0)
-        assert await a.call("b", "note", 2) == 2
-        assert two.ran in ([0, 2], [0, 1, 2])
+@in_two
+async def test_a_pass_that_was_under_way_when_the_loop_was_held_up_is_told_of_the_loss(two: Two, a: dist.Worker) -> None:
+    """The peer has given it up: what is spared is what began afterwards."""
+    x = leaf(2)
+    async with a.context() as ctx:
+        loss = (await a.call("b", "scale", x)).sum()
+        other = (await a.call("b", "scale", x)).sum()
+        two.network.cut("b", "a", both=False)
+        running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
+        await asyncio.sleep(0.1)
+        two.later(3.0, two.network_breaks)
+        await two.hold_up(5.0)
+        after = asyncio.ensure_future(ctx.backward(other, timeout=100))
+        with pytest.raises(DistributedError):
+            await running
+        with contextlib.suppress(DistributedError):  # of two passes at once in one context
+            await after
 
-    Two().run(main)
+
+@in_two
+async def test_a_peer_that_is_held_up_is_lost_in_time_and_found_again(two: Two, a: dist.Worker) -> None:
+    two.network.freeze("b", 10.0)
+    began = now()
+    with pytest.raises(WorkerLostError):
+        await a.call("b", "note", 1)
+    assert now() - began < SILENCE + 0.6
+    await asyncio.sleep(10.0)
+    assert await a.call("b", "note", 2) == 2
+    assert two.ran in ([0, 2], [0, 1, 2])
 
 
 async def test_a_worker_that_was_held_up_is_told_by_who_dials_it_first(virtual_clock: VirtualClock) -> None:

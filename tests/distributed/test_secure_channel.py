@@ -28,45 +28,43 @@ async def test_a_wrong_key_is_refused(virtual_clock: VirtualClock) -> None:
     assert virtual_clock.time() < 1.0
 
 
-async def test_a_worker_of_another_name_is_refused(virtual_clock: VirtualClock) -> None:
-    async with World() as world:
-        c = await world.node("c")
-        a = await world.node("a")
-        a.endpoint.add_peer("b", c.transport.url)
-        with pytest.raises(AuthenticationError):
-            await a.ask("b", "echo", 1)
-        assert c.ran == []
+async def test_a_worker_of_another_name_is_refused(world: World, virtual_clock: VirtualClock) -> None:
+    c = await world.node("c")
+    a = await world.node("a")
+    a.endpoint.add_peer("b", c.transport.url)
+    with pytest.raises(AuthenticationError):
+        await a.ask("b", "echo", 1)
+    assert c.ran == []
 
 
 @pytest.mark.parametrize("side", ["dialling", "answering"])
-async def test_a_certificate_for_another_name_is_refused(virtual_clock: VirtualClock, side: str) -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        connect = a.transport.connect
-        accept = b.transport.accept
-        assert accept is not None
+async def test_a_certificate_for_another_name_is_refused(world: World, virtual_clock: VirtualClock, side: str) -> None:
+    a, b = await world.pair()
+    connect = a.transport.connect
+    accept = b.transport.accept
+    assert accept is not None
 
-        async def connected(url: str, timeout: float) -> MemoryChannel:
-            channel = await connect(url, timeout)
-            channel.certified_names = names
-            return channel
+    async def connected(url: str, timeout: float) -> MemoryChannel:
+        channel = await connect(url, timeout)
+        channel.certified_names = names
+        return channel
 
-        def accepted(channel: MemoryChannel) -> None:
-            channel.certified_names = names
-            accept(channel)
+    def accepted(channel: MemoryChannel) -> None:
+        channel.certified_names = names
+        accept(channel)
 
-        if side == "dialling":
-            a.transport.connect = connected  # type: ignore[method-assign]
-        else:
-            b.transport.accept = accepted
-        names = frozenset({"c"})
-        with pytest.raises(AuthenticationError):
-            await a.ask("b", "echo", 1)
-        await turns()
-        assert not world.board.channels
-        names = frozenset({"a", "b"})
-        assert await a.ask("b", "echo", 2) == 2
-        assert b.ran == [2]
+    if side == "dialling":
+        a.transport.connect = connected  # type: ignore[method-assign]
+    else:
+        b.transport.accept = accepted
+    names = frozenset({"c"})
+    with pytest.raises(AuthenticationError):
+        await a.ask("b", "echo", 1)
+    await turns()
+    assert not world.board.channels
+    names = frozenset({"a", "b"})
+    assert await a.ask("b", "echo", 2) == 2
+    assert b.ran == [2]
 
 
 async def test_there_is_a_limit_to_handshakes_under_way(virtual_clock: VirtualClock) -> None:
@@ -79,22 +77,21 @@ async def test_there_is_a_limit_to_handshakes_under_way(virtual_clock: VirtualCl
         assert b.endpoint.statistics().handshakes == 3
 
 
-async def test_frames_that_come_before_anybody_listens_wait() -> None:
-    async with World() as world:
-        b = await world.node("b")
-        channel = await world.board.transport("a").connect(b.transport.url, 1.0)
-        key = Keyring(SECRET).key_for("default")
-        answerer = Answerer("x", b"x" * 16, Keyring(SECRET), world.board.transport("x").entropy, LIMITS, lambda identity, session: False)
-        dialler = Dialler("a", b"a" * 16, key, "x", None, world.board.transport("y").entropy, LIMITS)
-        finish = dialler.receive(answerer.receive(dialler.hello()) or b"")
-        answerer.receive(finish)
-        link = SecureChannel(channel, answerer.result, 0.0)
-        received: list[bytes] = []
-        link._receive(memoryview(bytearray(dialler.result.seal.seal([b"one"]))))
-        link.start(lambda frame, body: received.append(bytes(frame)), lambda why: None, lambda: None, lambda head: None)
-        link._receive(dialler.result.seal.seal([b"two"]))
-        assert received == [b"one", b"two"]
-        link.close()
+async def test_frames_that_come_before_anybody_listens_wait(world: World) -> None:
+    b = await world.node("b")
+    channel = await world.board.transport("a").connect(b.transport.url, 1.0)
+    key = Keyring(SECRET).key_for("default")
+    answerer = Answerer("x", b"x" * 16, Keyring(SECRET), world.board.transport("x").entropy, LIMITS, lambda identity, session: False)
+    dialler = Dialler("a", b"a" * 16, key, "x", None, world.board.transport("y").entropy, LIMITS)
+    finish = dialler.receive(answerer.receive(dialler.hello()) or b"")
+    answerer.receive(finish)
+    link = SecureChannel(channel, answerer.result, 0.0)
+    received: list[bytes] = []
+    link._receive(memoryview(bytearray(dialler.result.seal.seal([b"one"]))))
+    link.start(lambda frame, body: received.append(bytes(frame)), lambda why: None, lambda: None, lambda head: None)
+    link._receive(dialler.result.seal.seal([b"two"]))
+    assert received == [b"one", b"two"]
+    link.close()
 
 
 async def test_versions_that_do_not_fit(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,28 +99,27 @@ async def test_versions_that_do_not_fit(virtual_clock: VirtualClock, monkeypatch
 
     async with World() as world:
         a, _ = await world.pair()
-        with pytest.raises(VersionMismatch, match=r"versions 4 to 4 .* versions 7 to 9"):
+        with pytest.raises(VersionMismatch, match=r"versions 5 to 5 .* versions 7 to 9"):
             await a.ask("b", "echo", 1)
         await asyncio.sleep(1.0)
         assert not world.board.channels and world.board.dials == 1
     assert virtual_clock.time() < 1.1
 
 
-async def test_strangers_are_turned_away(virtual_clock: VirtualClock) -> None:
-    async with World() as world:
-        _, b = await world.pair()
-        stranger = world.board.transport("stranger")
-        for noise in (b"", b"GET / HTTP/1.1", b"x" * 100_000):
-            channel = await stranger.connect(b.transport.url, 1.0)
-            closed = asyncio.get_running_loop().create_future()
-            channel.attach(lambda frame: pytest.fail("it was answered"), closed.set_result, lambda: None)
-            channel.send(noise)
-            await closed
-        silent = await stranger.connect(b.transport.url, 1.0)
+async def test_strangers_are_turned_away(world: World, virtual_clock: VirtualClock) -> None:
+    _, b = await world.pair()
+    stranger = world.board.transport("stranger")
+    for noise in (b"", b"GET / HTTP/1.1", b"x" * 100_000):
+        channel = await stranger.connect(b.transport.url, 1.0)
         closed = asyncio.get_running_loop().create_future()
-        silent.attach(lambda frame: None, closed.set_result, lambda: None)
-        started = asyncio.get_running_loop().time()
+        channel.attach(lambda frame: pytest.fail("it was answered"), closed.set_result, lambda: None)
+        channel.send(noise)
         await closed
-        assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, abs=0.1)
-        assert b.endpoint.statistics().handshakes == 0
-        assert b.endpoint.statistics().failed_handshakes == 4
+    silent = await stranger.connect(b.transport.url, 1.0)
+    closed = asyncio.get_running_loop().create_future()
+    silent.attach(lambda frame: None, closed.set_result, lambda: None)
+    started = asyncio.get_running_loop().time()
+    await closed
+    assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, abs=0.1)
+    assert b.endpoint.statistics().handshakes == 0
+    assert b.endpoint.statistics().failed_handshakes == 4

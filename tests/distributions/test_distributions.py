@@ -25,13 +25,10 @@ from aiograd.distributions import (
 from aiograd.distributions.standard_gamma import sample_slope
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError, ShapeError
 from aiograd.running.random import Generator
+from tests.support import leaf
 from tests.toy_device import ToyDevice
 
 D = np.float64
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=D, requires_grad=True)
 
 
 #: a distribution of numbers, its parameters, another one of its class, and the ends of its support

@@ -7,7 +7,6 @@ and in drawn ones. The engine's clock ticks with every reading, so that passes p
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -343,17 +342,9 @@ async def scene(scenario: Scenario, world: World, options: dict[str, Any]) -> No
         assert world.is_over or not world.is_started
 
 
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("name", list(SCENARIOS))
-def test_cancelled_at_every_step(name: str, seed: int | None, no_garbage_collection: None) -> None:
+def test_cancelled_at_every_step(name: str, seed: int | None, no_collector: None) -> None:
     scenario, options = SCENARIOS[name]
     order: Any = "fifo" if seed is None else "permuted"
 

@@ -8,7 +8,6 @@ import inspect
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -139,14 +138,6 @@ async def test_nothing_piles_up_over_many_passes_that_succeed_fail_and_are_cance
 
 
 # -------------------------------------------------------------------- loops in threads
-
-
-@pytest.fixture
-def frantic_threads() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -177,15 +175,6 @@ def test_priorities_set_by_hand_change_no_sum(seed: int) -> None:
 
     for priorities in range(20):
         assert simulated_run(main, priorities).value == expected
-
-
-@pytest.fixture
-def frantic_threads() -> Iterator[None]:
-    """Threads take turns as often as the interpreter can make them."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    yield
-    sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -799,17 +799,9 @@ async def test_a_coroutine_that_nobody_awaits_warns_and_does_nothing(virtual_clo
 # -------------------------------------------------------------------- nothing is kept
 
 
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize("kind", ["def", "inline", "async", "ok", "plain", "hook", "timeout", "nested", "callback", "create_graph", "execute"])
 @pytest.mark.parametrize("simulated", [True, False])
-def test_after_a_pass_everything_dies_by_reference_count(kind: str, simulated: bool, no_garbage_collection: None) -> None:
+def test_after_a_pass_everything_dies_by_reference_count(kind: str, simulated: bool, no_collector: None) -> None:
     watched: list[weakref.ref[Any]] = []
 
     # each error is a new one: the classes of functions are garbage only the collector can take, and would keep it with its traceback

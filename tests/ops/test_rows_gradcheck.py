@@ -86,6 +86,6 @@ def test_row(name: str) -> None:
     ag.run(check(name), tune_gc=False)
 
 
-@pytest.mark.parametrize("name", swept((name for name in DIFFERENTIABLE if name in DOMAINS and DOMAINS[name].complex), keep=30))
+@pytest.mark.parametrize("name", swept((name for name in DIFFERENTIABLE if name in DOMAINS and DOMAINS[name].complex), keep=10))
 def test_row_on_complex_numbers(name: str) -> None:
     ag.run(check(name, imaginary=True), tune_gc=False)

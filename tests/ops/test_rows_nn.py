@@ -12,9 +12,8 @@ import pytest
 from aiograd import errors
 from aiograd.kernels import selection
 from aiograd.ops import ROWS, Op, unbroadcast
-from tests.ops.domain import Domain
 from tests.ops.domains_nn import DOMAINS
-from tests.ops.traced import Function, call_rules, check, flatten, floating, named_values
+from tests.ops.traced import bind, call_rules, check, flatten, floating, named_values
 from tests.sweeps import swept
 
 NAMES = sorted(DOMAINS)
@@ -28,19 +27,6 @@ def draws(name: str, seed: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
         rng = np.random.default_rng([variety, seed])
         args, kwargs = domain.draw(rng, variety)
         yield args, kwargs, rng
-
-
-def bind(domain: Domain, row: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Function, list[Any]]:
-    """The row as a function of its differentiable arguments, and these."""
-    keys = [i for i, a in enumerate(args) if floating(a)]
-
-    def function(*xs: Any) -> tuple[Any, ...]:
-        full = list(args)
-        for i, x in zip(keys, xs, strict=True):
-            full[i] = x
-        return flatten(domain.call(row, full, kwargs))
-
-    return function, [args[i] for i in keys]
 
 
 @pytest.mark.parametrize("name", swept(NAMES, keep=6))

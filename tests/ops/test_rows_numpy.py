@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,23 +15,8 @@ import pytest
 from aiograd.ops import ROWS, Op, error_function, indexing
 from aiograd.ops.masking import BITS_FROM
 from aiograd.ops.scan import LOOP
-from tests.ops.domain import Domain
 from tests.ops.domains_core import DOMAINS
-from tests.ops.traced import Function, Traced, call_rules, check, flatten, floating, vjp
-
-
-def bind(domain: Domain, row: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Function, list[Any]]:
-    """The row as a function of its differentiable arguments, and these."""
-    keys = [i for i, a in enumerate(args) if floating(a)]
-
-    def function(*xs: Any) -> tuple[Any, ...]:
-        full = list(args)
-        for i, x in zip(keys, xs, strict=True):
-            full[i] = x
-        return flatten(domain.call(row, full, kwargs))
-
-    return function, [args[i] for i in keys]
-
+from tests.ops.traced import Traced, bind, call_rules, check, flatten, floating, vjp
 
 NAMES = sorted(DOMAINS)
 

@@ -15,6 +15,7 @@ import numpy as np
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS, Op, unbroadcast
 from aiograd.ops.indexing import select
 from aiograd.ops.slice_gradient import dense
+from tests.ops.domain import Domain
 
 STEP = 1e-5
 
@@ -249,3 +250,16 @@ def _differences(value: Callable[..., float], inputs: Sequence[Any]) -> list[Any
             gradient += slope * e.reshape(-1)
         results.append(gradient.reshape(x.shape))
     return results
+
+
+def bind(domain: Domain, row: Op, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Function, list[Any]]:
+    """The row as a function of its differentiable arguments, and these."""
+    keys = [i for i, a in enumerate(args) if floating(a)]
+
+    def function(*xs: Any) -> tuple[Any, ...]:
+        full = list(args)
+        for i, x in zip(keys, xs, strict=True):
+            full[i] = x
+        return flatten(domain.call(row, full, kwargs))
+
+    return function, [args[i] for i in keys]

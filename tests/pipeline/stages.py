@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -92,16 +90,6 @@ class Fails(ag.Function):
         if ctx.needs_input_grad[1]:
             raise ZeroDivisionError("not today")
         return g, None
-
-
-@contextmanager
-def reference_counts_only() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def array_of(tensor: Any) -> weakref.ref[Any]:

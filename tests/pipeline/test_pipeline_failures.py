@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -257,16 +257,6 @@ def test_a_stage_that_does_not_stop() -> None:
 # ---------------------------------------------------------------- memory
 
 
-@pytest.fixture
-def without_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 class Watched(ag.nn.Module):
     """Notes how many of the arrays that its backward needs are alive when its forward is called."""
 
@@ -288,7 +278,7 @@ class Watched(ag.nn.Module):
         return self.inner(middle).exp()
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_activations_live_as_long_as_the_schedule_says() -> None:
     x, target = data(12)
     for name, most in (("1F1B", [2, 1, 0]), ("ZB-H1", [2, 1, 0]), ("GPipe", [5, 5, 5])):
@@ -301,7 +291,7 @@ async def test_activations_live_as_long_as_the_schedule_says() -> None:
         assert [module.count() for module in modules] == [0, 0, 0]
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_what_only_inputs_need_is_freed_before_the_weights_have_their_turn() -> None:
     alive: list[int] = []
     inputs: list[Any] = []
@@ -323,7 +313,7 @@ async def test_what_only_inputs_need_is_freed_before_the_weights_have_their_turn
     assert alive == [0, 0, 0] and len(inputs) == 3
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_outputs_are_not_held_until_backward() -> None:
     outputs: list[Any] = []
     alive: list[int] = []
@@ -357,7 +347,7 @@ async def test_outputs_are_not_held_until_backward() -> None:
     assert between == [0, 0, 0]  # those of earlier microbatches are not kept for having been sent
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_microbatches_are_not_held_longer_than_the_first_stage_needs_them() -> None:
     arrays: list[Any] = []
     alive: list[int] = []
@@ -384,7 +374,7 @@ async def abandoned_jobs_ended() -> None:
     await asyncio.sleep(0)
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("where", ["loop", "executor"])
 async def test_a_step_that_fails_leaves_nothing_behind(where: Any) -> None:
     modules = [Watched(module) for module in blocks(2)]
@@ -412,7 +402,7 @@ class Held(Watched):
         return out
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_a_job_that_a_failed_step_has_abandoned_takes_its_arrays_with_it() -> None:
     first, second = blocks(2)
     is_held, may_end = threading.Event(), threading.Event()
@@ -435,7 +425,7 @@ async def test_a_job_that_a_failed_step_has_abandoned_takes_its_arrays_with_it()
     assert [module.count() for module in modules] == [0, 0]
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_a_step_that_is_cancelled_leaves_nothing_behind() -> None:
     modules = [Watched(module) for module in blocks(2)]
     began = asyncio.Event()
@@ -456,7 +446,7 @@ async def test_a_step_that_is_cancelled_leaves_nothing_behind() -> None:
     assert [module.count() for module in modules] == [0, 0]
 
 
-@pytest.mark.usefixtures("without_collector")
+@pytest.mark.usefixtures("no_collector")
 async def test_steps_leave_no_cycles() -> None:
     pipe = Pipeline(blocks(2), ZERO_BUBBLE, loss_fn=mean_square)
     x, target = data(8)

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from aiograd.engine.graph_task import GraphTask
-from aiograd.engine.run import driver, new_graph_task
+from aiograd.engine.run import driver
 from aiograd.engine.split_backward import InputPlan, WeightPlan
 from aiograd.engine.sweep import sweep
 from aiograd.graph.node import Node
 from aiograd.pipeline import backward, stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.tensors.op_node import OpNode
+from tests.engine.test_plan import new_general_task
 from tests.pipeline.random_stages import Stage
 
 SEEDS = 400
@@ -64,13 +65,6 @@ async def test_two_halves_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
                 first = [i for i in range(node.num_outputs) if (node, i) in made]
                 assert not any(node.shares_work([i], [j]) for i in first for j in first if i != j), (seed, node)
     assert halved > SEEDS / 4  # the programs do contain what this is about
-
-
-def new_general_task(*args: Any, **options: Any) -> GraphTask:
-    """One that is never swept."""
-    task = new_graph_task(*args, **options)
-    task.may_sweep = False
-    return task
 
 
 async def test_halves_that_are_swept_are_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from aiograd.nn import functional as F
 from aiograd.ops import linalg, nn_attention, nn_linear, nn_normalization, nn_recurrent
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from tests.engine.cases import leaf
-from tests.pipeline.stages import Fails, Net, array_of, fixed, halves, matrix, reference_counts_only, same_as_whole
+from tests.pipeline.stages import Fails, Net, array_of, fixed, halves, matrix, same_as_whole
+from tests.support import reference_counts_only
 
 # -------------------------------------------------------------------- work
 

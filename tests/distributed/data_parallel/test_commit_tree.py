@@ -19,6 +19,7 @@ from aiograd.errors import CommitUnknown, RemoteError, WorkerLostError
 from aiograd.transaction import tree
 from tests.distributed.data_parallel.models import batches, module_of
 from tests.distributed.data_parallel.simulated import LIMITS, World, expected
+from tests.support import run_by
 
 pytestmark = pytest.mark.sim
 
@@ -61,6 +62,9 @@ class TreeWorld(World):
         return [self.state(name) for name in NAMES if name not in lost]
 
 
+in_a_tree = run_by(lambda main, monkeypatch: TreeWorld(monkeypatch).simulate(main))
+
+
 def elapsed() -> float:
     return asyncio.get_running_loop().time()
 
@@ -81,194 +85,167 @@ def test_a_commit_of_many_replicas_goes_by_a_tree(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("silent", [False, True], ids=["crashes", "falls silent"])
 @pytest.mark.parametrize("is_before", [True, False], ids=["before it commits", "after it has committed"])
 @pytest.mark.parametrize("victim", INNER)
-def test_an_inner_worker_is_lost_while_a_commit_passes_through_it(
-    victim: str, is_before: bool, silent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@in_a_tree
+async def test_an_inner_worker_is_lost_while_a_commit_passes_through_it(world: TreeWorld, victim: str, is_before: bool, silent: bool) -> None:
     """The step is decided, so those behind it are told of it directly; none is told what was not decided, and none applies it twice."""
-
-    async def main(world: TreeWorld) -> None:
-        replicas = world.replicas
-        world.around(victim, "commit", lambda: world.network.kill(victim, silent=silent), is_before=is_before)
-        began = elapsed()
-        assert len(await replicas.step(GIVEN[0])) == 7
-        assert elapsed() - began < (LIMITS.lease + LIMITS.silence if silent else 1.0)
-        taken = await expected(GIVEN[:1])
-        assert await world.survivors(victim) == [taken] * 6
-        assert all(world.told[name, "commit"] for name in INNER[victim])
-        with pytest.raises(WorkerLostError) as caught:
-            await replicas.step(GIVEN[1])
-        assert caught.value.worker == victim
-        assert await world.survivors(victim) == [taken] * 6
-        await replicas.remove(victim)
-        await replicas.step(REST[1])
-        assert world.states == [await expected([GIVEN[0], REST[1]])] * 6
-
-    TreeWorld(monkeypatch).simulate(main)
+    replicas = world.replicas
+    world.around(victim, "commit", lambda: world.network.kill(victim, silent=silent), is_before=is_before)
+    began = elapsed()
+    assert len(await replicas.step(GIVEN[0])) == 7
+    assert elapsed() - began < (LIMITS.lease + LIMITS.silence if silent else 1.0)
+    taken = await expected(GIVEN[:1])
+    assert await world.survivors(victim) == [taken] * 6
+    assert all(world.told[name, "commit"] for name in INNER[victim])
+    with pytest.raises(WorkerLostError) as caught:
+        await replicas.step(GIVEN[1])
+    assert caught.value.worker == victim
+    assert await world.survivors(victim) == [taken] * 6
+    await replicas.remove(victim)
+    await replicas.step(REST[1])
+    assert world.states == [await expected([GIVEN[0], REST[1]])] * 6
 
 
 @pytest.mark.parametrize("victim", INNER)
-def test_an_inner_worker_is_lost_while_a_step_is_prepared(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_tree
+async def test_an_inner_worker_is_lost_while_a_step_is_prepared(world: TreeWorld, victim: str) -> None:
     """That nobody takes the step goes by the tree too, which misses those behind the lost one."""
-
-    async def main(world: TreeWorld) -> None:
-        replicas = world.replicas
-        await replicas.step(GIVEN[0])
-        world.told.clear()
-        world.around(victim, "run", lambda: world.network.kill(victim), is_before=False)
-        with pytest.raises(WorkerLostError) as caught:
-            await replicas.step(GIVEN[1])
-        assert caught.value.worker == victim
-        assert await world.survivors(victim) == [await expected(GIVEN[:1])] * 6
-        assert not [name for name, method in world.told if method == "commit"]
-        await replicas.remove(victim)
-        await replicas.step(REST[1])
-        assert world.states == [await expected([GIVEN[0], REST[1]])] * 6
-
-    TreeWorld(monkeypatch).simulate(main)
+    replicas = world.replicas
+    await replicas.step(GIVEN[0])
+    world.told.clear()
+    world.around(victim, "run", lambda: world.network.kill(victim), is_before=False)
+    with pytest.raises(WorkerLostError) as caught:
+        await replicas.step(GIVEN[1])
+    assert caught.value.worker == victim
+    assert await world.survivors(victim) == [await expected(GIVEN[:1])] * 6
+    assert not [name for name, method in world.told if method == "commit"]
+    await replicas.remove(victim)
+    await replicas.step(REST[1])
+    assert world.states == [await expected([GIVEN[0], REST[1]])] * 6
 
 
 @pytest.mark.parametrize("victim", INNER)
-def test_a_slow_inner_worker_holds_nobody_up_for_longer_than_its_part_of_the_time(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_tree
+async def test_a_slow_inner_worker_holds_nobody_up_for_longer_than_its_part_of_the_time(world: TreeWorld, victim: str) -> None:
     """It passes the message on at once, but answers late: all behind it are told again, and commit once."""
+    commit = world.host(victim).commit
 
-    async def main(world: TreeWorld) -> None:
-        commit = world.host(victim).commit
+    async def slow(step: int) -> bool:
+        await asyncio.sleep(LIMITS.default_deadline * (SHARE + 0.1))
+        done: bool = await commit(step)
+        return done
 
-        async def slow(step: int) -> bool:
-            await asyncio.sleep(LIMITS.default_deadline * (SHARE + 0.1))
-            done: bool = await commit(step)
-            return done
-
-        world.host(victim).commit = slow
-        began = elapsed()
-        await world.replicas.step(GIVEN[0])
-        assert elapsed() - began < LIMITS.default_deadline * (2 * SHARE + 0.2)
-        assert world.states == [await expected(GIVEN[:1])] * 7
-        del world.host(victim).commit
-        await world.replicas.step(GIVEN[1])
-        assert world.states == [await expected(GIVEN[:2])] * 7
-
-    TreeWorld(monkeypatch).simulate(main)
+    world.host(victim).commit = slow
+    began = elapsed()
+    await world.replicas.step(GIVEN[0])
+    assert elapsed() - began < LIMITS.default_deadline * (2 * SHARE + 0.2)
+    assert world.states == [await expected(GIVEN[:1])] * 7
+    del world.host(victim).commit
+    await world.replicas.step(GIVEN[1])
+    assert world.states == [await expected(GIVEN[:2])] * 7
 
 
 @pytest.mark.parametrize("victim", INNER)
-def test_a_frozen_inner_worker_is_waited_for_while_it_counts_as_there(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: TreeWorld) -> None:
-        world.around(victim, "commit", lambda: world.network.freeze(victim, LIMITS.silence / 2), is_before=True)
-        await world.replicas.step(GIVEN[0])
-        assert world.states == [await expected(GIVEN[:1])] * 7
-
-    TreeWorld(monkeypatch).simulate(main)
+@in_a_tree
+async def test_a_frozen_inner_worker_is_waited_for_while_it_counts_as_there(world: TreeWorld, victim: str) -> None:
+    world.around(victim, "commit", lambda: world.network.freeze(victim, LIMITS.silence / 2), is_before=True)
+    await world.replicas.step(GIVEN[0])
+    assert world.states == [await expected(GIVEN[:1])] * 7
 
 
 @pytest.mark.parametrize("victim", INNER)
-def test_an_inner_worker_that_cannot_reach_those_behind_it(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: TreeWorld) -> None:
-        def cut() -> None:
-            for name in INNER[victim]:
-                world.network.cut(victim, name)
+@in_a_tree
+async def test_an_inner_worker_that_cannot_reach_those_behind_it(world: TreeWorld, victim: str) -> None:
+    def cut() -> None:
+        for name in INNER[victim]:
+            world.network.cut(victim, name)
 
-        world.around(victim, "commit", cut, is_before=True)
-        await world.replicas.step(GIVEN[0])
-        assert world.states == [await expected(GIVEN[:1])] * 7
-        world.network.heal_all()
-
-    TreeWorld(monkeypatch).simulate(main)
+    world.around(victim, "commit", cut, is_before=True)
+    await world.replicas.step(GIVEN[0])
+    assert world.states == [await expected(GIVEN[:1])] * 7
+    world.network.heal_all()
 
 
 @pytest.mark.parametrize("is_before", [True, False])
 @pytest.mark.parametrize("victim", INNER)
-def test_a_step_that_is_cancelled_while_its_commit_passes_through_the_tree_is_taken(
-    victim: str, is_before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main(world: TreeWorld) -> None:
-        stepping = asyncio.ensure_future(world.replicas.step(GIVEN[0]))
-        await asyncio.sleep(0)
-        world.around(victim, "commit", stepping.cancel, is_before=is_before)
-        with pytest.raises(asyncio.CancelledError) as caught:
-            await stepping
-        assert getattr(caught.value, "committed", False)
-        assert world.states == [await expected(GIVEN[:1])] * 7
-        await world.replicas.step(GIVEN[1])
-        assert world.states == [await expected(GIVEN[:2])] * 7
-
-    TreeWorld(monkeypatch).simulate(main)
+@in_a_tree
+async def test_a_step_that_is_cancelled_while_its_commit_passes_through_the_tree_is_taken(world: TreeWorld, victim: str, is_before: bool) -> None:
+    stepping = asyncio.ensure_future(world.replicas.step(GIVEN[0]))
+    await asyncio.sleep(0)
+    world.around(victim, "commit", stepping.cancel, is_before=is_before)
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await stepping
+    assert getattr(caught.value, "committed", False)
+    assert world.states == [await expected(GIVEN[:1])] * 7
+    await world.replicas.step(GIVEN[1])
+    assert world.states == [await expected(GIVEN[:2])] * 7
 
 
 @pytest.mark.parametrize("victim", INNER)
-def test_a_step_that_is_cancelled_while_it_is_prepared_is_taken_by_none(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: TreeWorld) -> None:
-        await world.replicas.step(GIVEN[0])
-        world.told.clear()
-        stepping = asyncio.ensure_future(world.replicas.step(GIVEN[1]))
-        await asyncio.sleep(0)
-        world.around(victim, "run", stepping.cancel, is_before=True)
-        with pytest.raises(asyncio.CancelledError) as caught:
-            await stepping
-        assert not getattr(caught.value, "committed", False)
-        assert world.states == [await expected(GIVEN[:1])] * 7
-        assert not [name for name, method in world.told if method == "commit"]
-        await world.replicas.step(GIVEN[2])
-        assert world.states == [await expected([GIVEN[0], GIVEN[2]])] * 7
-
-    TreeWorld(monkeypatch).simulate(main)
+@in_a_tree
+async def test_a_step_that_is_cancelled_while_it_is_prepared_is_taken_by_none(world: TreeWorld, victim: str) -> None:
+    await world.replicas.step(GIVEN[0])
+    world.told.clear()
+    stepping = asyncio.ensure_future(world.replicas.step(GIVEN[1]))
+    await asyncio.sleep(0)
+    world.around(victim, "run", stepping.cancel, is_before=True)
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await stepping
+    assert not getattr(caught.value, "committed", False)
+    assert world.states == [await expected(GIVEN[:1])] * 7
+    assert not [name for name, method in world.told if method == "commit"]
+    await world.replicas.step(GIVEN[2])
+    assert world.states == [await expected([GIVEN[0], GIVEN[2]])] * 7
 
 
 @pytest.mark.parametrize("victim", INNER)
-def test_an_inner_worker_is_lost_while_all_are_told_that_a_step_has_failed(victim: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: TreeWorld) -> None:
-        replicas = world.replicas
-        module_of(world.host("w6")).fails = True
-        world.around(victim, "abort", lambda: world.network.kill(victim), is_before=True)
-        with pytest.raises(RemoteError, match="by nought"):
-            await replicas.step(GIVEN[0])
-        module_of(world.host("w6")).fails = False
-        assert await world.survivors(victim) == [await expected([])] * 6
-        assert not [name for name, method in world.told if method == "commit"]
-        with pytest.raises(WorkerLostError):
-            await replicas.step(GIVEN[1])
-        await replicas.remove(victim)
-        await replicas.step(REST[1])
-        assert world.states == [await expected([REST[1]])] * 6
-
-    TreeWorld(monkeypatch).simulate(main)
+@in_a_tree
+async def test_an_inner_worker_is_lost_while_all_are_told_that_a_step_has_failed(world: TreeWorld, victim: str) -> None:
+    replicas = world.replicas
+    module_of(world.host("w6")).fails = True
+    world.around(victim, "abort", lambda: world.network.kill(victim), is_before=True)
+    with pytest.raises(RemoteError, match="by nought"):
+        await replicas.step(GIVEN[0])
+    module_of(world.host("w6")).fails = False
+    assert await world.survivors(victim) == [await expected([])] * 6
+    assert not [name for name, method in world.told if method == "commit"]
+    with pytest.raises(WorkerLostError):
+        await replicas.step(GIVEN[1])
+    await replicas.remove(victim)
+    await replicas.step(REST[1])
+    assert world.states == [await expected([REST[1]])] * 6
 
 
-def test_all_inner_workers_are_lost_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(world: TreeWorld) -> None:
-        def kill() -> None:
-            for name in INNER:
-                world.network.kill(name)
+@in_a_tree
+async def test_all_inner_workers_are_lost_at_once(world: TreeWorld) -> None:
+    def kill() -> None:
+        for name in INNER:
+            world.network.kill(name)
 
-        world.around("w0", "commit", kill, is_before=True)
-        await world.replicas.step(GIVEN[0])
-        assert await world.survivors(*INNER) == [await expected(GIVEN[:1])] * 4
-
-    TreeWorld(monkeypatch).simulate(main)
+    world.around("w0", "commit", kill, is_before=True)
+    await world.replicas.step(GIVEN[0])
+    assert await world.survivors(*INNER) == [await expected(GIVEN[:1])] * 4
 
 
-def test_a_step_that_nobody_can_confirm_is_in_doubt(monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_tree
+async def test_a_step_that_nobody_can_confirm_is_in_doubt(world: TreeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """All are lost at the decision: the tree makes no outcome out of silence."""
 
-    async def main(world: TreeWorld) -> None:
-        def cut() -> None:
-            for name in NAMES:
-                world.network.cut("driver", name)
+    def cut() -> None:
+        for name in NAMES:
+            world.network.cut("driver", name)
 
-        commit = ReplicaMember.commit
+    commit = ReplicaMember.commit
 
-        async def cutting(host: ReplicaMember, step: int) -> bool:
-            cut()
-            done: bool = await commit(host, step)
-            return done
+    async def cutting(host: ReplicaMember, step: int) -> bool:
+        cut()
+        done: bool = await commit(host, step)
+        return done
 
-        monkeypatch.setattr(ReplicaMember, "commit", cutting)
-        with pytest.raises(CommitUnknown) as caught:
-            await world.replicas.step(GIVEN[0])
-        assert caught.value.committed and set(caught.value.workers) == set(NAMES)
-        world.network.heal_all()
-        await asyncio.sleep(3 * LIMITS.lease)
-        states = world.states
-        assert states in ([await expected(GIVEN[:1])] * 7, [await expected([])] * 7)
-
-    TreeWorld(monkeypatch).simulate(main)
+    monkeypatch.setattr(ReplicaMember, "commit", cutting)
+    with pytest.raises(CommitUnknown) as caught:
+        await world.replicas.step(GIVEN[0])
+    assert caught.value.committed and set(caught.value.workers) == set(NAMES)
+    world.network.heal_all()
+    await asyncio.sleep(3 * LIMITS.lease)
+    states = world.states
+    assert states in ([await expected(GIVEN[:1])] * 7, [await expected([])] * 7)
