@@ -18,11 +18,7 @@ SHARE = 0.015
 #: parts with more, and the number that they may have; a number here only shrinks, and moves with its text from one part to another
 LEFT: Mapping[str, int] = {
     "distributed": 487,
-    "engine": 99,
-    "functional": 19,
-    "graph": 14,
     "pipeline": 50,
-    "tensors": 23,
     "transaction": 71,
 }
 #: of all sentences of the package; `SHARE` once no part is left

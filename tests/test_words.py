@@ -21,10 +21,8 @@ LEFT: Mapping[str, str] = {
     "beat": "distributed/autograd",
     "quietly": "kernels ops",
     "gave_up": "coordination distributed/collectives distributed/data_parallel",
-    "leaves_loop": "engine",
-    "going_on": "engine",
     "part": "distributed/autograd",
-    "driver": "distributed/data_parallel engine",
+    "driver": "distributed/data_parallel",
     "host": "distributed/data_parallel",
     "walk": "distributed/autograd",
 }

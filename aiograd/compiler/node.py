@@ -33,7 +33,10 @@ from aiograd.compiler.program import Program, Statement, Value, layout_of
 from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import GraphError, ModifiedError
 from aiograd.graph.hooks import HookDict
-from aiograd.graph.node import PROGRAM_NODES, InputMetadata, Node, ReleasedVariables, _next_sequence
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node, _next_sequence
+from aiograd.graph.programs import PROGRAM_NODES
+from aiograd.graph.released import ReleasedVariables
 from aiograd.ops.slice_gradient import dense
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import map_tree
@@ -268,7 +271,7 @@ class ProgramNode(Node):
         return self.code.metadata[input_nr]  # type: ignore[no-any-return]
 
     def cost_key(self) -> Any:
-        """The key of the estimate; None if a sweep, which does not keep the order of gradients, cannot run the node."""
+        """The key of the estimate; None if a walk, which does not keep the order of gradients, cannot run the node."""
         return None if self.has_repeats else (ProgramNode, self.code.estimate)
 
     def estimate(self) -> float:

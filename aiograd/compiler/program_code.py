@@ -15,7 +15,7 @@ from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.results import relate, returned
 from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
-from aiograd.graph.node import InputMetadata
+from aiograd.graph.input_metadata import InputMetadata
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TENSOR_CLASS, refresh
 from aiograd.tensors.op_error import REFUSALS, raise_op_error

@@ -15,7 +15,7 @@ Note [Segments]
     A long run of rows is cut as well, so that the engine has nodes to place: between them it gives the loop its turns, and cancellation and
     deadlines act. Light statements make segments that fit the loop's budget; heavy ones, which would leave the loop by themselves, take
     their segment with them to the executor, where independent ones run at the same time, and those in a row are one job
-    (Note [Going on] in `aiograd.engine.run.going_on`).
+    (Note [Nodes in a row] in `aiograd.engine.run.pass_jobs`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, ne
 from aiograd.compiler.updates import inlined_step, step_of
 from aiograd.compiler.watching.reads import Read
 from aiograd.engine.placement import INLINE_NS
-from aiograd.engine.run.engine import current_engine
+from aiograd.engine.run.current import current_engine
 from aiograd.engine.run.loop import check_can_run
 from aiograd.errors import TraceError
 from aiograd.running.modes import current_mode

@@ -61,7 +61,8 @@ from aiograd.errors import (
     ReferenceLostError,
     RemoteError,
 )
-from aiograd.graph.node import EDGE_EDITS, _next_sequence
+from aiograd.graph.edge_edits import EDGE_EDITS
+from aiograd.graph.node import _next_sequence
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.offloading import ready
 from aiograd.running.tracing import SpanKindName

@@ -1,1 +1,1 @@
-"""One backward pass in one process: what it runs, in which order, and the driver that runs it."""
+"""One backward pass in one process: its nodes, their order, and the runner."""

@@ -1,9 +1,9 @@
-"""Evaluation of one node on the general path, as a generator that yields commands to the driver.
+"""Evaluation of one node on the general path, as a generator that yields commands to the runner.
 
 Note [Commands instead of awaits]
     Hooks, unpacking and rules may suspend or need another thread, but the order of steps at a node needs neither. So `evaluate` is a
-    generator: it yields `Run` (run this node's rule; the driver chooses where) and `Await` (wait for this awaitable) and is sent the results. A
-    node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that waits for something
+    generator: it yields `Run` (run this node's rule; the runner chooses where) and `Await` (wait for this awaitable) and is sent the results. A
+    node with synchronous hooks only is evaluated without ever suspending, in the documented order; only a node that waits for something
     becomes concurrent with the others. The same generator serves asyncio, a simulated loop and a test that drives it by hand.
 
 Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. The rule of a leaf stages its gradient, unless
@@ -61,7 +61,7 @@ def is_simple(task: GraphTask, node: Node) -> bool:
     return (
         node._extra is None
         and task.anomaly is None
-        and (node.is_builtin or node.is_leaf or (node.is_inlet and not task.create_graph))  # what comes in has been checked already
+        and (node.is_builtin or node.is_leaf or (node.is_inlet and not task.create_graph))  # the gradients of an inlet have been checked
         and node not in task.plan.captures.at
         and not (node.is_leaf and task.is_eager(node))  # type: ignore[arg-type]
         and getattr(node, "_saved", None).__class__ is not Packed

@@ -5,7 +5,7 @@ exiting, and results come back to the loop with one ``call_soon_threadsafe`` and
 ``aiograd_submit(function)`` (a simulated one) runs the jobs itself.
 
 Note [Abandoned jobs]
-    A job whose future is cancelled while it runs cannot be stopped; it might never return. Its thread is retired: another may be
+    A job that runs when its future is cancelled cannot be stopped; it might never return. Its thread is retired: another may be
     started in its place, and it ends with the job. So passes that were cancelled never keep later ones from the executor.
 
 Note [After a fork]
@@ -146,7 +146,7 @@ class _ExecutorThread(threading.Thread):
             # whoever gets the result is its only owner: nothing here refers to it once `_settle` has emptied the list
             self.future = None
             del context, function, future
-            with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits for the result
+            with contextlib.suppress(RuntimeError):  # the loop has been closed: nothing waits for the result
                 loop.call_soon_threadsafe(_settle, outcome)
         self.future = None
         return True

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.graph.node import InputMetadata, Node
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
 from aiograd.running.types import Array
 
 

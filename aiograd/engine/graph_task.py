@@ -1,13 +1,13 @@
 """GraphTask: one backward pass. Pure: no loop, no clock, no threads.
 
-A driver (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports what they returned. The GraphTask brings together
+A runner (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports their outputs. The GraphTask brings together
 the plan that selects nodes (`Plan`), the gradients that have arrived and the ready nodes (`Ledger`), the staged gradients (`StagedCommit`), the
 nodes recorded meanwhile (`RecordedNodes`) and the futures of the result (`PassFutures`). A pass that is part of a larger one has `PassHooks`.
 
 Note [Life of a pass]
     ``discover`` (walk the graph, select the nodes to run) → ``begin`` → ``pop`` / ``complete`` until nothing is outstanding →
     ``commit`` → post-accumulate hooks → final callbacks → ``future`` resolved. ``fail`` at any point before the commit drops everything
-    staged. A graph without user code, small enough and in plain order takes the short cuts of `aiograd.engine.walk` or `engine.sweep` instead of
+    staged. A graph without user code, small enough and in plain order takes the short cut of `aiograd.engine.walk` instead of
     pop/complete; results, order and promises are the same.
 
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
@@ -23,6 +23,7 @@ from typing import Any
 from aiograd.engine.ledger import Ledger
 from aiograd.engine.pass_futures import PassFutures
 from aiograd.engine.pass_hooks import GraphTaskRunner, PassHooks
+from aiograd.engine.pass_view import PassView
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.plan import DISCOVER_STRIDE, BackwardPlan
 from aiograd.engine.renumbering import RecordedNodes
@@ -31,8 +32,10 @@ from aiograd.engine.staged_commit import Keeper, StagedCommit
 from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
 from aiograd.graph.boundary import to_array, to_tensor
-from aiograd.graph.node import Node, ReleasedVariables, expand_programs
+from aiograd.graph.node import Node
+from aiograd.graph.programs import expand_programs
 from aiograd.graph.reducing import LEAF_REDUCERS, CommitGuard
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.running import CURRENT
 from aiograd.running.caller import warn_caller
 from aiograd.running.types import Array
@@ -40,13 +43,13 @@ from aiograd.running.types import Array
 _next_id = count(0).__next__
 
 
-class GraphTask:
+class GraphTask(PassView):
     """One backward pass.
 
     Args:
         roots: gradient edges ``(node, input number)`` to start from.
         seeds: their gradients, fitted to them.
-        inputs: gradient edges whose gradients are wanted; None: accumulate into every leaf.
+        inputs: gradient edges, the wanted gradients; None: accumulate into every leaf.
         require_inputs, accumulate, keepers: with `inputs`; see `Selection`.
         plan: the plan to run; given instead of all of the above.
         keep_graph: keep saved values for another pass.
@@ -64,25 +67,22 @@ class GraphTask:
     """
 
     # The first values, which most passes keep; on the class, because setting them for each pass would cost a small one several percent
-    #: made by `begin`, or at once where gradients come from other workers; None in a pass that is swept
-    ledger: Ledger | None = None
     #: the nodes that the pass records, with `create_graph`
     recorded: RecordedNodes | None = None
-    #: the driver, in a pass that receives gradients from other workers
+    #: the runner, in a pass that receives gradients from other workers
     runner: GraphTaskRunner | None = None
-    #: who else takes part in the end of the pass; see `aiograd.graph.reducing`
+    #: other participants in the end of the pass; see `aiograd.graph.reducing`
     guards: tuple[CommitGuard, ...] = ()
-    #: the error of `fail_externally`, until the driver raises it
+    #: the error of `fail_externally`, until the runner raises it
     external_error: BaseException | None = None
     completed: bool = False
     error: BaseException | None = None
-    #: made by the driver: an object with ``create_future``
+    #: made by the runner: an object with ``create_future``
     loop: Any = None
     futures: PassFutures | None = None
     #: the rest of `discover`, which is run in slices
     _walk: Iterator[None] = iter(())
     _is_cancelled: bool = False
-    _shared_hook_state: dict[int, Any] | None = None
 
     def __init__(
         self,
@@ -116,10 +116,10 @@ class GraphTask:
         self.anomaly = anomaly
         self.profiler = profiler
         self.hooks = hooks
-        #: True if the options allow a sweep; the graph may still forbid it
-        self.may_sweep = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
+        #: True if the options allow a walk; the graph may still forbid it
+        self.may_walk = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
         if create_graph:  # `grad` of one root; leaves that accumulate are not told apart by numbers
-            self.may_sweep = self.may_sweep and plan.__class__ is Selection and not accumulate and len(roots) == 1
+            self.may_walk = self.may_walk and plan.__class__ is Selection and not accumulate and len(roots) == 1
         self.staged = StagedCommit()
         self.released = ReleasedVariables()
         if not keep_graph:
@@ -136,88 +136,6 @@ class GraphTask:
         state = "failed" if self.error else "completed" if self.completed else f"{self.outstanding} outstanding"
         return f"<GraphTask {self.id}: {state}>"
 
-    # ---------------------------------------------------------------- the graph
-
-    @property
-    def roots(self) -> tuple[tuple[Node, int], ...]:
-        """The gradient edges that the pass starts from."""
-        return self.plan.roots
-
-    @property
-    def exec_info(self) -> dict[Node, bool] | None:
-        """The nodes that run; None: all of them."""
-        return self.plan.exec_info
-
-    @property
-    def nodes_in_graph(self) -> frozenset[Node]:
-        """Every node reachable from the root, the root excluded unless an edge leads to it."""
-        self.plan.ensure_discovered()
-        return frozenset(node for node in self.plan.dependencies if node is not self.plan.root)
-
-    @property
-    def outstanding(self) -> int:
-        """How many nodes are ready or running."""
-        return 0 if self.ledger is None else self.ledger.outstanding
-
-    @property
-    def committed(self) -> bool:
-        """True if the gradients have been written."""
-        return self.staged.is_done
-
-    @property
-    def can_checkpoint(self) -> bool:
-        """True if recomputation in backward (checkpointing) is possible."""
-        return self.plan.accumulate
-
-    @property
-    def shared_hook_state(self) -> dict[int, Any]:
-        """State of hooks that span several nodes, by the hook's identity."""
-        if self._shared_hook_state is None:
-            self._shared_hook_state = {}
-        return self._shared_hook_state
-
-    def will_run(self, node: Node) -> bool:
-        """True if this pass runs the node (for a leaf: accumulates into it).
-
-        Args:
-            node: a node of the graph.
-
-        Returns:
-            True or False; known once the graph was walked.
-        """
-        return self.plan.will_run(node)
-
-    def gets_gradient(self, node: Node) -> bool:
-        """True if a gradient arrives at the node in this pass, be it run or captured.
-
-        Args:
-            node: a node of the graph.
-
-        Returns:
-            True or False; known once the graph was walked.
-        """
-        return self.plan.gets_gradient(node)
-
-    def should_compute(self, node: Node, output: int) -> bool:
-        """True if anything in this pass wants output `output` of the node.
-
-        Args:
-            node: a node of the graph.
-            output: number of one of its outputs, which are the edges to its next nodes.
-
-        Returns:
-            True or False; known once the graph was walked.
-        """
-        return self.plan.should_compute(node, output)
-
-    def execution_order(self) -> list[Node]:
-        """The nodes that run, in the order of an undisturbed pass.
-
-        Returns:
-            The nodes, first to last.
-        """
-        return self.plan.execution_order()
-
     # ---------------------------------------------------------------- nodes
 
     def discover(self, placement: RulePlacement) -> Iterator[None]:
@@ -227,9 +145,9 @@ class GraphTask:
             placement: decides which rules are cheap enough for the loop.
 
         Returns:
-            An iterator that walks a part of the graph with each step, so that a driver can pause.
+            An iterator that walks a part of the graph with each step, so that a runner can pause.
         """
-        self._walk = self.plan.discover(placement, self.hooks, self.may_sweep)
+        self._walk = self.plan.discover(placement, self.hooks, self.may_walk)
         return self._walk
 
     def begin(self, runner: GraphTaskRunner | None = None, *, begins: bool = True) -> Ledger:
@@ -240,7 +158,7 @@ class GraphTask:
             begins: False if a walk has run the first nodes; `Ledger.resume` then makes nodes ready instead.
 
         Returns:
-            The ledger: what has arrived at each node, and which are ready.
+            The ledger: the gradients that have arrived, and the ready nodes.
         """
         if self.hooks is not None and not self.hooks.is_local:
             self.runner = runner
@@ -282,7 +200,7 @@ class GraphTask:
         self.staged.stage(leaf, grads, self.grad_target(leaf))
 
     def grad_target(self, leaf: AccumulateGrad) -> GradTarget:
-        """The object in whose `grad` the gradient of a leaf accumulates.
+        """The holder of the `grad` into which the gradient of a leaf accumulates.
 
         Args:
             leaf: the leaf.
@@ -302,7 +220,7 @@ class GraphTask:
         self.staged.gradients[leaf] = staged
 
     def join(self, guard: CommitGuard) -> None:
-        """Let somebody take part in the end of the pass.
+        """Add a participant in the end of the pass.
 
         Args:
             guard: awaited before the commit.
@@ -343,7 +261,7 @@ class GraphTask:
 
     @property
     def waiting(self) -> dict[Node, None]:
-        """The nodes whose gradients have not come yet from other workers."""
+        """The nodes that wait for gradients from other workers."""
         return {} if self.ledger is None else self.ledger.waiting
 
     def deliver(self, source: Node, grads: list[Any]) -> None:
@@ -364,7 +282,7 @@ class GraphTask:
                 self.runner.wake()
 
     def fail_externally(self, error: BaseException) -> None:
-        """Make the pass fail for a reason outside of it; the driver raises the error at its next step.
+        """Make the pass fail for a reason outside of it; the runner raises the error at its next step.
 
         Args:
             error: the reason.
@@ -375,7 +293,7 @@ class GraphTask:
                 self.runner.wake()
 
     def busy(self) -> list[Node]:
-        """The nodes whose rules or hooks have begun and not ended; empty in a pass without a `runner`.
+        """The nodes with a rule or hook that has begun and not ended; empty in a pass without a `runner`.
 
         Returns:
             The nodes, in no particular order.
@@ -415,7 +333,7 @@ class GraphTask:
         self.staged.commit()
 
     def fail(self, error: BaseException, *, is_cancelled: bool = False) -> None:
-        """End the pass with this error and drop the staged gradients. A second error is ignored. The driver then runs `release_graph`.
+        """End the pass with this error and drop the staged gradients. A second error is ignored. The runner then runs `release_graph`.
 
         Args:
             is_cancelled: True if the error is a cancellation, so that `future` is cancelled as well.
@@ -451,7 +369,7 @@ class GraphTask:
         text = str(error).split("\n", 1)[0][:200]
         self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         if self.committed:
-            return  # its nodes have run and released what they saved
+            return  # its nodes have run and released their saved values
         for visited, node in enumerate(plan.dependencies):
             if node is not plan.root or plan.runs(node) or node in plan.captures.at:
                 node.release_variables(self.released)
@@ -459,7 +377,7 @@ class GraphTask:
                 yield
 
     def tell_reducers(self) -> None:
-        """Tell those who reduce the gradients of leaves that the pass has failed. See Note [Reduced leaves] in `reducing`."""
+        """Tell the reducers of leaves that the pass has failed. See Note [Reduced leaves] in `reducing`."""
         reducers = tuple(LEAF_REDUCERS)
         if reducers and self.error is not None and not self.committed:
             with contextlib.suppress(UnusedInputError):
@@ -484,7 +402,7 @@ class GraphTask:
         """Call (and await) `callback` after the commit, in order; a callback may queue more.
 
         Args:
-            callback: called without arguments; what it returns is awaited if it can be.
+            callback: called without arguments; an awaitable result is awaited.
 
         Raises:
             ArgumentError: it is not callable.

@@ -2,8 +2,8 @@
 
 Note [Deterministic sums]
     Contributions are added in descending default sequence number of their producer, then by its output index: the order in which an
-    undisturbed pass produces them. A contribution that is next in that order is added at once, so memory stays that of a running sum; one
-    that comes early is kept until its turn. Priorities set by hand have no influence.
+    undisturbed pass produces them. A contribution that is next in that order is added at once, so no more memory is needed than for a running sum;
+    one that comes early is kept until its turn. Priorities set by hand have no influence.
 
 Note [Nothing visible is written to]
     The first contribution may share memory with other arrays (a view, an array given to two edges). The first addition makes a new array; only
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-import numpy as np
+from numpy import ndarray
 
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
 from aiograd.running.types import Array
@@ -24,6 +24,30 @@ Key: TypeAlias = tuple[int, int]
 
 #: additions of arrays larger than this many bytes run on the executor
 FOLD_INLINE_BYTES = 1 << 20
+
+
+def added(have: Any, grad: Any, is_owned: bool) -> Any:
+    """The sum of a gradient and the earlier ones; an array of its own, see Note [Nothing visible is written to].
+
+    Args:
+        have: the sum so far, None if `grad` is the first.
+        grad: the gradient; one that comes first is a `SliceGradient`.
+        is_owned: True if `have` is such a sum, so that it may be added to in place.
+
+    Returns:
+        The sum: an array of the shape and dtype of the gradients, or a Tensor in a pass that records a graph.
+    """
+    cls = grad.__class__
+    if cls is SliceGradient:
+        if is_owned and have.__class__ is ndarray:
+            grad.add_to(have)
+            return have
+        grad = grad.dense()
+        return grad if have is None else have + grad
+    if is_owned and have.__class__ is ndarray and cls is ndarray:
+        have += grad
+        return have
+    return have + grad
 
 
 class InputBuffer:
@@ -66,7 +90,7 @@ class InputBuffer:
     def _take(self, input_nr: int, grad: Array | None) -> None:
         if grad is None:
             return
-        is_array = isinstance(grad, (np.ndarray, SliceGradient, UnsummedGradient))
+        is_array = isinstance(grad, (ndarray, SliceGradient, UnsummedGradient))
         large = self.sums[input_nr] is not None and is_array and grad.nbytes > FOLD_INLINE_BYTES
         if large or self.folding or self.unfolded:
             self.unfolded.append((input_nr, grad))
@@ -78,18 +102,10 @@ class InputBuffer:
         if grad.__class__ is UnsummedGradient:
             for part in grad.parts:
                 self._sum(input_nr, part)
-        elif grad.__class__ is SliceGradient:
-            if have.__class__ is np.ndarray and self.owned[input_nr]:
-                grad.add_to(have)
-            else:
-                self.sums[input_nr] = grad.dense() if have is None else have + grad.dense()
-                self.owned[input_nr] = True
-        elif have is None:
+        elif have is None and grad.__class__ is not SliceGradient:
             self.sums[input_nr] = grad
-        elif self.owned[input_nr] and have.__class__ is np.ndarray and grad.__class__ is np.ndarray:
-            np.add(have, grad, out=have)
         else:
-            self.sums[input_nr] = have + grad
+            self.sums[input_nr] = added(have, grad, self.owned[input_nr])
             self.owned[input_nr] = True
 
     def fold(self) -> None:

@@ -1,13 +1,13 @@
-"""Interruptible: awaits user code in the driver's own task, so that user code cannot keep a cancelled pass from ending.
+"""Interruptible: awaits user code in the runner's own task, so that user code cannot keep a cancelled pass from ending.
 
 Note [Cancelled while awaited inline]
     A coroutine that is awaited inline has the cancellation of the pass thrown into it. It might catch that and return as if nothing had
     happened, or go on for a minute. So it is stepped by hand: its result or error is dropped once the pass has been
-    cancelled, and if it suspends again, the rest of the coroutine is put into `rest`, which the driver runs as a task of its own and waits
+    cancelled, and if it suspends again, the rest of the coroutine is put into `rest`, which the runner runs as a task of its own and waits
     for as long as for every other coroutine of the pass. Modes that it had entered (`no_grad`) go with it. Cancellations from within the
     coroutine (a timeout inside it) do not concern the pass; the coroutine handles them as usual.
 
-Rejected: a task for every coroutine (4 µs each, even for those that never suspend, which are most).
+Rejected: a task for every coroutine (4 µs each, even for coroutines that never suspend, most of all).
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ _EDGES = 1 << 32
 
 
 class Ledger:
-    """Dependencies, input buffers and ready nodes of one pass that is not swept.
+    """Dependencies, input buffers and ready nodes of one pass that is not walked.
 
     Args:
         plan: the plan of the pass.
         place_of: key by which contributions are ordered in sums; None: descending sequence number.
-        recorded: with `create_graph`, is told the node whose inputs are being summed; else None.
-        sources: nodes whose gradients will come from other workers.
+        recorded: with `create_graph`, is told the node at which gradients are being summed; else None.
+        sources: nodes that get their gradients from other workers.
     """
 
     __slots__ = ("outstanding", "completed_nodes", "folds", "waiting", "_plan", "_place_of", "_recorded", "_early", "_ready", "_buffers")
@@ -39,7 +39,7 @@ class Ledger:
         self.completed_nodes = 0
         #: large sums to be computed on the executor
         self.folds: deque[tuple[Node, InputBuffer]] = deque()
-        #: nodes whose gradients have not come yet from other workers
+        #: nodes that still wait for gradients from other workers
         self.waiting: dict[Node, None] = dict.fromkeys(sources)
         self._plan = plan
         self._place_of = place_of

@@ -5,6 +5,10 @@ Note [Three places]
     the same time; a rule with a gradient on a device goes to the device's thread, or stays on the loop where the device says that its
     operations only start work. "Expensive" is an estimate from shapes alone, so the same graph is placed the same way every time.
 
+Note [Cheap enough for the loop]
+    `RulePlacement.is_small`, `runs_inline` and `needs_executor` are the only places that decide it, and whether a leaf's gradient may be staged
+    on the loop. The loop over nodes (`aiograd.engine.walk`) looks into `small_shapes` first, the cache of `is_small`, which saves it a call per node.
+
 Source of the limits: an executor round trip costs about 60 µs, and one slice of the loop should stay under 2 ms; see
 ``tests/benchmarks/loop_lag.py``.
 """
@@ -20,7 +24,7 @@ from aiograd.running.types import Shape
 #: a rule estimated above this many nanoseconds leaves the loop
 INLINE_NS = 400_000.0
 
-#: a graph whose every node is estimated below this may be swept
+#: a part of a graph may be walked if every node is estimated below this
 SMALL_NS = 100_000.0
 
 #: rows that cost no more than this are "cheap": their shape alone says whether they are small
@@ -28,16 +32,18 @@ CHEAP_NS_PER_ELEMENT = 20.0
 
 #: staging reads and writes a leaf's whole gradient; nanoseconds per byte
 STAGE_NS_PER_BYTE = 0.15
+#: the same before the gradient has arrived, so for the widest real dtype
+STAGE_NS_PER_ELEMENT = 8 * STAGE_NS_PER_BYTE
 
 
 class RulePlacement:
-    """Estimates costs, remembering what it has seen.
+    """Estimates costs and remembers the estimates.
 
     Args:
         inline_ns: rules estimated above this many nanoseconds go to the executor.
     """
 
-    __slots__ = ("inline_ns", "small_shapes", "small_leaves", "_small_ns", "_estimates")
+    __slots__ = ("inline_ns", "small_shapes", "_small_ns", "_small_leaves", "_estimates")
 
     def __init__(self, inline_ns: float = INLINE_NS) -> None:
         self.inline_ns = inline_ns
@@ -45,21 +51,52 @@ class RulePlacement:
         self._estimates: dict[Any, float] = {}
         #: shapes for which every node marked ``is_cheap`` is small
         self.small_shapes: set[Shape] = set()
-        #: shapes of leaves whose staging is cheap
-        self.small_leaves: set[Shape] = set()
+        #: shapes of leaves that are cheap to stage
+        self._small_leaves: set[Shape] = set()
+
+    @staticmethod
+    def is_bare(node: Node) -> bool:
+        """True if no hook is registered at a node, nor anything else that takes part in its run."""
+        return node._extra is None and not (node.is_leaf and node.post_accumulate_hooks)  # type: ignore[attr-defined]
 
     def is_small(self, node: Node) -> bool:
-        """True if a node is certainly cheap to run on the loop. Depends on its class and shapes only; cached by them."""
-        key = node.cost_key() if node.is_builtin else None  # type: ignore[attr-defined]
-        if key is None:
-            return not node.is_builtin or node.num_inputs == 0
-        estimate = self._estimates.get(key)
-        return (self._estimate(key, node) if estimate is None else estimate) < self._small_ns
+        """True if a node is bare and certainly cheap to run on the loop; a leaf: to stage its gradient. Cached by shapes and costs."""
+        if node._extra is not None:
+            return False
+        if node.is_cheap:
+            shape = node.shape  # type: ignore[attr-defined]
+            if shape in self.small_shapes or self._remember(self.small_shapes, shape, CHEAP_NS_PER_ELEMENT):
+                return True
+        elif node.is_leaf:
+            if node.post_accumulate_hooks:  # type: ignore[attr-defined]
+                return False
+            shape = node.shape  # type: ignore[attr-defined]
+            return shape in self._small_leaves or self._remember(self._small_leaves, shape, STAGE_NS_PER_ELEMENT)
+        if not node.is_builtin:
+            return False
+        key = node.cost_key()  # type: ignore[attr-defined]
+        return node.num_inputs == 0 if key is None else self._estimate(key, node) < self._small_ns
 
     def runs_inline(self, node: Node) -> bool:
-        """True if a row's node on the host is not so expensive that it goes to the executor."""
+        """True if a node of the host is bare and not so expensive that it goes to the executor."""
+        if not self.is_bare(node):
+            return False
+        if node.is_leaf:
+            return math.prod(node.shape) * STAGE_NS_PER_ELEMENT <= self.inline_ns  # type: ignore[attr-defined]
+        if not node.is_builtin or (node.spans_devices and self.device_of(node) != "cpu"):
+            return False
         key = node.cost_key()  # type: ignore[attr-defined]
         return key is not None and self._estimate(key, node) <= self.inline_ns
+
+    def needs_executor(self, node: Node, grads: list[Any]) -> bool:
+        """True if the rule of a node of the host goes to the executor, given the gradients that have arrived."""
+        if node.is_leaf:
+            size = getattr(grads[0], "nbytes", 0)
+            return size * STAGE_NS_PER_BYTE > self.inline_ns
+        if node.is_builtin and node.num_inputs:
+            key = node.cost_key()  # type: ignore[attr-defined]
+            return (node.estimate() if key is None else self._estimate(key, node)) > self.inline_ns  # type: ignore[attr-defined]
+        return bool(getattr(node, "wants_executor", False))
 
     def _estimate(self, key: Any, node: Node) -> float:
         """The node's estimate, cached by `key`."""
@@ -70,53 +107,18 @@ class RulePlacement:
             estimate = self._estimates[key] = float(node.estimate())  # type: ignore[attr-defined]
         return estimate
 
-    def shape_is_small(self, shape: Shape) -> bool:
-        """True if arrays of this shape are small for every cheap row; cached in `small_shapes`."""
-        if math.prod(shape) * CHEAP_NS_PER_ELEMENT > self._small_ns:
+    def _remember(self, shapes: set[Shape], shape: Shape, ns_per_element: float) -> bool:
+        """True if arrays of a shape are small at this cost; `shapes` remembers them."""
+        if math.prod(shape) * ns_per_element > self._small_ns:
             return False
-        if len(self.small_shapes) > 10_000:
-            self.small_shapes.clear()
-        self.small_shapes.add(shape)
+        if len(shapes) > 10_000:
+            shapes.clear()
+        shapes.add(shape)
         return True
-
-    def allows_sweep(self, node: Node) -> bool:
-        """True if a node carries no user code and is certainly cheap to run on the loop; for a leaf: to stage."""
-        if node._extra is not None:
-            return False
-        if node.is_leaf:
-            shape = node.shape  # type: ignore[attr-defined]
-            return not node.post_accumulate_hooks and (shape in self.small_leaves or self.leaf_is_small(shape))  # type: ignore[attr-defined]
-        if node.is_cheap and (node.shape in self.small_shapes or self.shape_is_small(node.shape)):  # type: ignore[attr-defined]
-            return True
-        return node.is_builtin and self.is_small(node)
-
-    def leaves_loop(self, node: Node, grads: list[Any]) -> bool:
-        """True if the node's rule goes to the executor."""
-        if node.is_leaf:
-            grad = grads[0]
-            size = getattr(grad, "nbytes", 0)
-            return size * STAGE_NS_PER_BYTE > self.inline_ns
-        if node.is_builtin and node.num_inputs:
-            key = node.cost_key()  # type: ignore[attr-defined]
-            return (node.estimate() if key is None else self._estimate(key, node)) > self.inline_ns  # type: ignore[attr-defined]
-        return bool(getattr(node, "wants_executor", False))
-
-    def leaf_is_small(self, shape: Shape) -> bool:
-        """True if staging a gradient of this shape is cheap; cached in `small_leaves`."""
-        if math.prod(shape) * 8 * STAGE_NS_PER_BYTE > self._small_ns:
-            return False
-        if len(self.small_leaves) > 10_000:
-            self.small_leaves.clear()
-        self.small_leaves.add(shape)
-        return True
-
-    def stages_inline(self, shape: Shape) -> bool:
-        """True if staging a gradient of this shape need not go to the executor."""
-        return math.prod(shape) * 8 * STAGE_NS_PER_BYTE <= self.inline_ns
 
     @staticmethod
     def device_of(node: Node) -> str:
-        """Name of the device whose thread runs the node: the device of a gradient it takes, else of one it returns."""
+        """Name of the device on the thread of which the node runs: the device of a gradient it takes, else of one it returns."""
         name = getattr(node, "device", "cpu")
         if name == "cpu" and node.spans_devices:
             for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):

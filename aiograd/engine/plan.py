@@ -1,6 +1,6 @@
-"""Plan: the part of a graph that a pass runs, and how; found by walking the graph once.
+"""BackwardPlan: the part of a graph that a pass runs, and how; found by discovery, which visits every node once.
 
-`Plan` itself runs the whole graph. Its subclasses run a part: `aiograd.engine.selection` the nodes that lead to given inputs,
+`BackwardPlan` itself runs the whole graph. Its subclasses run a part: `aiograd.engine.selection` the nodes that lead to given inputs,
 `aiograd.engine.split_backward` one half of a pass and then the other. A GraphTask uses its plan; the plan does not know the GraphTask.
 
 Note [Nodes that run]
@@ -8,10 +8,10 @@ Note [Nodes that run]
     they are the keys of ``exec_info``. A captured gradient is taken after the hooks on its tensor.
 
 Note [What discovery decides]
-    A pass over a whole graph begins with a walk that needs no discovery (`aiograd.engine.walk`), and is discovered where that has to stop. For a
-    part of a graph discovery decides if the pass can be swept (`is_plain`; see `aiograd.engine.sweep`): it has no user code and is small enough;
-    `order` and `special` then list the nodes to sweep and those that need special care. Else gradients are counted: `dependencies` is the
-    number of gradients that each node waits for, and `expected` the order in which those of several producers are summed. The sweep needs no counts.
+    A pass over a whole graph begins with a walk (`aiograd.engine.walk`), which needs no discovery, and is discovered where that has to stop. For a
+    part of a graph discovery decides if the pass can be walked (`is_plain`): it has no user code and is small enough; `order` and `special` then
+    list the nodes to run and the special ones among them. Else gradients are counted: `dependencies` is the number of gradients that each node
+    waits for, and `expected` the order in which gradients of several producers are summed. A walk needs no counts.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.engine.staged_commit import StagedCommit
-from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.running.types import Array
 
-#: the number of nodes that a walk visits before it yields to the driver
+#: the number of nodes that discovery visits before it yields to the runner
 DISCOVER_STRIDE = 512
 
 #: the number of nodes that are sorted in one step; more would block the loop
@@ -57,14 +58,14 @@ class BackwardPlan:
     accumulate: bool = True
     #: nodes that run; None: all of them
     exec_info: dict[Node, bool] | None = None
-    #: True if a sweep can run the pass
+    #: True if a walk can run the pass
     is_plain: bool = False
-    #: when a part of the graph is swept: the nodes that run, in the order of the sweep; None: all of them
+    #: when a part of the graph is walked: the nodes that run, in the order of the walk; None: all of them
     order: list[Node] | None = None
-    #: when a part is swept: nodes with their wanted outputs (None: all), where only some are wanted or gradients are captured before the node runs
+    #: when a part is walked: nodes with their wanted outputs (None: all), where only some are wanted or gradients are captured before the node runs
     special: Mapping[Node, tuple[bool, ...] | None] = {}
     captures: Captures = _NO_CAPTURES
-    #: nodes that keep what they saved although the pass does not keep the graph
+    #: nodes that keep their saved values although the pass does not keep the graph
     kept: Collection[Node] = ()
     #: nodes that have run in an earlier pass, and their hooks with them
     resumed: Collection[Node] = ()
@@ -105,16 +106,15 @@ class BackwardPlan:
 
     # ---------------------------------------------------------------- discovery
 
-    def discover(self, placement: RulePlacement, hooks: PassHooks | None, may_sweep: bool) -> Iterator[None]:
-        """Walk the graph once; yields now and then so that the driver can give the loop a turn.
+    def discover(self, placement: RulePlacement, hooks: PassHooks | None, may_walk: bool) -> Iterator[None]:
+        """Visit every node once; yields now and then so that the runner can give the loop a turn.
 
         Args:
-            placement: estimates if a node is cheap to run on the loop; asked while the pass may still be swept.
+            placement: estimates if a node is cheap to run on the loop; asked while the pass may still be walked.
             hooks: hooks of the larger pass that this one is part of.
-            may_sweep: True if the options of the pass allow a sweep.
+            may_walk: True if the options of the pass allow a walk.
         """
-        small_leaves = placement.small_leaves
-        small_shapes, shape_is_small, is_small = placement.small_shapes, placement.shape_is_small, placement.is_small
+        is_small, small_shapes = placement.is_small, placement.small_shapes
         root = self.root
         dependencies = self.dependencies
         dependencies[root] = 0
@@ -125,20 +125,14 @@ class BackwardPlan:
                 dependencies[source] = 1
                 stack.append(source)
         visited = 0
-        plain = may_sweep
+        plain = may_walk
         floor = self._sequence_floor(hooks)
         while stack:
             node = stack.pop()
             visited += 1
             if not visited % DISCOVER_STRIDE:
                 yield
-            if plain and (
-                node._extra is not None
-                or not (
-                    (node.is_cheap and (node.shape in small_shapes or shape_is_small(node.shape)))  # type: ignore[attr-defined]
-                    or (node.is_builtin and is_small(node))
-                )
-            ):
+            if plain and not (node.is_cheap and node._extra is None and node.shape in small_shapes) and not is_small(node):  # type: ignore[attr-defined]
                 plain = False
             if node._seq < floor:
                 continue
@@ -149,10 +143,7 @@ class BackwardPlan:
                 if known is None:
                     dependencies[child] = 1
                     if child.is_leaf:
-                        shape = child.shape  # type: ignore[attr-defined]
-                        is_small_leaf = shape in small_leaves or placement.leaf_is_small(shape)
-                        if not is_small_leaf or child._extra is not None or child.post_accumulate_hooks:  # type: ignore[attr-defined]
-                            plain = False
+                        plain = plain and is_small(child)
                     else:
                         stack.append(child)
                 else:
@@ -163,17 +154,17 @@ class BackwardPlan:
             yield from self._expect(hooks)
 
     def ensure_discovered(self) -> None:
-        """Walk the graph if that has not been done: a pass that is run in one walk (`aiograd.engine.walk`) needs no discovery."""
+        """Discover the graph if that has not been done: a pass that is walked needs no discovery."""
         if not self.dependencies:
             for _ in self.discover(RulePlacement(), None, False):
                 pass
 
     def _sequence_floor(self, hooks: PassHooks | None) -> int:
-        """The smallest sequence number that matters; the walk skips nodes below it."""
+        """The smallest sequence number that matters; discovery skips nodes below it."""
         return 0
 
     def _select(self, placement: RulePlacement, hooks: PassHooks | None, floor: int) -> Iterable[None]:
-        """Choose the nodes that run among those that the walk has found. A whole graph is never swept: see `aiograd.engine.walk`."""
+        """Choose the nodes that run among those found. A whole graph that is discovered is not walked."""
         self.is_plain = False
         return ()
 
@@ -249,14 +240,14 @@ class BackwardPlan:
     # ---------------------------------------------------------------- while it runs
 
     def first_sums(self) -> dict[Node, Any]:
-        """The gradients that a sweep starts from: per node one gradient, or a list where the node has several inputs."""
+        """The gradients that a walk starts from: per node one gradient, or a list where the node has several inputs."""
         root = self.root
         if not (self.runs(root) or root in self.captures.at):
             return {}
         return {root: self.root_grads[0] if root.is_single else self.root_grads}
 
     def run_part(self, node: Node, grad: Any, staged: StagedCommit) -> Sequence[Array | None]:
-        """Run one of the `special` nodes of a sweep.
+        """Run one of the `special` nodes of a walk.
 
         Args:
             grad: the gradient, or a list of gradients where the node has several inputs.
@@ -271,7 +262,7 @@ class BackwardPlan:
         return node.vjp(grad) if needs is None else node.vjp_part(grad, needs)  # type: ignore[attr-defined,no-any-return]
 
     def run_recorded(self, node: Node, grad: Any, staged: StagedCommit) -> Sequence[Array | None]:
-        """Run a node of a sweep that records a graph; arguments and result as in `run_part`, the gradients are Tensors."""
+        """Run a node of a walk that records a graph; arguments and result as in `run_part`, the gradients are Tensors."""
         grads = [grad] if node.is_single else grad
         if node in self.captures.at:
             self.capture(node, grads, staged)

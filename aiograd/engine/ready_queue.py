@@ -1,4 +1,4 @@
-"""ReadyQueue: nodes whose gradients are complete, the most urgent first.
+"""ReadyQueue: nodes with complete gradients, the most urgent first.
 
 The node with the highest sequence number is the most urgent; leaves come before all others, in the order in which they became ready, so that
 gradients accumulate (and their memory goes) as soon as possible. Passes nested in a node are passes of their own and run to their end while that
@@ -25,7 +25,7 @@ class ReadyQueue:
         self._arrivals = 0
 
     def push(self, node: Node, grads: list[Any], arrival: int | None = None) -> None:
-        """Add a node whose inputs are complete. Of leaves the one with the lowest `arrival` comes first; None: it is the last so far."""
+        """Add a node with complete inputs. Of leaves the one with the lowest `arrival` comes first; None: it is the last so far."""
         if arrival is None:
             self._arrivals = arrival = self._arrivals + 1
         heappush(self._heap, (-node.sequence_nr, arrival, node, grads))

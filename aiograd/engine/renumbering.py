@@ -20,7 +20,7 @@ _place = itemgetter(0)
 
 
 class RecordedNodes:
-    """The nodes that one pass has recorded so far, in groups by the node on whose behalf they were recorded.
+    """The nodes that one pass has recorded so far, in groups by the node that they were recorded for.
 
     Args:
         place_of: sort key of a node in the order of an undisturbed pass; None: descending sequence number.
@@ -29,7 +29,7 @@ class RecordedNodes:
     __slots__ = ("running", "_place_of", "_leaf_places", "_recorded")
 
     def __init__(self, place_of: Callable[[Node], Any] | None) -> None:
-        #: the node on whose behalf the engine itself records: its inputs are being summed or its outputs fitted
+        #: the node for which the engine itself records: its inputs are being summed or its outputs fitted
         self.running: Node | None = None
         self._place_of = place_of
         self._leaf_places: dict[Node, int] | None = None
@@ -39,7 +39,7 @@ class RecordedNodes:
         """Register a node that was recorded.
 
         Args:
-            node: the node of the pass on whose behalf it was recorded; None: `running`.
+            node: the node of the pass for which it was recorded; None: `running`.
             graph: every node of the pass, in an order that does not depend on timing; orders leaves, which all have the same sequence number.
         """
         node = self.running if node is None else node
@@ -52,6 +52,22 @@ class RecordedNodes:
         else:
             place = (0, -node._seq if self._place_of is None else self._place_of(node))
         self._recorded.append((place, recorded))
+
+    def sum_at(self, node: Node, have: Any, grad: Any) -> Any:
+        """The sum of two gradients, Tensors, that arrive at a node; recorded on behalf of that node.
+
+        Args:
+            node: the node.
+            have: the sum so far.
+            grad: the gradient to add.
+
+        Returns:
+            The sum, a Tensor.
+        """
+        running, self.running = self.running, node
+        total = have + grad
+        self.running = running
+        return total
 
     def renumber(self, outer: Callable[[Node], None] | None) -> None:
         """Give the nodes their numbers in an order that does not depend on timing.

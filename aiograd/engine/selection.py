@@ -27,7 +27,7 @@ class Selection(BackwardPlan):
 
     Note [Inputs behind other machines]
         Nodes that lead to a node which sends gradients to another worker (`PassHooks.outlets`) run too. A pass that is not part of a larger one
-        cannot know which of those lead to its inputs: it collects them in `crossings`, and the driver asks them.
+        cannot know which of those lead to its inputs: it collects them in `crossings`, and the runner asks them.
 
     Args:
         roots, seeds: as for `Plan`.
@@ -138,7 +138,7 @@ class Selection(BackwardPlan):
         self.dependencies = dependencies
 
     def _put_in_order(self, nodes: list[Node]) -> Iterator[None]:
-        """Find the nodes on a path to an input, as `_restrict` does, for a sweep.
+        """Find the nodes on a path to an input, as `_restrict` does, for a walk.
 
         Args:
             nodes: all non-leaf nodes of the graph in the order of recording, so each comes after the nodes it leads to and one visit is enough.

@@ -1,6 +1,6 @@
-"""Checks on gradients: what a rule returned must fit the inputs it goes to.
+"""Checks on gradients: the outputs of a rule must fit the inputs that they go to.
 
-`fit` is called for every gradient whose shape or dtype differs from its target's. For the rows of the op tables it undoes
+`fit` is called for every gradient with another shape or dtype than its target. For the rows of the op tables it undoes
 broadcasting and casts mixed precision; for user code it finds mistakes.
 """
 

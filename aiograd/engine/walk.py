@@ -1,50 +1,61 @@
-"""The fast path of a pass over a whole graph: nodes are found and run in one walk.
+"""The loop over the nodes of a pass that needs no counting: of a whole graph, or of a plain part of one.
 
 Note [One walk]
     Descending sequence number is a topological order (Note [Sequence numbers order the graph]), so nothing has to be counted beforehand: of the
     nodes that have got a gradient the one with the highest number runs next, and every producer of it has run before, in the order in which
-    gradients are to be summed. A dict of running sums replaces input buffers and dependencies. The nodes that wait are in a heap; the best of
-    those that the last node reached stays out of it, so that a chain needs no heap. Leaves are staged at the end.
-    Measured by ``tests/benchmarks/small_graphs.py``.
+    gradients are to be summed. A dict of running sums replaces input buffers and dependencies. The nodes of a whole graph are found while it is
+    walked; nodes that wait are in a heap, and the best of those that the last node reached stays out of it, so that a chain needs no heap. The nodes
+    of a part of a graph have been found by discovery and sorted (`BackwardPlan.order`). No hook can observe when leaves accumulate, so they are
+    staged at the end. Measured by ``tests/benchmarks/small_graphs.py``.
+
+Note [A gradient arrives]
+    `arrive` is the rule: fit the gradient to its target, and add it to the sum there, in place where the sum is the walk's own. The loop itself adds
+    an array that fits, the case that is nearly always met, and calls `arrive` for every other: a call per edge would cost small graphs 10 %. The
+    shortest pass (`aiograd.engine.short_pass`) does the same, for 3 %.
 
 Note [Handed over]
-    The walk ends at the first node that it must not run: one with user code, of a device, or so expensive that it goes to the executor. Then
-    the graph is discovered, and `Ledger.resume` takes the sums over: all nodes down to the last one that ran have run, and what they contributed
-    comes first in every sum. So the rest of the pass is as if it had taken the general path from the beginning, hooks in the same order.
+    The walk of a whole graph ends at the first node that it must not run: one with user code, of a device, or so expensive that it goes to the
+    executor. Then the graph is discovered, and `Ledger.resume` takes the sums over: all nodes down to the last one that ran have run, and their
+    gradients come first in every sum. So the rest of the pass is as if it had taken the general path from the beginning, hooks in the same order.
+    Discovery allows no walk of a part with such a node.
 
-It yields whenever the driver's time slice is over; everything else is synchronous.
+The plan gives the gradients to start from (`first_sums`), and runs the nodes with some wanted outputs only or with captured gradients
+(`run_part`), or all nodes where the pass is recorded (`run_recorded`). The walk yields whenever the time slice is over; everything else is
+synchronous.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
-from sys import getrefcount
 from typing import Any
 
-from numpy import ndarray
-
+from aiograd.engine.evaluate import annotate
 from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.input_buffer import added
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.plan import BackwardPlan
-from aiograd.engine.sweep import add_to_slot
+from aiograd.engine.renumbering import RecordedNodes
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
-from aiograd.graph.accumulate_grad import SOLE_OWNER_OF_LOCAL, Staged, own
+from aiograd.graph.accumulate_grad import stage_all
 from aiograd.graph.node import Node
 from aiograd.ops.slice_gradient import SliceGradient
+
+#: leaves that are staged between two looks at the time slice
+STAGE_STRIDE = 128
 
 
 class GraphWalk:
     """The walk of one pass.
 
     Args:
-        task: a pass for which `can_walk`.
-        placement: says which nodes may run on the loop.
+        task: a pass for which `can_walk`, or a discovered one with a plain plan.
+        placement: decides which nodes may run on the loop.
         slice_over: returns True if it is time to yield to the loop.
     """
 
-    __slots__ = ("task", "placement", "slice_over", "sums", "last", "failed_at", "slow", "is_complete")
+    __slots__ = ("task", "placement", "slice_over", "sums", "last", "slow", "is_complete")
 
     def __init__(self, task: GraphTask, placement: RulePlacement, slice_over: Callable[[], bool]) -> None:
         self.task = task
@@ -56,8 +67,6 @@ class GraphWalk:
         self.last: float = float("inf")
         #: True if nothing but the commit is left to do, so that nothing is handed over
         self.is_complete = False
-        #: the node whose rule raised
-        self.failed_at: Node | None = None
         #: nodes and leaves after which the slice may be over
         self.slow: set[Node] = set()
 
@@ -69,24 +78,46 @@ class GraphWalk:
     def run(self) -> Iterator[None]:
         """Run the pass up to the commit, or until it has to be handed over."""
         task, sums, slow, slice_over = self.task, self.sums, self.slow, self.slice_over
+        plan, recorded = task.plan, task.recorded
         get, take = sums.get, sums.pop
-        small_shapes = self.placement.small_shapes
+        small_shapes, is_small = self.placement.small_shapes, self.placement.is_small
         release, released = not task.keep_graph, task.released
-        #: nodes whose sum is an array that the walk has made itself and a slice may be added to in place
-        owned: set[Node] = set()
+        #: nodes with a sum that the walk has made itself; of nodes with several inputs, pairs with the number of the input
+        owned: set[Any] = set()
         heap: list[tuple[int, Node]] = []
+        is_part = plan.is_plain
+        order, kept, special = iter(plan.order or ()), plan.kept, plan.special
         #: a shape known to be small
         small: Any = None
         done = 0
         number = self.last
-        node = task.plan.root
-        goes_on = not node.is_leaf and self._admits(node)
+        node = plan.root
+        goes_on = is_part or (not node.is_leaf and self._admits(node))
         while goes_on:
+            if is_part:
+                for node in order:
+                    if node in sums:
+                        break
+                    if release and node.holds_data and node not in kept:
+                        node._saved = released  # type: ignore[attr-defined]
+                else:
+                    break
             number = node._seq
             following: Node | None = None
             best = 0
             try:
-                outputs = node.vjp(take(node))  # type: ignore[attr-defined]
+                if not is_part:
+                    outputs = node.vjp(take(node))  # type: ignore[attr-defined]
+                else:
+                    if node.heeds_keeping:
+                        node.keeps_graph = not release  # type: ignore[attr-defined]
+                    if recorded is not None:
+                        recorded.running = node
+                        outputs = plan.run_recorded(node, take(node), task.staged)
+                    elif node in special:
+                        outputs = plan.run_part(node, take(node), task.staged)
+                    else:
+                        outputs = node.vjp(take(node))  # type: ignore[attr-defined]
                 index = -1
                 for child in node.next_nodes:
                     index += 1
@@ -94,29 +125,21 @@ class GraphWalk:
                         continue
                     out = outputs[index]
                     if out is None:
-                        goes_on = False
+                        if not is_part:
+                            goes_on = False
                         continue
                     have = get(child)
-                    if child.is_single:
-                        shape = out.shape
-                        if shape != child.shape or out.dtype is not child.dtype:  # type: ignore[attr-defined]
-                            out = fit(out, child.shape, child.dtype, node, index)  # type: ignore[attr-defined]
-                            shape = out.shape
-                        if out.__class__ is SliceGradient:
-                            if have is None or child not in owned:
-                                owned.add(child)
-                                sums[child] = out.dense() if have is None else have + out.dense()
-                            else:
-                                out.add_to(have)
-                        elif have is None:
-                            sums[child] = out
-                        else:
-                            sums[child] = have + out
-                            continue
+                    shape = child.shape if child.is_single else None  # type: ignore[attr-defined]
+                    if out.shape != shape or out.dtype is not child.dtype or out.__class__ is SliceGradient:  # type: ignore[attr-defined]
+                        arrive(sums, owned, node, index, out, recorded)
+                    elif have is None:
+                        sums[child] = out
+                    elif recorded is None:
+                        sums[child] = have + out
+                        continue
                     else:
-                        shape = None
-                        add_to_slot(sums, child, node.next_nrs[index], out, node, index)
-                    if have is not None:
+                        sums[child] = recorded.sum_at(child, have, out)
+                    if is_part or have is not None:
                         continue
                     other = child._seq
                     if other < number:
@@ -134,55 +157,60 @@ class GraphWalk:
                             heappush(heap, (-other, child))
                     elif not child.is_leaf:
                         raise GraphError(f"{child.name} comes before {node.name} in backward: the nodes are not numbered in the order of recording")
-                    elif not self._admits_leaf(child):
+                    elif not is_small(child) and not self._admits(child):
                         goes_on = False
-            except BaseException:
-                self.failed_at = node
+            except BaseException as error:
+                annotate(error, task, node)
                 raise
-            if release and node.holds_data:
+            if release and node.holds_data and (not is_part or node not in kept):
                 node._saved = released  # type: ignore[attr-defined]
             if heap and (following is None or -heap[0][0] > best):
                 if following is not None:
                     heappush(heap, (-best, following))
                 following = heappop(heap)[1]
-            if following is None:
+            if following is None and not is_part:
                 break
             done += 1
             if (not done & 15 or (slow and node in slow)) and slice_over():
                 yield
-            node = following
+            node = following  # type: ignore[assignment]
         self.last = number
         outputs = out = have = None  # the leaves' arrays have one owner now, see `own`
         if goes_on:
-            yield from self._stage()
+            nodes: list[Any] = list(sums)
+            stride = 1 if slow else STAGE_STRIDE
+            for start in range(0, len(nodes), stride):
+                self._stage(nodes[start : start + stride])
+                if sums and slice_over():
+                    yield
             self.is_complete = True
 
-    def _stage(self) -> Iterator[None]:
-        """Stage the gradients of the leaves."""
-        task, sums, slow = self.task, self.sums, self.slow
-        gradients, firsts = task.staged.gradients, task.staged.firsts
-        is_alone = task.hooks is None
-        for done, node in enumerate(list(sums), 1):
-            if node.is_leaf:
-                if not is_alone:
-                    task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
-                else:  # the same without calls per leaf
-                    grad = sums.pop(node)
-                    if grad.__class__ is not ndarray or grad.base is not None or getrefcount(grad) > SOLE_OWNER_OF_LOCAL:
-                        grad = own(grad)
-                    if node.grad is None:  # type: ignore[attr-defined]
-                        firsts[node] = grad  # type: ignore[index]
-                    else:
-                        gradients[node] = Staged(node, grad)  # type: ignore[arg-type, index]
-            if (not done & 127 or (slow and node in slow)) and self.slice_over():
-                yield
+    def _stage(self, nodes: list[Any]) -> None:
+        """Capture the gradients that have arrived at nodes and are wanted, and stage the gradients of leaves."""
+        task = self.task
+        leaves = self._capture(nodes) if task.plan.is_plain else nodes
+        if task.hooks is None:
+            stage_all(leaves, self.sums, task.staged.firsts, task.staged.gradients)
+        else:
+            for leaf in leaves:
+                task.stage(leaf, [self.sums.pop(leaf)])
+
+    def _capture(self, nodes: list[Any]) -> list[Any]:
+        """Capture the gradients that have arrived at nodes and are wanted; returns the other nodes, which are leaves."""
+        plan, sums = self.task.plan, self.sums
+        leaves: list[Any] = []
+        for node in nodes:
+            if node in plan.captures.at:
+                grad = sums.pop(node)
+                plan.capture(node, [grad] if node.is_single else grad, self.task.staged)
+            elif node.is_leaf:
+                leaves.append(node)
+            else:
+                raise GraphError(f"gradients for {node.name} came after it had run: the nodes are not numbered in the order of recording")
+        return leaves
 
     def _admits(self, node: Node) -> bool:
-        """True if the walk may run a node: no user code, and cheap enough for the loop."""
-        if node._extra is not None or not node.is_builtin or (node.spans_devices and self.placement.device_of(node) != "cpu"):
-            return False
-        if node.is_cheap and self.placement.shape_is_small(node.shape):  # type: ignore[attr-defined]
-            return True
+        """True if the walk may run a node or stage the gradient of a leaf: no user code, and cheap enough for the loop."""
         if node.heeds_keeping:
             node.keeps_graph = self.task.keep_graph  # type: ignore[attr-defined]
         if self.placement.is_small(node):
@@ -190,21 +218,46 @@ class GraphWalk:
         self.slow.add(node)
         return self.placement.runs_inline(node)
 
-    def _admits_leaf(self, leaf: Node) -> bool:
-        """True if the walk may stage a leaf's gradient."""
-        if leaf._extra is not None or leaf.post_accumulate_hooks:  # type: ignore[attr-defined]
-            return False
-        shape, placement = leaf.shape, self.placement  # type: ignore[attr-defined]
-        if shape in placement.small_leaves or placement.leaf_is_small(shape):
-            return True
-        self.slow.add(leaf)
-        return placement.stages_inline(shape)
+
+def arrive(sums: dict[Node, Any], owned: set[Any], node: Node, index: int, out: Any, recorded: RecordedNodes | None = None) -> None:
+    """Add output `index` of a node to the sum at the input that its edge leads to; see Note [A gradient arrives].
+
+    Args:
+        sums: the sums by node, or lists of them where the node has several inputs.
+        owned: nodes, or pairs of node and input, with sums that may be added to in place.
+        node: the node that has run.
+        index: number of the output.
+        out: the gradient, which is not None.
+        recorded: the nodes that the pass records, if it does: additions belong to the target.
+    """
+    child: Any = node.next_nodes[index]
+    slots: Any = sums
+    if child.is_single:
+        key = place = child
+        have = sums.get(child)
+        shape, dtype = child.shape, child.dtype
+    else:
+        place = node.next_nrs[index]
+        key = (child, place)
+        slots = sums.get(child)
+        if slots is None:
+            slots = sums[child] = [None] * child.num_inputs
+        have = slots[place]
+        metadata = child.metadata_of(place)
+        shape, dtype = (out.shape, out.dtype) if metadata is None else (metadata.shape, metadata.dtype)
+    if out.shape != shape or out.dtype is not dtype:
+        out = fit(out, shape, dtype, node, index)
+    if have is None and out.__class__ is not SliceGradient:
+        slots[place] = out
+        return
+    slots[place] = added(have, out, key in owned) if recorded is None else recorded.sum_at(child, have, out)
+    owned.add(key)
 
 
 def can_walk(task: GraphTask) -> bool:
-    """True if a pass runs a whole graph, may be swept, and no node of the process has edges against the order of sequence numbers."""
+    """True if a pass runs a whole graph, its options allow a walk, and no node of the process has edges against the order of sequence numbers."""
     return (
-        task.may_sweep
+        task.may_walk
         and task.plan.__class__ is BackwardPlan
         and not Node.any_reordered
         and (task.hooks is None or not task.hooks.sources)

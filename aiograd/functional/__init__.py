@@ -4,6 +4,6 @@
 `derivatives`       `jacobian`, `hessian`, `vjp`, `jvp`, `value_and_grad`
 `batching`          `vmap`
 `checkpointing`     `checkpoint`: computed again in the backward pass instead of kept
-`isolation`         forwards whose graph is a pass of its own
+`isolation`         forwards with a backward pass of their own
 `gradient_check`    `gradcheck`, `gradgradcheck`
 """

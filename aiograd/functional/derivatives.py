@@ -4,13 +4,13 @@
 the same structure. No ``grad`` is changed.
 
 Note [What is differentiated]
-    ``fn`` is called with copies of the inputs that are leaves of their own, so the derivative is that with respect to its arguments, whatever else
-    the inputs were used for. Without ``create_graph`` these stand-ins and the results are detached from the caller's graph; with it, stand-ins of
+    ``fn`` is called with copies of the inputs that are leaves of their own, so the derivative is with respect to its arguments, for any other use
+    of the inputs. Without ``create_graph`` these stand-ins and the results are detached from the caller's graph; with it, stand-ins of
     inputs that require grad stay connected to them, and the results can be differentiated again.
 
 Note [Forward products from backward passes]
     The product J u with a vector u needs no rules of its own: ``v ↦ vᵀJ`` is linear in v, and its own vjp at u is J u. So `jvp` costs two
-    backward passes whatever the size of the output, and is right wherever rules can be differentiated. Hessians are Jacobians of
+    backward passes for any size of the output, and is right wherever rules can be differentiated. Hessians are Jacobians of
     gradients, for the same reason exact for every function made of rows.
 
 Rejected: rows of a Jacobian as concurrent passes. They compete for the same cores (independent expensive nodes of one pass run at the same
@@ -206,7 +206,7 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
 
 
 async def call(fn: Fn, args: Sequence[Any], what: str, *, beside: bool = False) -> tuple[tuple[Any, ...], bool]:
-    """Call `fn`, wait for what it returns, and check that it is Tensors.
+    """Call `fn`, wait for its result, and check that it consists of Tensors.
 
     Args:
         fn: ``def`` or ``async def``.

@@ -1,8 +1,9 @@
 """Custom functions: a forward and its backward, each ``def`` or ``async def``.
 
-Note [Where a rule runs]
-    ``async def backward`` runs on the event loop. ``def backward`` may take any time, so it runs on the executor, with the caller's context,
-    unless the class says ``inline = True``.
+Note [Outputs and their nesting]
+    Forward returns a Tensor, or a tuple whose entries are the outputs. An entry may be nested: then its Tensors are outputs of the node,
+    and backward gets its gradients nested in the same way. Arrays among the outputs become Tensors and are recorded like them, just as backward
+    accepts arrays as gradients.
 
 Source: PyTorch ``autograd/function.py``, ``python_function.cpp``.
 """
@@ -15,15 +16,18 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
+import numpy as np
+
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
-from aiograd.functional.function_node import FunctionCtx, FunctionNode
-from aiograd.functional.function_outputs import as_result, outputs_of
-from aiograd.graph.node import InputMetadata, Node
+from aiograd.functional.function_node import FunctionCtx, FunctionNode, OutputPlaceholder
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
 from aiograd.running.modes import current_mode, no_grad
-from aiograd.running.trees import leaves_of
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.attach import note
 from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 
 
@@ -144,14 +148,14 @@ class Function:
 
     @classmethod
     def _record(cls, context: FunctionCtx, args: tuple[Any, ...], result: Any, line: str) -> Any:
-        outputs, nesting = outputs_of(result, args)
+        outputs, nesting = _outputs_of(result, args)
         records = current_mode().grad and any(context._needs)
         cls._check_dirty(context._dirty, args, outputs, records)
         if result is None:
             raise ArgumentTypeError(f"{cls.__name__}.forward returned None; expected a Tensor, an array or a tuple of them. Was `return` forgotten?")
         if not records:
             context._to_save = ()
-            return as_result(result, nesting, outputs)
+            return _in_place(result, nesting, outputs)
         context._nesting = nesting
         node = FunctionNode(cls, context, args, line)
         fixed, dirty = {id(t) for t in context._non_differentiable}, {id(t) for t in context._dirty}
@@ -190,7 +194,7 @@ class Function:
         mode = current_mode()
         if not mode.plain:
             note(node, mode)
-        return as_result(result, nesting, attached)
+        return _in_place(result, nesting, attached)
 
     @classmethod
     def _check_dirty(cls, dirty: tuple[Any, ...], args: tuple[Any, ...], outputs: list[Any], records: bool) -> None:
@@ -205,6 +209,46 @@ class Function:
             if records:
                 check_in_place(tensor, what)
                 check_view(tensor, what)
+
+
+_ARRAYS = (np.ndarray, np.inexact)
+#: types that do not go into the list of outputs as they are
+_NESTED = (tuple, list, dict, *_ARRAYS)
+
+
+def _outputs_of(result: Any, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """The outputs of forward as a list, and their nesting (None: one output, or a tuple of them). See Note [Outputs and their nesting]."""
+    entries = list(result) if isinstance(result, tuple) else [result]
+    for entry in entries:
+        if not isinstance(entry, TensorCore) and isinstance(entry, _NESTED):
+            break
+    else:
+        return entries, None
+    outputs: list[Any] = []
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorCore):
+            if leaf.dtype.kind in "OSUmM" or leaf.dtype.names is not None:
+                return leaf
+            leaf = _tensor_of(leaf, args)
+        outputs.append(leaf)
+        return OutputPlaceholder(len(outputs) - 1)
+
+    return outputs, map_tree(place, result, (TensorCore, *_ARRAYS))
+
+
+def _tensor_of(array: Any, args: tuple[Any, ...]) -> Any:
+    """A Tensor of an array that forward returned; of a copy where it shares memory with an argument, which has its own version counter."""
+    tensor = asarray(array)
+    hosts = (arg._data for arg in args if isinstance(arg, TensorCore))
+    return tensor.clone() if any(isinstance(host, np.ndarray) and np.may_share_memory(host, tensor._data) for host in hosts) else tensor
+
+
+def _in_place(result: Any, nesting: Any, outputs: list[Any]) -> Any:
+    """`outputs` nested like the result of forward."""
+    if nesting is not None:
+        return map_tree(lambda place: outputs[place.number], nesting, OutputPlaceholder)
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 
 def _made_by(function: type[Function], result: Any) -> tuple[FunctionNode | None, list[Any]]:

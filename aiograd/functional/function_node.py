@@ -1,8 +1,12 @@
-"""FunctionNode: the backward node of a custom function, and the context that forward and backward share.
+"""The node of a custom function, and the context of its rules.
 
 Note [One context per run]
     The context of a backward shares the attributes that forward set, and has its own ``needs_input_grad`` and unpacked values: two passes
     over one graph at the same time do not see each other's.
+
+Note [Where a rule runs]
+    ``async def backward`` runs on the event loop. ``def backward`` may take any time, so it runs on the executor, with the caller's context,
+    unless the class says ``inline = True``.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentTypeError, GraphError
-from aiograd.functional.function_outputs import nested
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.running import devices
 from aiograd.running.modes import current_mode
@@ -168,7 +173,7 @@ class FunctionNode(Node):
         context = self.context.for_run(self, values)
         tensors = [self._as_tensor(grad, i, context._materialize) for i, grad in enumerate(grads)]
         if self.context._nesting is not None:
-            tensors = nested(self.context._nesting, tensors)
+            tensors = _nested(self.context._nesting, tensors)
         return self.function.rule()(context, *tensors)
 
     def _as_tensor(self, grad: Any, i: int, materialize: bool) -> Any:
@@ -243,3 +248,28 @@ class FunctionNode(Node):
         """Drop the saved tensors."""
         if self._saved:
             self._saved = released or ReleasedVariables()
+
+
+class OutputPlaceholder:
+    """Placeholder for an output in the nesting of forward's result."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _nested(nesting: Any, grads: list[Any]) -> list[Any]:
+    """Gradients as backward gets them: one for each entry of forward's result, None for an entry that is no output."""
+    return [_grads_at(entry, grads) for entry in nesting] if isinstance(nesting, tuple) else [_grads_at(nesting, grads)]
+
+
+def _grads_at(nesting: Any, grads: list[Any]) -> Any:
+    if isinstance(nesting, OutputPlaceholder):
+        return grads[nesting.number]
+    if isinstance(nesting, dict):
+        return {key: _grads_at(entry, grads) for key, entry in nesting.items()}
+    if isinstance(nesting, (tuple, list)):
+        items = [_grads_at(entry, grads) for entry in nesting]
+        return tuple(items) if isinstance(nesting, tuple) else items
+    return None

@@ -60,7 +60,7 @@ async def gradcheck(
         eps: step of the differences.
         atol, rtol: see above.
         nondet_tol: the largest absolute difference between two runs.
-        check_undefined_grad: check outputs whose gradient is None; see Note [What else is checked].
+        check_undefined_grad: check outputs with None for a gradient; see Note [What else is checked].
         raise_exception: raise instead of returning False.
 
     Returns:
@@ -110,7 +110,7 @@ async def gradgradcheck(
         True, or False where `raise_exception` is False and a gradient is wrong.
 
     Raises:
-        GradcheckError: it failed. Inputs are numbered as those of `fn`, with the output gradients after them.
+        GradcheckError: it failed. Inputs are numbered as the inputs of `fn`, with the output gradients after them.
         ArgumentError: as of `gradcheck`.
 
     >>> x = ag.tensor([1.0, 2.0], dtype=np.float64, requires_grad=True)

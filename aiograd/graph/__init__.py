@@ -11,6 +11,7 @@ from aiograd.graph.current import will_run as will_run
 from aiograd.graph.gradient_edge import GradientEdge as GradientEdge
 from aiograd.graph.hooks import HandleGroup as HandleGroup
 from aiograd.graph.hooks import RemovableHandle as RemovableHandle
+from aiograd.graph.input_metadata import InputMetadata as InputMetadata
 from aiograd.graph.multi_grad import any_requires_grad as any_requires_grad
 from aiograd.graph.multi_grad import collect_next_edges as collect_next_edges
 from aiograd.graph.multi_grad import create_gradient_edge as create_gradient_edge
@@ -18,7 +19,6 @@ from aiograd.graph.multi_grad import get_gradient_edge as get_gradient_edge
 from aiograd.graph.multi_grad import register_multi_grad_hook as register_multi_grad_hook
 from aiograd.graph.mutation import allow_mutation_on_saved_tensors as allow_mutation_on_saved_tensors
 from aiograd.graph.node import Edge as Edge
-from aiograd.graph.node import InputMetadata as InputMetadata
 from aiograd.graph.node import Node as Node
 from aiograd.graph.saved import disable_saved_tensors_hooks as disable_saved_tensors_hooks
 from aiograd.graph.saved import saved_tensors_hooks as saved_tensors_hooks

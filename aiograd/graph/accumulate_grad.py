@@ -14,18 +14,20 @@ Note [Accumulation is staged]
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from sys import getrefcount
 from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
+from numpy import ndarray
 
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
-from aiograd.graph.node import LEAF_SEQUENCE, InputMetadata, Node, NodeExtra
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import LEAF_SEQUENCE, Node, NodeExtra
 from aiograd.running.types import Array, Shape
 
 _commit_lock = threading.Lock()
@@ -152,7 +154,7 @@ class AccumulateGrad(Node):
 
 
 class GradTarget(Protocol):
-    """An object in whose `grad` a gradient accumulates: a leaf's node, or a buffer in its place."""
+    """An object with a `grad` into which a gradient accumulates: a leaf's node, or a buffer in its place."""
 
     #: None, an array or a Tensor
     grad: Any
@@ -162,7 +164,7 @@ class Staged:
     """A gradient that is staged for the commit: the sum with the target's gradient, and the terms of that sum.
 
     Args:
-        target: the object whose ``grad`` is replaced: the leaf's node, or the entry of a distributed context for the leaf.
+        target: the object with the ``grad`` that is replaced: the leaf's node, or the entry of a distributed context for the leaf.
         grad: the gradient that arrived.
     """
 
@@ -214,6 +216,26 @@ def commit(staged: Iterable[Staged], firsts: Mapping[Any, Array] = MappingProxyT
             entry.target.grad = entry.total
 
 
+def stage_all(leaves: Iterable[AccumulateGrad], sums: dict[Any, Any], firsts: dict[Any, Array], staged: dict[Any, Staged]) -> None:
+    """Stage the gradients of leaves for `commit`.
+
+    Args:
+        leaves: the leaves.
+        sums: their gradients, which nothing else may refer to; emptied of them.
+        firsts: receives the gradients of leaves that have none.
+        staged: receives the sums with gradients that are there.
+    """
+    for leaf in leaves:
+        grad = sums.pop(leaf)
+        # the first conditions of `own`, here because a call per leaf costs a small pass a tenth
+        if grad.__class__ is not ndarray or grad.base is not None or getrefcount(grad) > SOLE_OWNER_OF_LOCAL:
+            grad = own(grad)
+        if leaf.grad is None:
+            firsts[leaf] = grad
+        else:
+            staged[leaf] = Staged(leaf, grad)
+
+
 def _version_of(grad: Any) -> int:
     return getattr(grad, "version", 0)
 
@@ -222,7 +244,7 @@ def _add(base: Any, grad: Array) -> Array:
     """The sum of the gradient a leaf has (None, an array or a Tensor) and one that arrived (an array, or a Tensor)."""
     if base is None:
         return grad
-    if base.__class__ is not np.ndarray and BOUNDARY.is_tensor(base) and not BOUNDARY.is_tensor(grad):
+    if base.__class__ is not ndarray and BOUNDARY.is_tensor(base) and not BOUNDARY.is_tensor(grad):
         base = BOUNDARY.unwrap(base)
     return base + grad
 
@@ -234,27 +256,27 @@ def own(grad: Array) -> Array:
     records a graph) is immutable to the engine and passes through. An array over the memory of another library's is its own if that says
     so (``__aiograd_gives__``).
     """
-    if grad.__class__ is not np.ndarray:
+    if grad.__class__ is not ndarray:
         if isinstance(grad, np.generic):
             return np.asarray(grad)
         if BOUNDARY.is_tensor(grad):
             return grad
-    if sys.getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad) or getattr(grad.base, "__aiograd_gives__", False)):
+    if getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad) or getattr(grad.base, "__aiograd_gives__", False)):
         return grad
-    return np.array(grad, order="C") if grad.__class__ is np.ndarray else np.copy(grad)
+    return np.array(grad, order="C") if grad.__class__ is ndarray else np.copy(grad)
 
 
 def _is_whole(view: Array) -> bool:
-    """True if an array is all of the memory of another, in order, and nothing else refers to that one: what a rule's last ``reshape`` returns."""
+    """True if an array is all of the memory of another, in order, and nothing else refers to that one, as after a rule's last ``reshape``."""
     base = view.base
     return (
-        base.__class__ is np.ndarray
+        base.__class__ is ndarray
         and base.base is None
         and base.size == view.size
         and base.dtype == view.dtype
         and view.flags.c_contiguous
         and view.flags.writeable
-        and sys.getrefcount(base) <= SOLE_OWNER
+        and getrefcount(base) <= SOLE_OWNER
     )
 
 
@@ -262,7 +284,7 @@ def _calibrate() -> int:
     """References to an array that only a caller's local name and `own` hold."""
 
     def probe(grad: Any) -> int:
-        return sys.getrefcount(grad)
+        return getrefcount(grad)
 
     local = np.zeros(1)
     return probe(local)

@@ -12,7 +12,7 @@ from aiograd.graph.running import Current as Current
 
 
 def current_node() -> Node | None:
-    """The node whose rule or hook is running; None outside of a pass.
+    """The node of the rule or hook that is running; None outside of a pass.
 
     Returns:
         The node.

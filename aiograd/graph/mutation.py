@@ -54,7 +54,7 @@ class SavedValues:
         return kept.tensor
 
     def before_write(self, tensor: Any) -> None:
-        """Copy the saved values whose memory is about to be modified."""
+        """Copy the saved values in memory that is about to be modified."""
         counter = tensor._vc
         if counter is None:
             return

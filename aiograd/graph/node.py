@@ -25,9 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.graph.edge_edits import EDGE_EDITS
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
+from aiograd.graph.input_metadata import InputMetadata
 from aiograd.graph.reducing import LeafReducer
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.running import CURRENT
 from aiograd.running.types import Array, Shape
 
@@ -35,24 +38,6 @@ _next_sequence = count(1).__next__
 
 #: sequence number of AccumulateGrad: leaves accumulate as soon as their gradient is complete
 LEAF_SEQUENCE = 2**64 - 1
-
-
-class EdgeEdits:
-    """Counts the times that edges of any node of the process were replaced.
-
-    An object of its own: an assignment to `Node` would empty Python's caches of the attributes of all node classes (``tests/benchmarks/layers.py``).
-    """
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-EDGE_EDITS = EdgeEdits()
-
-#: classes of nodes that stand for many rows, once there is one; see `expand_programs`
-PROGRAM_NODES: list[type[Node]] = []
 
 
 class Edge(NamedTuple):
@@ -71,36 +56,6 @@ class Edge(NamedTuple):
         return self.node is not None
 
 
-class InputMetadata(NamedTuple):
-    """Shape, dtype and device of the gradient of one input of a node.
-
-    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
-    >>> (x * 2).grad_fn.input_metadata
-    (InputMetadata(shape=(2,), dtype=dtype('float32'), device='cpu'),)
-    """
-
-    shape: Shape
-    dtype: np.dtype[Any]
-    device: str = "cpu"
-
-
-class ReleasedVariables:
-    """The marker that replaces a node's saved values when they are released, with the reason."""
-
-    __slots__ = ("reason",)
-
-    def __init__(self, reason: str = "") -> None:
-        self.reason = reason
-
-    def error(self, name: str) -> GraphFreedError:
-        """The error for a second use of the saved values of node `name`."""
-        because = f" The first pass ended with: {self.reason}." if self.reason else ""
-        return GraphFreedError(
-            f"Trying to backward through the graph a second time: {name} has already released the values it saved in forward.{because} "
-            "Specify retain_graph=True in the first backward or grad call if you need to go through the graph again, or record forward anew."
-        )
-
-
 class NodeExtra:
     """State that few nodes have: hooks, metadata dict, a priority set by hand, a record for anomaly mode, a reducer."""
 
@@ -116,11 +71,11 @@ class NodeExtra:
         self.metadata: dict[str, Any] | None = None
         self.priority: int | None = None
         self.reordered = False
-        #: the forward stack as text, and the node whose backward recorded this one (double backward)
+        #: the forward stack as text, and the node that recorded this one in its backward (double backward)
         self.anomaly: tuple[str, Node | None] | None = None
         #: (thread id, task name) that recorded the node, known in anomaly and profiler mode
         self.recorder: tuple[int, str | None] | None = None
-        #: of a leaf: what combines its gradients with those of other processes; see `aiograd.graph.reducing`
+        #: of a leaf: combines its gradients with the gradients of other processes; see `aiograd.graph.reducing`
         self.reducer: LeafReducer | None = None
 
 
@@ -152,7 +107,7 @@ class Node:
 
     #: True if made from a row: the node has ``vjp(g)`` (``vjp(list)`` with several inputs), ``_saved``, a cost, and runs no user code
     is_builtin = False
-    #: True if the node has one input, whose metadata are the attributes ``shape`` and ``dtype``
+    #: True if the node has one input with the metadata in the attributes ``shape`` and ``dtype``
     is_single = False
     #: True for a row with a low cost per element: its shape alone decides if it is small (see `aiograd.engine.placement`)
     is_cheap = False
@@ -445,7 +400,7 @@ class Node:
         return self, input_nr
 
     def tensor_hooks(self, input_nr: int) -> HookDict:
-        """Hooks on the tensor whose gradient arrives at this input.
+        """Hooks on the tensor that has its gradient at this input.
 
         Args:
             input_nr: number of the input.
@@ -482,25 +437,3 @@ def as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:
 def _check_callable(hook: object, what: str) -> None:
     if not callable(hook):
         raise ArgumentTypeError(f"{what}: expected a callable, found {type(hook).__name__}")
-
-
-def expand_programs(roots: Iterable[Node]) -> None:
-    """Replace every node of a graph that stands for many rows by the nodes of these rows.
-
-    For a pass that records a graph, and for one that is to name the operation of an error (anomaly mode).
-
-    Args:
-        roots: where the graph begins.
-    """
-    if not PROGRAM_NODES:
-        return
-    stack: list[Node] = list(roots)
-    seen: set[Node] = set(stack)
-    while stack:
-        node = stack.pop()
-        if node.is_program:
-            node.expand()  # type: ignore[attr-defined]
-        for child in node.next_nodes:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)

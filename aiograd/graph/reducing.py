@@ -1,4 +1,4 @@
-"""LeafReducer: takes the gradients of leaves out of a pass, combines them with those of other processes, and gives them back before the commit.
+"""LeafReducer: takes the gradients of leaves out of a pass, combines them with other processes' gradients and gives them back before the commit.
 
 Note [Reduced leaves]
     A leaf with a reducer (`NodeExtra.reducer`) hands its complete gradient to it instead of staging it, while the rest of the pass goes on. The
@@ -43,7 +43,7 @@ class CommitGuard(Protocol):
     """Takes part in the end of a pass."""
 
     def finish(self) -> Coroutine[Any, Any, None]:
-        """Stage what was taken out of the pass. Awaited when no node is outstanding; where it raises or is cancelled, the pass fails."""
+        """Stage the gradients taken out of the pass. Awaited when no node is outstanding; where it raises or is cancelled, the pass fails."""
 
     def commit(self) -> Coroutine[Any, Any, None]:
         """Call `GraphTask.commit` if all others do so too. Awaited when everything is staged; where it raises, the pass fails."""

@@ -42,7 +42,7 @@ class PackedValue:
         hooks: the pair of hooks that packed it.
         is_output: True if the tensor is an output of the node's own operation.
         place: the tensor's gradient edge, ``(node, input number)``; the node is None for an output of the node itself, and for a
-            tensor outside of the graph. Given by nodes whose edges do not tell it.
+            tensor outside of the graph. Given by nodes if their edges do not tell it.
     """
 
     __slots__ = ("packed", "hooks", "is_output", "place")

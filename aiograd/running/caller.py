@@ -17,7 +17,7 @@ from collections.abc import Coroutine
 from types import CodeType, CoroutineType, FrameType
 from typing import Any, TypeVar
 
-#: packages with frames that are skipped; asyncio's lie between the code of a task and the line that runs the loop
+#: packages; their frames are skipped; asyncio's lie between the code of a task and the line that runs the loop
 _PASSED_OVER = frozenset({"aiograd", "asyncio"})
 #: a part of the package that only uses it, as a user would
 _USERS = "aiograd.cli.demo"
@@ -82,7 +82,7 @@ def called(coroutine: Coroutine[Any, Any, T], function: str) -> Coroutine[Any, A
 
 
 def is_awaited() -> bool:
-    """True if the function that is running was called in ``await function(...)``: the caller's next instruction awaits its result.
+    """True if the function that is running was called in ``await function(...)``: the caller's next instruction awaits the result.
 
     For functions that return None, so that they can say so before they do anything. Elsewhere than in CPython it is False.
     """

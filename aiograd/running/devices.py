@@ -9,7 +9,7 @@ Note [Attributes of a device array]
 
     ==========================  ==========================================================================================
     ``__aiograd_device__``      the name of its device, ``"toy:0"``
-    ``base``                    the array whose memory it shares, None where it has its own. It decides if the result of a row marked
+    ``base``                    the array that it shares memory with, None where it has its own. It decides if the result of a row marked
                                 ``view`` is a view, and if a leaf may keep the array as its gradient
     ``__aiograd_wait__()``      a coroutine that ends when the data is computed, and raises if it could not be computed
     ``__aiograd_is_ready__()``  True if reading would not block (also if reading would raise); starts deferred work
@@ -20,13 +20,13 @@ Note [Attributes of a device array]
     and, where the device has several streams, ``__aiograd_stream__``: the stream of the caller. A node that is recorded
     keeps it as ``stream``; the device reads it from `aiograd.graph.current_node` when the node's rule runs.
 
-    ``__aiograd_op__`` has to implement every row whose forward cannot be composed of numpy functions on device arrays: those that fill an array
+    ``__aiograd_op__`` has to implement every row with a forward that cannot be composed of numpy functions on device arrays: rows that fill an array
     piece by piece (adjoints of indexing, convolutions, pooling, recurrences) or make one like another (`zeros_like`).
 
 Note [Where a device's work is started]
-    Operations on device arrays may be called on any thread, the loop's included, so they only start work. The rules of nodes whose
-    gradients live on a device run through the device's ``submit``, in a copy of the caller's context; those of rows stay on the loop where
-    the device ``launches_ahead``. `aiograd.graph.current_node` returns the node whose rule is running. An array that a rule
+    Operations on device arrays may be called on any thread, the loop's included, so they only start work. The rules of nodes with
+    gradients on a device run through the device's ``submit``, in a copy of the caller's context; rules of rows stay on the loop where
+    the device ``launches_ahead``. `aiograd.graph.current_node` returns the node of the running rule. An array that a rule
     makes from static arguments is a host array, and so is a numpy array that a user mixes with Tensors: a device's operations
     accept host arrays beside their own and copy them.
 
@@ -168,7 +168,7 @@ class DeviceName(str):
         name: ``"cpu"``, or ``"kind:ordinal"`` such as ``"cuda:0"``.
         index: the ordinal, where the name has none.
 
-    Other attributes are those of the device itself.
+    Other attributes belong to the device itself.
 
     Raises:
         DeviceError: no such device, with the names that exist. ArgumentError: not a device name.

@@ -28,7 +28,7 @@ def add_source(source: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def running_fields() -> dict[str, Any]:
-    """The fields of the running code; an unknown one is None."""
+    """The fields of the running code; unknown ones are None."""
     fields: dict[str, Any] = dict.fromkeys(FIELDS)
     for source in _sources:
         fields.update(source())
@@ -47,7 +47,7 @@ class LogFields(logging.Filter):
 
 
 class StructuredLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger that adds the fields of the running code to its records, besides the fields that the call gives in `extra`."""
+    """A logger that adds the fields of the running code to its records, beside the `extra` of the call."""
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
         """Add the fields to a record."""

@@ -12,7 +12,7 @@ Note [One variable for every mode]
     within a block outlast it: leaving takes back only the changes of the block itself. Measured by ``tests/benchmarks/small_graphs.py``.
 
 Note [The default of the process]
-    A context without a mode of its own has `DEFAULT_MODE`. A function such as `set_default_dtype` changes it, in place, when it is
+    `DEFAULT_MODE` is the mode of a context without one of its own. A function such as `set_default_dtype` changes it, in place, when it is
     called at the top level (Note [Top level] in `aiograd.running.top_level`) and not in a block of the same setting; anywhere else it changes the
     running context. A mode that is entered takes over the other settings of that moment.
 
@@ -55,15 +55,15 @@ class Mode:
     #: its `before_write` is called before a tensor is modified in place; or None
     mutation: Any
     profiler: Any
-    #: is told of every row that runs, and of effects that a compiled function could not repeat; or None (see `aiograd.compiler.recording`)
+    #: is told of every row that runs, and of every step that a compiled function could not repeat; or None (see `aiograd.compiler.recording`)
     trace: Any
     #: called with every node that is recorded, or None (used by a pass that records a graph itself, see Note [Numbers of a recorded pass])
     collect: Callable[[Any], None] | None
     dtype: np.dtype[Any]
     plain: bool
-    #: True if it is plain but for a pass that collects recorded nodes
+    #: True if it is plain but for a pass that collects the recorded nodes
     collects: bool
-    #: True if a trace or profiler is told of every row that runs
+    #: True if a recording or a profiler is told of every row that runs
     watched: bool
     outer: Mode | None
     #: the `ModeScope` or generator that entered it
@@ -91,7 +91,7 @@ class Mode:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change some fields of it."""
-        self.plain = self.collects = False  # a reader in another thread meanwhile looks at the fields
+        self.plain = self.collects = False  # another thread that reads it meanwhile looks at the fields
         for name, value in changes.items():
             setattr(self, name, value)
         self.watched = self.profiler is not None or self.trace is not None

@@ -1,6 +1,6 @@
 """HTML for notebooks: what ``_repr_html_`` of tensors, modules, summaries and schedules is made of.
 
-Text is escaped here and nowhere else. The page gives the colours, so light and dark themes both work.
+Text is escaped here and nowhere else. Colours are taken from the page, so light and dark themes both work.
 """
 
 from __future__ import annotations

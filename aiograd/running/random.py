@@ -402,10 +402,11 @@ def drawing_from(generator: Generator) -> Iterator[None]:
 
 @contextmanager
 def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed: Callable[[int], Any]) -> Iterator[None]:
-    """A block that draws from the random numbers of another library, which has one generator for the process.
+    """A block that draws from the random numbers of another library, with a generator that belongs to the process.
 
-    As a rule the draws continue from the state of that generator. Where a region is recomputed, they repeat the draws of the first time; within
-    `drawing_from`, the other generator is seeded from the block's. In both cases it is put back afterwards, and one block runs at a time.
+    As a rule it draws from where that generator is. Where a region is recomputed, it draws the same numbers as the first time; where the default
+    generator belongs to a block (`drawing_from`), the other one is seeded from it. In both cases it is put back afterwards, and one block runs at a
+    time.
 
     Args:
         state: returns the state of the other generator.

@@ -64,8 +64,8 @@ class ScalarLog:
         self._sinks: list[Callable[[LoggedScalar], None]] = []
         #: the last value of each name on each worker
         self.latest: dict[tuple[str | None, str], LoggedScalar] = {}
-        #: gives the name of the worker that runs the calling code, or None; set by the distributed part
-        self.worker_name: Callable[[], str | None] = _no_worker
+        #: gives the name of the worker that runs the code, or None; set by the distributed part
+        self.worker_name: Callable[[], str | None] = _nobody
 
     def add(self, name: str, value: float, step: int | None) -> None:
         """Log a value; see `log`."""
@@ -84,7 +84,7 @@ class ScalarLog:
             sink(entry)
 
     def after(self, number: int, most: int, *workers: str | None) -> list[LoggedScalar]:
-        """The latest values with higher numbers, at most so many, in order, of these workers; None: of no worker."""
+        """The latest values with higher numbers, at most so many, in order: values of these workers; None: values without a worker."""
         with self._lock:
             found = [entry for entry in self._entries if entry.number > number and entry.worker in workers]
         return found[-most:]
@@ -100,7 +100,7 @@ class ScalarLog:
             self._sinks.remove(sink)
 
 
-def _no_worker() -> None:
+def _nobody() -> None:
     return None
 
 
@@ -123,7 +123,7 @@ def log(name: Any, value: Any = _MISSING, step: int | None = None) -> Any:
 
     Args:
         name: 1 to 200 printable characters; or an array, of which natural logarithms are taken.
-        value: a real number, or a Tensor or array of one element that is not pending.
+        value: a real number, or a Tensor or array of one element that has been computed.
         step: the number of the step; by default one more than the step of the last value of this name.
 
     Returns:

@@ -23,7 +23,7 @@ from types import FrameType
 
 _IN_A_TASK = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-#: opcodes that follow a call with an unused value: it is dropped, printed by a REPL, or the result of `eval`
+#: opcodes that follow a call if its value is not used: it is dropped, printed by a REPL, or the result of `eval`
 _VALUE_UNUSED = frozenset({"POP_TOP", "PRINT_EXPR", "CALL_INTRINSIC_1"})
 
 
@@ -44,7 +44,7 @@ def is_top_level(depth: int = 1) -> bool:
 
 
 def is_statement(depth: int = 1) -> bool:
-    """True if a call is a statement of its own, with an unused value, rather than, for instance, the operand of ``with``.
+    """True if a call is a statement of its own and its value is not used, rather than, for instance, the operand of ``with``.
 
     Args:
         depth: the number of calls between the call in question and this one.

@@ -11,7 +11,8 @@ import numpy as np
 from aiograd.engine.run import current_task_name
 from aiograd.errors import NoRuleError
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import InputMetadata, Node
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
 from aiograd.ops.op import Fused, Op
 from aiograd.running import devices
 from aiograd.running.modes import Mode, current_mode
@@ -44,7 +45,7 @@ def _has_complex(tensors: list[Any]) -> bool:
 
 
 def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: dict[str, Any], output: TensorCore, residuals: Any) -> None:
-    """`attach` for one real output on the host, without telling anybody; the arguments are real too, or the rules handle complex ones."""
+    """`attach` for one real output on the host, unseen by recordings; the arguments are real too, or the rules handle complex ones."""
     entries = op.lean
     if op.variadic:
         needs = (True,)
@@ -66,7 +67,7 @@ def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: d
 def attach_results(
     op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[TensorCore], residuals: tuple[Any, ...], fused: Fused | None, mode: Mode
 ) -> Node | None:
-    """`attach` for several outputs on the host in a plain mode: what the first call of a kind finds out, later ones look up."""
+    """`attach` for several outputs on the host in a plain mode: later calls of a kind look up the findings of the first."""
     carriers = range(len(outputs)) if op.differentiable_outputs is None else op.differentiable_outputs
     metadata = []
     for output in outputs:
@@ -122,7 +123,7 @@ def attach(
             outputs[i]._nr = i
     if mode.saved_hooks is not None:
         node._saved = pack_saved(cls.row, node._saved, mode.saved_hooks)
-        _ = node.extra  # the sweep runs no hooks, and passes by nodes that have an extra
+        _ = node.extra  # the walk runs no hooks, and passes by nodes that have an extra
     if not mode.plain:
         note(node, mode)
     return node

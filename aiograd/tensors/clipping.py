@@ -45,7 +45,7 @@ def clip_grad_norm_(
     """Scale gradients so that their norm, taken together, is at most `max_norm`.
 
     Args:
-        parameters: whose ``grad`` to scale; those without one are left out. Or a mapping of parameters to gradients, such as ``ctx.grads``,
+        parameters: the ``grad`` of each is scaled; those without one are left out. Or a mapping of parameters to gradients, such as ``ctx.grads``,
             which are replaced in it.
         max_norm: the limit.
         norm_type: p of the norm; ``inf`` is the largest magnitude.

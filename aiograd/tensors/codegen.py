@@ -53,7 +53,7 @@ class CompiledRow(NamedTuple):
     op: Op
     #: per array argument (or once, for a variadic row): True if it needs a gradient
     needs: tuple[bool, ...]
-    #: names whose Tensors are saved, in order
+    #: names of the saved Tensors, in order
     values: tuple[str, ...]
     #: True if the output's value is saved
     saves_output: bool
@@ -70,7 +70,7 @@ class CompiledRow(NamedTuple):
 
     @property
     def holds_data(self) -> bool:
-        """True if array data is saved, not only shapes and the like. An index counts as array data, except that of a view."""
+        """True if array data is saved, not only shapes and the like. An index counts as array data, except the index of a view."""
         return bool(self.values or self.saves_output or self.residuals) or ("index" in self.facts and not self.op.view)
 
     @property
@@ -123,7 +123,7 @@ def compile_make(row: CompiledRow, cls: type[Any]) -> Callable[..., Any]:
 
 
 def compile_part(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """``vjp`` of a compiled row, for only those of its arguments with `needs`; the others get None."""
+    """``vjp`` of a compiled row, for its arguments with `needs` only; the others get None."""
     if row.op.variadic:  # one rule makes them all
         return lambda node, g: tuple([grad if need else None for grad, need in zip(row.vjp(node, g), needs, strict=True)])
     wanted = {name for name, need in zip(row.op.arrays, needs, strict=True) if need}

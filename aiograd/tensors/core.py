@@ -38,7 +38,7 @@ class TensorExtra:
     def __init__(self) -> None:
         #: gradient of a non-leaf that retains it, or one set by hand on a tensor that requires none
         self.grad: Any = None
-        #: the node whose hook retains the gradient, None where it is not retained
+        #: the node with the hook that retains the gradient, None where it is not retained
         self.retains: Node | None = None
         self.view: View | None = None
 

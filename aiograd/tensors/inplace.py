@@ -38,7 +38,7 @@ _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 _NUMBERS = (bool, int, float, complex, np.ndarray, np.generic, list, tuple)
 
 _FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
-#: rows whose views show every element of the parent in its order
+#: rows with views that show every element of the parent in its order
 _SAME_ORDER = frozenset(("reshape", "squeeze", "unsqueeze"))
 
 
@@ -116,12 +116,12 @@ def replace(tensor: TensorCore, what: str, compute: Callable[[Any], Any], *, one
         tensor: the tensor to modify, which `check_in_place` has let through.
         what: name of the operation, for messages.
         compute: gets another Tensor in place of `tensor`; NotImplemented as its result is returned, and nothing is changed.
-        one_row: it records one node, so that all who may save the old values are known.
+        one_row: it records one node, so that every node that may save the old values is known.
     """
     old = stand_in(tensor)
     mode = current_mode()
     if mode.saved_hooks is not None or (mode.grad and not one_row):
-        old._data = np.copy(old._data)  # hooks may keep any part of what they are given, and nodes before the last one too
+        old._data = np.copy(old._data)  # hooks may keep any part of their arguments, and nodes before the last one too
     value = compute(old)
     if value is NotImplemented:
         return value
@@ -166,7 +166,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
     except (ValueError, TypeError) as error:
         raise ShapeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     if value._node is None and isinstance(index, np.ndarray) and index.dtype == np.bool_ and not index.any():
-        return  # a mask that selects nothing modifies nothing: libraries write so what is rarely there, infinities for example
+        return  # a mask that selects nothing modifies nothing: libraries write rare elements so, infinities for example
     counter_of(tensor)[0] += 1
     if records:
         move_with_parents(tensor, *attach_written(_SETITEM, [old, value], {"index": index}, tensor._data))

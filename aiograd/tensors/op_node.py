@@ -23,7 +23,9 @@ import numpy as np
 from aiograd.engine.placement import CHEAP_NS_PER_ELEMENT
 from aiograd.errors import ArgumentTypeError, GraphError
 from aiograd.graph.boundary import BOUNDARY
-from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.kernels.selection import THRESHOLD, selected
 from aiograd.ops.op import Fused, Op
 from aiograd.running.types import Array, Shape
@@ -175,7 +177,7 @@ class OpNode(Node):
     # ---------------------------------------------------------------- saved values
 
     def cannot_run(self) -> Exception:
-        """The error for a node whose saved values are packed or released."""
+        """The error for a node with saved values that are packed or released."""
         if isinstance(self._saved, ReleasedVariables):
             return self._saved.error(self.name)
         return GraphError(f"{self.name} saved packed values; only the engine can run it: use backward() or grad()")
@@ -386,7 +388,7 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
 
 
 def check_complex(op: Op) -> None:
-    """Raise for a row whose rules are for real numbers only.
+    """Raise for a row with rules for real numbers only.
 
     Raises:
         ArgumentTypeError

@@ -16,7 +16,8 @@ from aiograd.engine.selection import unused_input
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
-from aiograd.graph.node import InputMetadata, Node
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.caller import called, type_found, warn_caller
 from aiograd.running.modes import current_mode
@@ -314,7 +315,7 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
         _check_seed(what, i, gradient, metadata)
     if not create_graph:
         return gradient._data
-    return gradient.clone() if what == "backward()" else gradient  # what the caller gave is never stored as a .grad
+    return gradient.clone() if what == "backward()" else gradient  # an array of the caller is never stored as a .grad
 
 
 def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:

@@ -1,4 +1,4 @@
-"""Plain arrays: what a Tensor can hold of numpy's subclasses and scalars."""
+"""Plain arrays for numpy scalars and for instances of ndarray's subclasses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SciPy's ufuncs on Tensors: which row or composition computes each. SciPy is not imported; its ufuncs are recognised by name and home.
 
-A ufunc is SciPy's if ``scipy.special`` has it under its own name, so that nobody else's ufunc is taken for one.
+A ufunc is SciPy's if ``scipy.special`` has it under its own name, so that no other library's ufunc is taken for one.
 """
 
 from __future__ import annotations

@@ -277,7 +277,7 @@ class Tensor(TensorMethods["Tensor"], TensorConversions):
         return self.__itruediv__(other)
 
     def copy_(self, other: Any) -> Tensor:
-        """Replace the values by those of `other`, broadcast and cast.
+        """Replace the values by the values of `other`, broadcast and cast.
 
         Args:
             other: a Tensor, array or number that broadcasts to this shape.
@@ -331,7 +331,7 @@ class Tensor(TensorMethods["Tensor"], TensorConversions):
         """The tensor on a device, with a dtype, or both; the tensor itself if it is so already. Gradients are moved back.
 
         Args:
-            target: a device (``"cpu"``, ``"cuda:0"``), a dtype, or a tensor whose device and dtype are meant.
+            target: a device (``"cpu"``, ``"cuda:0"``), a dtype, or a tensor for its device and dtype.
             dtype, device: the same by name.
             copy: return a new tensor even if nothing changes.
             non_blocking, memory_format: accepted for PyTorch's sake; copies never block, and elements lie as numpy lays them.

@@ -1,7 +1,7 @@
 """numpy functions without a rule: they run on the arrays if no graph can be lost by that, and raise if one could.
 
 Note [Arrays that are written]
-    A function gets the arrays read-only, except those that it is known to write: ``out=``, the first argument of ``ufunc.at`` and of a few
+    A function gets the arrays read-only, except its known outputs: ``out=``, the first argument of ``ufunc.at`` and of a few
     functions. Writing to those is an in-place modification like any other: it raises where it would lose a gradient, and it is counted. So a graph
     always notices writes. A result that shares memory with an argument shares its version counter and is read-only.
 """
@@ -134,7 +134,7 @@ class _Arrays:
         return data
 
     def wrapped(self, value: Any) -> Any:
-        """`value` with arrays of numbers in it as Tensors, except those that the caller gave."""
+        """`value` with arrays of numbers in it as Tensors, except the caller's own arrays."""
         if id(value) in self.known:
             return self.known[id(value)]
         if type(value) is np.ndarray or isinstance(value, np.generic):

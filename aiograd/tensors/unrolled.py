@@ -33,7 +33,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def reported(mode: Mode, output: Any) -> Any:
-    """An output whose node, if it has one, the pass that records has been told of."""
+    """An output; the pass that records has been told of its node, if it has one."""
     if output._node is not None:
         mode.collect(output._node)  # type: ignore[misc]
     return output

@@ -14,7 +14,9 @@ import numpy as np
 from aiograd.compiler.program import Program, Value, values_in
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.gradient_edge import GradientEdge
-from aiograd.graph.node import Edge, InputMetadata, Node, ReleasedVariables
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Edge, Node
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.saved import Packed
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.passes import edge_of

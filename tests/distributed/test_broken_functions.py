@@ -16,7 +16,7 @@ import uvloop
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.engine.run.engine import aclose_default_engine
+from aiograd.engine.run.current import aclose_default_engine
 from aiograd.errors import DeadlineError, Overloaded, RemoteError
 from aiograd.testing import SimulatedLoop
 from aiograd.testing.jobs import InlineJobs

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.engine.run import driver
+from aiograd.engine.run import runner
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import bits, chain, function, leaf, number, ticking
@@ -266,8 +266,8 @@ def test_a_pass_that_records_gives_the_same_bits_and_numbers_by_the_short_cut_an
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swept: list[Any] = []
-    sweep = driver.sweep
-    monkeypatch.setattr(driver, "sweep", lambda task, *args: swept.append(task) or sweep(task, *args))
+    walk = runner.GraphWalk
+    monkeypatch.setattr(runner, "GraphWalk", lambda task, *args: swept.append(task) or walk(task, *args))
     expected = simulated_run(three_orders, seed, True).value
     assert not swept
     found = simulated_run(three_orders, seed, False).value

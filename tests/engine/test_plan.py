@@ -14,8 +14,7 @@ from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.plan import SORT_NODES
-from aiograd.engine.run import current_engine, driver, engine, new_graph_task
-from aiograd.engine.sweep import sweep
+from aiograd.engine.run import current_engine, engine, new_graph_task, runner
 from aiograd.engine.walk import GraphWalk
 from aiograd.errors import UnusedInputError
 from aiograd.graph import get_gradient_edge
@@ -27,29 +26,26 @@ SEEDS = 200
 def new_general_task(*args: Any, **options: Any) -> GraphTask:
     """One that is never swept."""
     task = new_graph_task(*args, **options)
-    task.may_sweep = False
+    task.may_walk = False
     return task
 
 
 @pytest.fixture
 def swept(monkeypatch: pytest.MonkeyPatch) -> list[GraphTask]:
-    """The passes that have been swept, or a whole graph run in one walk."""
+    """The passes that were run in one walk."""
     tasks: list[GraphTask] = []
-
-    def spy(task: GraphTask, *args: Any) -> Any:
-        tasks.append(task)
-        return sweep(task, *args)
 
     class Spy(GraphWalk):
         __slots__ = ()
 
         def run(self) -> Iterator[None]:
+            if self.task.plan.is_plain:
+                tasks.append(self.task)
             yield from super().run()
-            if self.is_complete:
+            if self.is_complete and not self.task.plan.is_plain:
                 tasks.append(self.task)
 
-    monkeypatch.setattr(driver, "sweep", spy)
-    monkeypatch.setattr(driver, "GraphWalk", Spy)
+    monkeypatch.setattr(runner, "GraphWalk", Spy)
     return tasks
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.engine.graph_task import GraphTask
-from aiograd.engine.run import current_engine, driver, new_graph_task
+from aiograd.engine.run import current_engine, new_graph_task, runner
 from aiograd.engine.walk import GraphWalk
 from aiograd.errors import GraphError, GraphFreedError, ModifiedError
 from aiograd.graph import get_gradient_edge
@@ -35,7 +35,7 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[GraphWalk]:
             begun.append(self)
             yield from super().run()
 
-    monkeypatch.setattr(driver, "GraphWalk", Spy)
+    monkeypatch.setattr(runner, "GraphWalk", Spy)
     return begun
 
 

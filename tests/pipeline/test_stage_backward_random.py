@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from aiograd.engine.graph_task import GraphTask
-from aiograd.engine.run import driver
+from aiograd.engine.run import runner
 from aiograd.engine.split_backward import InputPlan, WeightPlan
-from aiograd.engine.sweep import sweep
+from aiograd.engine.walk import GraphWalk
 from aiograd.graph.node import Node
 from aiograd.pipeline import backward, stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.tensors.op_node import OpNode
@@ -72,9 +72,9 @@ async def test_halves_that_are_swept_are_those_that_are_not(monkeypatch: pytest.
 
     def swept(task: Any, *args: Any) -> Any:
         tasks.append(task)
-        return sweep(task, *args)
+        return GraphWalk(task, *args)
 
-    monkeypatch.setattr(driver, "sweep", swept)
+    monkeypatch.setattr(runner, "GraphWalk", swept)
     first_halves = second_halves = halved = undivided = 0
     for seed in range(SEEDS):
         whole = Stage(seed, is_plain=True)

@@ -38,7 +38,8 @@ from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
 from aiograd.distributed.messages.passes import DOWN, UP, Mark, Marked
 from aiograd.engine.run.together import together
 from aiograd.errors import ContextError, GraphError, ProtocolError, WorkerLostError
-from aiograd.graph.node import EDGE_EDITS, Node
+from aiograd.graph.edge_edits import EDGE_EDITS
+from aiograd.graph.node import Node
 
 #: the number of nodes that a walk visits between two readings of the clock
 STRIDE = 512

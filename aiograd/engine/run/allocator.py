@@ -1,7 +1,7 @@
 """``aiograd.tune_malloc``: memory that a step has freed is there for the next one.
 
 Note [Fresh memory]
-    A training step frees what it has allocated, and the next step allocates the same again. As it comes, glibc's allocator hands freed memory at the
+    A training step frees its memory, and the next step allocates the same again. As it comes, glibc's allocator hands freed memory at the
     end of a heap back to the system and takes it anew, page by page, each a fault of 4 µs: 3,500 faults and 15 of 62 ms in a step of two
     transformer blocks (bench large_tensors; 13 faults and 1 ms with these settings). And it keeps a heap per thread, so that what one thread
     of an executor has freed is of no use to the other: the CNN of the bench then needs 44 MB where its arrays are 25 MB at most (28 MB).

@@ -2,7 +2,7 @@
 
 Note [A pass that waits is not made yet]
     A loop runs every task that is ready before it looks at its timers. So a thousand passes that are started together all begin in one round of
-    the loop, and whatever each does before it waits for its turn holds the loop up a thousand times. Therefore `Engine.run_new` makes a pass only
+    the loop, and each step of theirs before the wait for a turn holds the loop up a thousand times. Therefore `Engine.run_new` makes a pass only
     when its turn has come; until then there is its place in the queue.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import functools
 import threading
 import time
 import weakref
@@ -23,11 +22,12 @@ from aiograd.engine.evaluate import annotate
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.loop_budget import LoopBudget
-from aiograd.engine.pass_futures import PassFutures
 from aiograd.engine.placement import INLINE_NS, RulePlacement
-from aiograd.engine.run.driver import PassDriver
 from aiograd.engine.run.failures import clear_frames, mark_committed
 from aiograd.engine.run.loop import not_none
+from aiograd.engine.run.new_task import new_graph_task
+from aiograd.engine.run.runner import PassRunner
+from aiograd.engine.run.started_passes import StartedPasses
 from aiograd.engine.run.statistics import EngineStatistics
 from aiograd.engine.short_pass import is_short, run_short
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
@@ -45,13 +45,13 @@ class Engine:
     """Owns the executor and the limits of backward passes on one event loop.
 
     ``async with Engine(concurrency=1) as engine:`` makes it the engine of the passes started in the block (by the running task and those it
-    starts). Where no such block is entered, passes run on the default engine of their loop: that of the innermost block with ``default=True``,
-    in whatever task it was entered (the lifespan of a web application, say, for its handlers), else one that is made on first use.
+    starts). Where no such block is entered, passes run on the default engine of their loop: the engine of the innermost block with
+    ``default=True``, entered in any task (the lifespan of a web application, say, for its handlers), else one that is made on first use.
 
     Args:
         threads: number of threads of the executor; one per core by default.
         concurrency: how many nodes of one pass may be in flight at once; None for no limit. 1 makes the order of execution exactly the order
-            of priority, whatever suspends.
+            of priority, even if a node suspends.
         budget: seconds of computation on the loop between two pauses.
         cancel_grace: seconds that cancelled coroutines of a pass get to finish.
         inline_ns: rules estimated above this many nanoseconds run on the executor; ``inf`` keeps rows on the loop.
@@ -105,9 +105,9 @@ class Engine:
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._executor: ComputeExecutor | None = None
         self._loop_budget: LoopBudget | None = None
-        #: tasks of the passes started with `execute`, and all running passes; dicts, which keep their order, so that a simulated run can be repeated
-        self._running: dict[asyncio.Task[Any], None] = {}
-        self._drivers: dict[PassDriver, None] = {}
+        self._started = StartedPasses()
+        #: all running passes; a dict, which keeps its order, so that a simulated run can be repeated
+        self._runners: dict[PassRunner, None] = {}
         self._committed = self._failed = self._cancelled = 0
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
@@ -128,30 +128,30 @@ class Engine:
 
             self._blas = threadpool_limits(self._blas_threads, user_api="blas")
         if self._is_default:
-            self._replaced = _default_engines.get(loop)
-            _default_engines[loop] = self
-        self._token = _engine.set(self)
+            self._replaced = DEFAULT_ENGINES.get(loop)
+            DEFAULT_ENGINES[loop] = self
+        self._token = ENTERED_ENGINE.set(self)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         token, self._token = self._token, None
         if token is not None:
-            with contextlib.suppress(ValueError):  # left in another task: what is set there is none of ours, and a closed engine is never used
-                _engine.reset(token)
+            with contextlib.suppress(ValueError):  # left in another task: the other task has an engine of its own, and a closed engine is never used
+                ENTERED_ENGINE.reset(token)
         if self._is_default:
             self._step_down(asyncio.get_running_loop())
         await self.aclose()
 
     def _step_down(self, loop: asyncio.AbstractEventLoop) -> None:
         """Restore the default engine that this one replaced, unless another engine has become the default since."""
-        if _default_engines.get(loop) is self:
+        if DEFAULT_ENGINES.get(loop) is self:
             before = self._replaced
             while before is not None and before._closed:
                 before = before._replaced
             if before is None:
-                del _default_engines[loop]
+                del DEFAULT_ENGINES[loop]
             else:
-                _default_engines[loop] = before
+                DEFAULT_ENGINES[loop] = before
 
     async def aclose(self) -> None:
         """Close the engine: passes started with `execute` are cancelled, passes that are being awaited raise `EngineClosedError`, threads end.
@@ -163,11 +163,9 @@ class Engine:
         """
         self._closed = True
         current = asyncio.current_task()
-        for runner in self._running:
-            if runner is not current:
-                runner.cancel()
-        waiting: list[asyncio.Future[Any]] = [runner for runner in self._running if runner is not current]
-        waiting.extend([driver.interrupt() for driver in self._drivers if driver.runner is not current and driver.runner not in self._running])
+        waiting: list[asyncio.Future[Any]] = [*self._started.cancel(current)]
+        runners = [runner for runner in self._runners if runner.asyncio_task is not current and runner.asyncio_task not in self._started]
+        waiting.extend([runner.interrupt() for runner in runners])
         if waiting:
             await asyncio.wait(waiting)
         if self._blas is not None:
@@ -187,8 +185,8 @@ class Engine:
             self._loop = weakref.ref(loop)
             by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else time.perf_counter
             self._loop_budget = LoopBudget(self._loop, self._budget, self._clock or by_default)
-            with _engines_lock:
-                _engines.add(self)
+            with ENGINES_LOCK:
+                ENGINES.add(self)
         elif self._loop() is not loop:
             raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
 
@@ -207,14 +205,14 @@ class Engine:
         Returns:
             An `EngineStatistics`: passes begun, committed, failed, cancelled and in flight; the last and the longest lag of the loop in seconds.
         """
-        begun = self._committed + self._failed + self._cancelled + len(self._drivers)
+        begun = self._committed + self._failed + self._cancelled + len(self._runners)
         lag, longest = (0.0, 0.0) if self._loop_budget is None else (self._loop_budget.lag, self._loop_budget.longest_lag)
         return EngineStatistics(
             begun=begun,
             committed=self._committed,
             failed=self._failed,
             cancelled=self._cancelled,
-            in_flight=len(self._drivers),
+            in_flight=len(self._runners),
             lag=lag,
             longest_lag=longest,
         )
@@ -235,7 +233,7 @@ class Engine:
 
         Args:
             roots: gradient edges to start from, with `grads`, one array each (Tensors with `create_graph`).
-            inputs: gradient edges whose gradients are wanted; None accumulates into every leaf.
+            inputs: gradient edges, the wanted gradients; None accumulates into every leaf.
             accumulate: accumulate into `inputs` instead of returning their gradients.
             grads: for each root its gradient, of the root's shape.
             keep_graph: keep saved values, so that another pass can run over the graph.
@@ -249,29 +247,8 @@ class Engine:
         self._bind(loop)
         task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
         task.loop = loop
-        runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
-        task.futures = PassFutures(loop, functools.partial(_stop_with_starter, asyncio.current_task(), runner), must_report=True)
-        self._running[runner] = None
-        runner.add_done_callback(functools.partial(self._executed, task))
+        self._started.start(task, self._run)
         return task
-
-    async def _execute(self, task: GraphTask) -> None:
-        try:
-            await self._drive(task)
-        except Exception as error:  # delivered through task.future
-            clear_frames(error)
-            del task
-
-    def _executed(self, task: GraphTask, runner: asyncio.Task[None]) -> None:
-        self._running.pop(runner, None)
-        not_none(task.futures).on_future = None
-        if not task.completed:  # cancelled before it could begin
-            task.fail(asyncio.CancelledError(), is_cancelled=True)
-            task.finish()
-        elif not runner.cancelled():
-            runner.exception()
-        with contextlib.suppress(Warning):
-            task.issue_warnings()
 
     async def run_new(self, roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> list[Any]:
         """Make a pass when its turn on the loop has come, and run it. See Note [A pass that waits is not made yet].
@@ -280,7 +257,7 @@ class Engine:
             roots, grads, options: as of `new_graph_task`.
 
         Returns:
-            As `run`, and cancelling does what it does there.
+            As `run`; cancelling has the same effect.
 
         >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
         >>> y = (x * x).sum()
@@ -292,21 +269,21 @@ class Engine:
         """
         self._bind(asyncio.get_running_loop())
         turns = not_none(self._loop_budget)
-        driver = None
+        runner = None
         if turns.is_taken() and CURRENT.get() is None:
-            driver = PassDriver(self, turns)
-            self._drivers[driver] = None
-            await driver.queue()
+            runner = PassRunner(self, turns)
+            self._runners[runner] = None
+            await runner.queue()
         try:
-            running = self.run(new_graph_task(roots, grads, **options), driver)
+            running = self.run(new_graph_task(roots, grads, **options), runner)
         except BaseException:
-            if driver is not None:
-                self._leave(driver)
+            if runner is not None:
+                self._leave(runner)
             raise
-        del roots, grads, options, driver
+        del roots, grads, options, runner
         return await running
 
-    async def run(self, task: GraphTask, driver: PassDriver | None = None) -> list[Any]:
+    async def run(self, task: GraphTask, runner: PassRunner | None = None) -> list[Any]:
         """Run a pass and return the captured gradients.
 
         Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
@@ -314,7 +291,7 @@ class Engine:
 
         Args:
             task: the pass, which has not begun.
-            driver: the driver that has waited for the pass's first turn, if there is one.
+            runner: the runner that has waited for the pass's first turn, if there is one.
 
         Returns:
             One gradient for each captured edge, in their order; an empty list for a pass that accumulates.
@@ -329,14 +306,14 @@ class Engine:
         (True, tensor([2., 4.]))
         """
         loop = asyncio.get_running_loop()
-        if driver is None:
+        if runner is None:
             self._bind(loop)
         task.loop = loop
         try:
             if task.reentrant_depth:
-                await loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
+                await loop.create_task(self._run(task), name=f"aiograd:graph-task-{task.id}")
             else:
-                await self._drive(task, driver)
+                await self._run(task, runner)
         except BaseException as error:
             with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
                 task.issue_warnings()
@@ -388,7 +365,7 @@ class Engine:
         return True
 
     async def offload(self, function: Callable[[], Any]) -> Any:
-        """Run a synchronous function on the executor, in a copy of the caller's context, and return what it returns.
+        """Run a synchronous function on the executor, in a copy of the caller's context, and return its result.
 
         Cancelling stops the waiting; the function runs to its end and its result is dropped.
 
@@ -406,18 +383,18 @@ class Engine:
         self._bind(loop)
         return await self.executor.submit(loop, contextvars.copy_context(), function)
 
-    async def _drive(self, task: GraphTask, driver: PassDriver | None = None) -> None:
-        if driver is None:
-            driver = PassDriver(self, not_none(self._loop_budget))
-            self._drivers[driver] = None
-        driver.task = task
+    async def _run(self, task: GraphTask, runner: PassRunner | None = None) -> None:
+        if runner is None:
+            runner = PassRunner(self, not_none(self._loop_budget))
+            self._runners[runner] = None
+        runner.task = task
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
         try:
             with tracing.span("backward pass", attributes={"aiograd.pass": task.id}):
-                await driver.run()
+                await runner.run()
         except BaseException as error:
-            instead = await driver.fail(error)
+            instead = await runner.fail(error)
             if instead is not None:
                 raise instead from error
             raise
@@ -425,15 +402,15 @@ class Engine:
             task.finish()
         finally:
             self._count(task)
-            self._leave(driver)
+            self._leave(runner)
             if profiler is not None:
                 profiler.end_pass(began, task)
 
-    def _leave(self, driver: PassDriver) -> None:
-        driver.close()
-        self._drivers.pop(driver, None)
-        if driver.ended is not None:
-            driver.ended.set_result(None)
+    def _leave(self, runner: PassRunner) -> None:
+        runner.close()
+        self._runners.pop(runner, None)
+        if runner.ended is not None:
+            runner.ended.set_result(None)
 
     def _count(self, task: GraphTask) -> None:
         """Count a pass that has ended in the statistics."""
@@ -445,63 +422,11 @@ class Engine:
             self._failed += 1
 
 
-def new_graph_task(roots: Sequence[tuple[Node, int]] = (), grads: Sequence[Array] = (), **options: Any) -> GraphTask:
-    """A new GraphTask with the caller's nesting depth, anomaly mode and profiler."""
-    current = CURRENT.get()
-    mode = current_mode()
-    if mode.trace is not None:
-        mode.trace.breaks("it runs a pass that is neither backward() nor grad()")
-    depth = 0 if current is None else current.task.reentrant_depth + 1
-    return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
-
-
-_engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
-_default_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+ENTERED_ENGINE: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
+DEFAULT_ENGINES: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
 #: the engines of all loops and threads that have been used
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
-_engines_lock = threading.Lock()
-
-
-def passes_in_flight() -> int:
-    """Passes that run or wait for their turn, on all engines of the process."""
-    with _engines_lock:
-        return sum(len(engine._drivers) for engine in _engines)
-
-
-def current_engine() -> Engine:
-    """The engine of the innermost ``async with Engine()`` of this task on this loop, else the loop's default one.
-
-    Returns:
-        The engine. It is made where the loop has none.
-    """
-    loop = asyncio.get_running_loop()
-    engine = _engine.get()
-    if engine is not None and engine._loop is not None and engine._loop() is loop and not engine._closed:
-        return engine
-    engine = _default_engines.get(loop)
-    if engine is None or engine._closed:
-        engine = _default_engines[loop] = Engine()
-    return engine
-
-
-async def aclose_default_engine() -> None:
-    """Close the running loop's default engine, if it has one; the next pass makes another.
-
-    Cancelling it stops the waiting; the engine is closed all the same.
-
-    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
-    >>> await (x * x).sum().backward()
-    >>> await ag.aclose_default_engine()
-    """
-    engine = _default_engines.pop(asyncio.get_running_loop(), None)
-    if engine is not None:
-        await engine.aclose()
-
-
-def _stop_with_starter(starter: asyncio.Task[Any] | None, runner: asyncio.Task[Any], future: asyncio.Future[Any]) -> None:
-    """Cancel a pass when the task that started it is cancelled while it awaits `future`."""
-    if starter is not None and asyncio.current_task() is starter:
-        future.add_done_callback(lambda future: runner.cancel() if future.cancelled() else None)
+ENGINES: weakref.WeakSet[Engine] = weakref.WeakSet()
+ENGINES_LOCK = threading.Lock()
 
 
 def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:

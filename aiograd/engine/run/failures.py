@@ -15,7 +15,7 @@ def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None
     coroutines; its frame is left alone, since clearing it would end the coroutine (before Python 3.13).
 
     Args:
-        package: prefix of the modules whose frames are cleared.
+        package: prefix of the names of modules; their frames are cleared.
     """
     chain: list[BaseException] = [error]
     for link in chain:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiograd.engine.run.allocator import tune_malloc as tune_process_malloc
-from aiograd.engine.run.engine import aclose_default_engine
+from aiograd.engine.run.current import aclose_default_engine
 from aiograd.engine.run.loop import loop_is_running
 from aiograd.engine.run.tuned_gc import tuned_gc
 from aiograd.errors import ArgumentTypeError, LoopError

@@ -1,9 +1,9 @@
 """PacedCollector: Python's garbage collector in short pauses.
 
 Note [Three generations and the frozen one]
-    Python's collector is generational: an automatic collection looks at objects made lately, except that of the oldest generation, which looks at
-    everything that is alive and takes a third of a second beside two million objects. Graphs die by reference count; all of that looking finds
-    what user code has tied into cycles.
+    Python's collector is generational: an automatic collection looks at objects made lately, except the collection of the oldest generation, which
+    looks at everything that is alive and takes a third of a second beside two million objects. Graphs die by reference count; all of that looking
+    finds what user code has tied into cycles.
 
     Here the oldest generation is kept small as well: whenever it has been collected, `gc.freeze` moves its survivors into the permanent
     generation, which no automatic collection looks at. A pause then depends on `THRESHOLDS` and no longer on the size of the heap, and each
@@ -15,7 +15,7 @@ Note [Memory asks]
     Memory that has been freed is often not given back to the system, and is filled again unseen. So there are two measures of growth by `GROWTH`.
     Growth since the last full collection asks at once. Growth since the last one that found next to no garbage, after which all that the process
     held was in use, asks as soon as the frozen objects have become more by the share `WORTHWHILE_SHARE`, which is as often as CPython would
-    collect. So memory is bounded by what is in use, times `GROWTH`, and the garbage in so many objects.
+    collect. So memory is bounded by the memory in use, times `GROWTH`, and the garbage in so many objects.
 
 Note [In the callback]
     `gc.callbacks` are called in the thread that collects, before the collector takes the lists of objects and after it has put the survivors back.
@@ -23,7 +23,7 @@ Note [In the callback]
 
 Note [Large tables]
     A collection goes through all entries of a container that is young, be it one object: the table of a pass through 500,000 nodes is 20 ms of
-    work, in each generation. A pass that has made such a table says so (`skip_next`), and the next collection freezes what is young unseen. The
+    work, in each generation. A pass that has made such a table says so (`skip_next`), and the next collection freezes young objects unseen. The
     table dies by reference count like everything else of a pass.
 
 Note [Rearmed]
@@ -77,7 +77,7 @@ class PacedCollector:
         self._memory = memory
         self._lock = threading.Lock()
         self._holders = 0
-        #: the thresholds that were set before, and whether objects had been frozen already, by somebody who wants them to stay so
+        #: the thresholds that were set before, and whether objects had been frozen already, by a program that wants them to stay so
         self._thresholds = (0, 0, 0)
         self._had_frozen = False
         #: True while a full collection runs; after one, until `rearm`; while that runs
@@ -94,7 +94,7 @@ class PacedCollector:
         self.full_collections = 0
 
     def acquire(self) -> None:
-        """Set the thresholds and freeze what is alive, unless another holder has done so."""
+        """Set the thresholds and freeze all live objects, unless another holder has done so."""
         with self._lock:
             self._holders += 1
             if self._holders > 1:
@@ -103,7 +103,7 @@ class PacedCollector:
             self._had_frozen = gc.get_freeze_count() > FROZEN_BY_PYTHON
             self._kept = self._promoted = 0
             self._skips_next = False
-            self._needs_rearming = True  # what was kept by collections before this one counts too
+            self._needs_rearming = True  # objects kept by earlier collections count too
             self._memory_kept = self._memory_in_use = self._memory()
             if self._thresholds[0]:  # 0 is one of two ways to switch the collector off
                 gc.set_threshold(*THRESHOLDS)
@@ -111,7 +111,7 @@ class PacedCollector:
             gc.freeze()
 
     def release(self) -> None:
-        """Put back what was found, unless there are other holders. Settings that somebody else has changed meanwhile stay."""
+        """Restore the previous thresholds, unless there are other holders. Settings changed meanwhile by other code stay."""
         with self._lock:
             self._holders -= 1
             if self._holders:
@@ -128,7 +128,7 @@ class PacedCollector:
         return gc.isenabled() and gc.get_threshold()[0] > 0 and self._promoted >= max(WORTHWHILE, WORTHWHILE_SHARE * self._kept)
 
     def skip_next(self) -> None:
-        """Freeze what is young at the next collection instead of looking at it. See Note [Large tables]."""
+        """Freeze young objects at the next collection instead of looking at it. See Note [Large tables]."""
         self._skips_next = True
 
     def collect(self) -> None:
@@ -190,5 +190,5 @@ def _was_asked_for() -> bool:
     return counts[0] <= thresholds[0] or counts[2] <= thresholds[2]
 
 
-#: of this process, whose collector there is one of
+#: of this process, which has one collector
 PROCESS_COLLECTOR = PacedCollector()

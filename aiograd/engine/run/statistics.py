@@ -10,7 +10,7 @@ class EngineStatistics(NamedTuple):
 
     #: passes that began
     begun: int
-    #: passes whose gradients were committed, including those with a hook or callback that failed afterwards
+    #: passes that were committed, including those with a hook or callback that failed afterwards
     committed: int
     #: passes that raised, and changed nothing
     failed: int
@@ -18,7 +18,7 @@ class EngineStatistics(NamedTuple):
     cancelled: int
     #: passes that run or wait for their turn
     in_flight: int
-    #: seconds by which the event loop was late, for whatever reason, when it was last measured: the delay of a callback that was due
+    #: seconds by which the event loop was late, for any reason, when it was last measured: the delay of a callback that was due
     #: when a pass began to compute
     lag: float
     #: the longest `lag` so far

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Collection, Coroutine, Iterable
 from typing import Any
 
+from aiograd.engine.run.current import current_engine
 from aiograd.engine.run.ending import end
-from aiograd.engine.run.engine import current_engine
 
 
 async def together(coroutines: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:

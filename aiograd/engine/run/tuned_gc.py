@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextvars import Context
 from types import TracebackType
 
-from aiograd.engine.run.engine import passes_in_flight
+from aiograd.engine.run.current import passes_in_flight
 from aiograd.engine.run.paced_collector import PROCESS_COLLECTOR, PacedCollector
 from aiograd.errors import LoopError
 
@@ -31,9 +31,9 @@ class tuned_gc:
     (``gc.freeze``), so that no automatic collection looks at them, and so are later ones when they have grown old. Full collections run
     when the process is idle, when its memory has grown by half since the last one, and when ``gc.collect()`` is called.
 
-    The settings belong to the process. Blocks may be nested and may be entered on several loops and threads: the first one sets what the last one
-    puts back. Where automatic collections are switched off (``gc.disable()``), they stay so. ``gc.get_objects()`` and ``gc.get_referrers()`` do not
-    see frozen objects.
+    The settings belong to the process. Blocks may be nested and may be entered on several loops and threads: the first one sets the parameters
+    and the last one restores them. Where automatic collections are switched off (``gc.disable()``), they stay so. ``gc.get_objects()`` and
+    ``gc.get_referrers()`` do not see frozen objects.
 
     Args:
         cpu_time: seconds of CPU time that the process has used.

@@ -21,12 +21,12 @@ from aiograd.running.types import Array
 
 
 class InputPlan(Selection):
-    """A plan that computes gradients of inputs and keeps what the weight half needs.
+    """A plan that computes gradients of inputs and keeps the values that the weight half needs.
 
     Args:
         roots, seeds: roots and seeds of both halves.
-        inputs: gradient edges whose gradients are wanted; they come as the result of the pass.
-        weights: leaves whose gradients are left to the other half; None: all that are not among the inputs.
+        inputs: gradient edges, the wanted gradients; they come as the result of the pass.
+        weights: leaves that get their gradients in the other half; None: all that are not among the inputs.
     """
 
     may_cross = False
@@ -40,7 +40,7 @@ class InputPlan(Selection):
     ) -> None:
         super().__init__(roots, seeds, inputs)
         self._weights = None if weights is None else list(dict.fromkeys(weights))
-        #: gradients for the other half; first those that the pass itself starts from, then what undivided work returned
+        #: gradients for the other half; first the seeds of the pass, then the gradients that undivided work returned
         self._terms = [Term(node, nr, (FIRST, i), seed) for i, ((node, nr), seed) in enumerate(zip(roots, seeds, strict=True))]
         #: upper node -> numbers of its outputs that are left to the other half
         self.divided: dict[Node, tuple[int, ...]] = {}
@@ -178,7 +178,7 @@ class InputPlan(Selection):
         return super().should_compute(node, output) or (node in self._undivided and output in self.divided[node])
 
     def run_part(self, node: Node, grad: Any, staged: StagedCommit) -> Sequence[Array | None]:
-        """Run a node of a sweep; gradients that a row computes for the other half as well are kept for it."""
+        """Run a node of a walk; gradients that a row computes for the other half as well are kept for it."""
         left = self.divided.get(node, ())
         if node not in self._undivided:
             if left:

@@ -10,7 +10,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
 from aiograd.running.types import Array
 
-#: the producer's number in the keys of seeds, smaller than that of every node: seeds come first in sums
+#: the producer's number in the keys of seeds, smaller than the key of every node: seeds come first in sums
 FIRST = -(1 << 64)
 
 
@@ -37,7 +37,7 @@ class Term(NamedTuple):
 
 
 class ParameterGroup:
-    """Weights whose gradients are computed together, and everything needed to compute them.
+    """Weights with gradients that are computed together, and the values needed for it.
 
     Two weights are in one group where a node of the weight half leads to both. Made by the input half; the weight half empties it.
 
@@ -58,7 +58,7 @@ class ParameterGroup:
         self.nodes: list[AccumulateGrad] = []
         self.starts: list[Start] = []
         self.terms: list[Term] = []
-        #: Tensors whose memory the gradients above share, each with its version
+        #: Tensors that share memory with the gradients above, each with its version
         self.watched: list[tuple[Any, int]] = []
         #: the placement that has found every node of the graph small; None: not all are
         self.placement = placement

@@ -89,10 +89,10 @@ class WeightPlan(Selection):
         left = self._left.get(node)
         return enumerate(node.next_nodes) if left is None else [(i, node.next_nodes[i]) for i in left]
 
-    def discover(self, placement: RulePlacement, hooks: PassHooks | None, may_sweep: bool) -> Iterator[None]:
+    def discover(self, placement: RulePlacement, hooks: PassHooks | None, may_walk: bool) -> Iterator[None]:
         """See `BackwardPlan.discover`."""
-        if may_sweep:
-            self.is_plain = not self._values and (yield from self._order_for_sweep(placement))
+        if may_walk:
+            self.is_plain = not self._values and (yield from self._order_for_walk(placement))
             if self.is_plain:
                 return
         seeds, self._seeds = self._seeds, ()
@@ -126,8 +126,8 @@ class WeightPlan(Selection):
                     self.dependencies[child] += 1
         yield from self._expect(hooks)
 
-    def _order_for_sweep(self, placement: RulePlacement) -> Generator[None, None, bool]:
-        """Find the nodes and order of a sweep; returns True if a sweep is possible. See `Selection._put_in_order`."""
+    def _order_for_walk(self, placement: RulePlacement) -> Generator[None, None, bool]:
+        """Find the nodes and order of a walk; returns True if a walk is possible. See `Selection._put_in_order`."""
         is_small = self._placement is placement
         stack = list(dict.fromkeys([node for node, _ in self.roots]))
         found = set(stack)
@@ -138,11 +138,7 @@ class WeightPlan(Selection):
             if not visited % DISCOVER_STRIDE:
                 yield
             node = stack.pop()
-            if visited > SORT_NODES or node._extra is not None:
-                return False
-            if node.is_leaf and node.post_accumulate_hooks:  # type: ignore[attr-defined]
-                return False
-            if not is_small and not placement.allows_sweep(node):
+            if visited > SORT_NODES or not (placement.is_bare(node) if is_small else placement.is_small(node)):
                 return False
             if not node.is_leaf:
                 nodes.append(node)
@@ -180,7 +176,7 @@ class WeightPlan(Selection):
         return True
 
     def first_sums(self) -> dict[Node, Any]:
-        """The gradients that the sweep starts from."""
+        """The gradients that the walk starts from."""
         keys = self.root_keys or ()
         order = sorted(range(len(self.roots)), key=keys.__getitem__)
         seeds, self._seeds = self._seeds, ()

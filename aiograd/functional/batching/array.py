@@ -1,10 +1,10 @@
 """Arrays with a hidden batch axis, and the device they live on.
 
 Note [Levels]
-    `vmap` runs a function once, on Tensors whose data are `BatchedArray`s. Their shape is that of one example; what they hold is a Tensor of the
-    caller, with the batch in front. Since rules of rows are written for any array that implements numpy's protocols, recording, passes and
-    gradients of gradients inside the function work on them as they are; and since every operation on them is a row run on Tensors of the
-    caller, the caller's graph records it. So `vmap` composes with gradients inside and outside, and with itself.
+    `vmap` runs a function once, on Tensors with `BatchedArray`s as data. They have the shape of one example; they hold a Tensor of the caller, with
+    the batch in front. Since rules of rows are written for any array that implements numpy's protocols, recording, passes and gradients of gradients
+    inside the function work on them as they are; and since every operation on them is a row run on Tensors of the caller, the caller's graph records
+    it. So `vmap` composes with gradients inside and outside, and with itself.
 
 Rejected: interpreting a recorded program (a function that awaits a pass is no program); a second set of rules for derivatives of batches.
 """

@@ -1,6 +1,6 @@
 """How rows of the op tables run on arrays with a hidden batch axis.
 
-A rule takes the level, the row, its array arguments and its settings, and returns what the row makes of Tensors with the batch in front. Rows
+A rule takes the level, the row, its array arguments and its settings, and returns the row's result for Tensors with the batch in front. Rows
 without a rule run in a loop over the examples.
 """
 
@@ -22,7 +22,7 @@ from aiograd.tensors.record import call
 
 Rule = Callable[[BatchLevel, Op, list[Any], dict[str, Any]], Any]
 
-#: rows that broadcast, beside those that are ufuncs
+#: rows that broadcast, beside ufuncs
 _BROADCAST = (
     "pow abs sgn rsqrt relu gelu silu elu leaky_relu softplus softsign sigmoid log_sigmoid clamp erf erfc erfinv log_ndtr logit gammaln gamma "
     "digamma zeta bessel_i0 bessel_i1 bessel_i0e bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 sinc xlogy "

@@ -30,7 +30,7 @@ class GraphBoundary(Node):
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__()
-        self._seq = 0  # below whatever leads here: the graph keeps its order
+        self._seq = 0  # below every node that leads here: the graph keeps its order
         #: True if the graph goes through other workers; an isolated pass does not accumulate into their leaves
         self.is_crossed = any(node.is_inlet for node in nodes)
         #: the gradient edge that each input stands for

@@ -43,7 +43,7 @@ class Output:
 class IsolatedContext:
     """The graph that an isolated forward has recorded for its backward, separated from the caller's graph.
 
-    For a `Function` class, ``saved_tensors`` and the attributes that its forward set are those of its own context.
+    For a `Function` class, ``saved_tensors`` and the attributes that its forward set belong to its own context.
 
     Args:
         needs: as `needs_input_grad`.
@@ -114,7 +114,7 @@ class IsolatedContext:
         return tensor
 
     def run(self, grads: Sequence[Any], keep_graph: bool) -> Any:
-        """A coroutine that returns the gradients at every input of the boundary; `grads` are those of the Tensors among the outputs, in order.
+        """A coroutine that returns the gradients at every input of the boundary; `grads` belong to the Tensors among the outputs, in order.
 
         Args:
             grads: one for each Tensor among the outputs, None where there is none.
@@ -220,7 +220,7 @@ async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]
         raise ArgumentTypeError(f"{_name(fn)} returned None; expected a Tensor or several. Was `return` forgotten?")
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     if not any(node.is_inlet for node in nodes):
-        nodes = [node for node in nodes if not node.is_outlet]  # what was fetched with nothing sent belongs to the graph around
+        nodes = [node for node in nodes if not node.is_outlet]  # a value fetched with nothing sent belongs to the graph around
     elif (collect := current_mode().collect) is not None:
         for each in nodes:
             collect(each)

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any
 from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import ModifiedError
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import InputMetadata, Node, ReleasedVariables, _next_sequence
+from aiograd.graph.input_metadata import InputMetadata
+from aiograd.graph.node import Node, _next_sequence
+from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.saved import Packed
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import array_over, over_array, tensor_over
@@ -149,7 +151,7 @@ class TorchNode(Node):
             packed: the inputs, as saved-tensor hooks have packed them.
         """
         self._graph, self._packed = call, Packed(packed)
-        _ = self.extra  # a sweep unpacks nothing, and passes by nodes that have an extra
+        _ = self.extra  # a walk unpacks nothing, and passes by nodes that have an extra
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
         """Let go of torch's graph.

@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.engine.executors import ComputeExecutor
-from aiograd.engine.run import going_on
+from aiograd.engine.run import pass_jobs
 from aiograd.graph.node import Node
 from tests.engine.cases import chain, leaf
 
@@ -31,7 +31,7 @@ class Watched:
         #: likewise of a certain node
         self.after_node: dict[Node, Callable[[], Any]] = {}
         self.is_open = threading.Event()
-        run_node, submit, go_on, run_job = going_on.run_node, ComputeExecutor.submit, going_on.GoingOn.open, going_on.GoingOn.run
+        run_node, submit, go_on, run_job = pass_jobs.run_node, ComputeExecutor.submit, pass_jobs.PassJobs.open, pass_jobs.PassJobs.run
 
         def run(task: Any, node: Node, grads: Any, values: Any) -> Any:
             self.is_open.wait(30)
@@ -46,7 +46,7 @@ class Watched:
             self.jobs += 1
             return submit(executor, *args)
 
-        def opened(jobs: going_on.GoingOn) -> None:
+        def opened(jobs: pass_jobs.PassJobs) -> None:
             go_on(jobs)
             self.is_open.set()
 
@@ -57,10 +57,10 @@ class Watched:
                 self.errors.append(error)
                 raise
 
-        patch.setattr(going_on, "run_node", run)
-        patch.setattr(going_on.GoingOn, "run", job)
+        patch.setattr(pass_jobs, "run_node", run)
+        patch.setattr(pass_jobs.PassJobs, "run", job)
         patch.setattr(ComputeExecutor, "submit", submitted)
-        patch.setattr(going_on.GoingOn, "open", opened)
+        patch.setattr(pass_jobs.PassJobs, "open", opened)
 
     def pause_at(self, place: int) -> tuple[asyncio.Future[None], threading.Event]:
         """A future for the moment when a thread is has run a node, and what lets it go on."""
@@ -92,14 +92,14 @@ async def test_expensive_nodes_in_a_row_are_one_job(watched: Watched) -> None:
 async def test_a_job_goes_through_a_few_cheap_nodes(watched: Watched) -> None:
     """Through many it does not: its thread would hold the interpreter's lock, and the loop would wait for it."""
     wide = ag.tensor(np.ones((8, 20_000)))
-    for count in (going_on.MOST_CHEAP - 4, 4 * going_on.MOST_CHEAP):
+    for count in (pass_jobs.MOST_CHEAP - 4, 4 * pass_jobs.MOST_CHEAP):
         x = leaf(np.ones((8, 1)))
         watched.nodes.clear()
         watched.is_open.clear()
         async with ag.Engine(inline_ns=20_000.0):
             await (chain(x, count, 1.0) * wide).sum().backward()
-        assert watched.nodes.count("AccumulateGrad") == (count < going_on.MOST_CHEAP)
-        assert watched.nodes.count("MulBackward") == 1 + min(count, going_on.MOST_CHEAP)
+        assert watched.nodes.count("AccumulateGrad") == (count < pass_jobs.MOST_CHEAP)
+        assert watched.nodes.count("MulBackward") == 1 + min(count, pass_jobs.MOST_CHEAP)
         assert x.grad is not None and x.grad.numpy().tolist() == [[20_000.0]] * 8
 
 

@@ -1,12 +1,12 @@
-"""GoingOn: jobs of the executor that run the next nodes of their pass as well, while the loop has nothing to do for it.
+"""PassJobs: jobs of the executor that run several nodes of their pass in a row, while the loop has nothing to do for it.
 
-Note [Going on]
+Note [Nodes in a row]
     A hop from the executor to the loop and back costs 0.3 to 0.4 ms where threads have gone to sleep meanwhile, as much as a rule on a megabyte,
-    and in a chain of expensive rules the loop would only hand each result to the next rule. So a job whose driver waits for it alone goes on: it
-    completes its node, takes the most urgent ready one and runs it, as the driver would. It ends when the loop is needed: for a node of user code, a
-    captured gradient or a device; for a second expensive node, which runs at the same time; when a job of somebody else waits for a thread; and after
-    a few cheap nodes in a row, whose Python code would keep the interpreter's lock from the loop.
-    The ledger has one owner at a time: the driver opens it to the job before it waits, and closes it when it wakes. So after a cancellation no
+    and in a chain of expensive rules the loop would only hand each result to the next rule. So a job that is all that its runner waits for
+    completes its node, takes the most urgent ready one and runs it, as the runner would. It ends when the loop is needed: for a node of user code,
+    a captured gradient or a device; for a second expensive node, which runs at the same time; when another pass's job waits for a thread; and after
+    a few cheap nodes in a row, because their Python code would keep the interpreter's lock from the loop.
+    The ledger has one owner at a time: the runner opens it to the job before it waits, and closes it when it wakes. So after a cancellation no
     further node starts, as everywhere.
 """
 
@@ -29,14 +29,14 @@ from aiograd.graph.node import Node
 MOST_CHEAP = 16
 
 
-class GoingOn:
+class PassJobs:
     """The jobs of one pass. See the module's Note.
 
     Args:
         task: the pass, which has begun.
         ledger: of the pass.
         placement: says which rules are expensive.
-        executor: whose threads run the jobs.
+        executor: its threads run the jobs.
     """
 
     __slots__ = ("_task", "_ledger", "_placement", "_executor", "_lock", "_is_open", "_cheap")
@@ -46,27 +46,27 @@ class GoingOn:
         self._ledger = ledger
         self._placement = placement
         self._executor = executor
-        #: held by whoever uses the ledger while it may be open
+        #: held while the ledger, which may be open, is used
         self._lock = threading.Lock()
         self._is_open = False
         #: cheap nodes that a job has run in a row
         self._cheap = 0
 
     def open(self) -> None:
-        """The driver waits for one job only, which may use the ledger if the pass is by itself."""
+        """Let the job that the runner waits for use the ledger, if the pass is by itself."""
         self._is_open = self._task.hooks is None and self._task.recorded is None
 
     def close(self) -> None:
-        """The driver goes on: no job may use the ledger any more."""
+        """Let no job use the ledger any more."""
         with self._lock:
             self._is_open = False
 
     def run(self, node: Node, grads: list[Any]) -> Callable[[], None] | None:
-        """Run a node, and those that follow.
+        """Run a node and its successors.
 
         Args:
             node: the node, for which `is_simple`.
-            grads: the gradients of its inputs; emptied, because whoever started the job still refers to the list.
+            grads: the gradients of its inputs; emptied, because the runner still refers to the list.
 
         Returns:
             A function to be called on the loop, which takes the last result; None: the job has done that.
@@ -103,7 +103,7 @@ class GoingOn:
         """True if a job may run a node, which is the only one that is ready or not."""
         if not is_simple(self._task, node) or self._placement.device_of(node) != "cpu":
             return False
-        if self._placement.leaves_loop(node, grads):
+        if self._placement.needs_executor(node, grads):
             self._cheap = 0
             return is_only or node.is_leaf
         self._cheap += 1

@@ -1,12 +1,12 @@
-"""PassDriver: runs one GraphTask on the caller's event loop.
+"""PassRunner: runs one GraphTask on the caller's event loop.
 
 Note [A coroutine per node, a task only for what waits]
-    One driver coroutine per pass pops ready nodes and runs their rules inline. Only nodes that wait become concurrent: a rule on the
+    One coroutine per pass pops ready nodes and runs their rules inline. Only nodes that wait become concurrent: a rule on the
     executor or a device is a future, a coroutine gets an asyncio Task, unless nothing else could run meanwhile; then it is
-    awaited in the driver itself. A parent never awaits its child, so the depth of a graph costs no stack.
+    awaited in the runner itself. A parent never awaits its child, so the depth of a graph costs no stack.
 
 Note [How a pass ends]
-    The driver leaves `drive` only when no coroutine of the pass is running any more: on an error or a cancellation those in flight are
+    `PassRunner.fail` returns only when no coroutine of the pass is running any more: on an error or a cancellation those in flight are
     cancelled and waited for (at most `cancel_grace` seconds each time). Kernels already running in threads are abandoned: rules are pure, so
     their results can simply be dropped.
 """
@@ -16,104 +16,42 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections import deque
 from collections.abc import Callable, Generator
-from typing import Any, Protocol
+from typing import Any
 
 from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, final_callback, is_simple, post_accumulate, run_node
-from aiograd.engine.executors import ComputeExecutor
-from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import InputBuffer
 from aiograd.engine.interruptible import Interruptible
-from aiograd.engine.loop_budget import LoopBudget
-from aiograd.engine.placement import RulePlacement
+from aiograd.engine.run.dispatch import RuleDispatch
 from aiograd.engine.run.ending import outlast
 from aiograd.engine.run.failures import mark_committed
-from aiograd.engine.run.going_on import GoingOn
+from aiograd.engine.run.in_flight import FuturesInFlight
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.run.paced_collector import LARGE_TABLE, PROCESS_COLLECTOR
-from aiograd.engine.sweep import sweep
+from aiograd.engine.run.pass_jobs import PassJobs
+from aiograd.engine.run.turns import PassTurns
 from aiograd.engine.walk import GraphWalk, can_walk
 from aiograd.errors import EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.node import Node
-from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, restore_mode
 
 
-class EngineSettings(Protocol):
-    """The part of the engine that a driver uses."""
+class PassRunner(PassTurns):
+    """The loop that runs one pass; arguments as of `PassTurns`."""
 
-    concurrency: int | None
-    cancel_grace: float
-    placement: RulePlacement
-
-    @property
-    def executor(self) -> ComputeExecutor:
-        """The executor of expensive rules."""
-
-
-class PassDriver:
-    """The state of one running pass. `task` is set before `run`."""
-
-    __slots__ = (
-        "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "is_fresh", "ended",
-        "holds_turn", "stopped", "in_flight", "done", "waker", "current", "rest", "jobs",
-    )  # fmt: skip
-
-    task: GraphTask
-
-    def __init__(self, engine: EngineSettings, turns: LoopBudget) -> None:
-        self.engine = engine
-        self.turns = turns
-        #: the asyncio task that awaits the pass, and the number of its cancellations before the pass
-        self.runner: asyncio.Task[Any] = not_none(asyncio.current_task())
-        self.cancellations = self.runner.cancelling()
-        #: True if closing the engine has cancelled the runner
-        self.is_interrupted = False
-        #: True if a coroutine of the pass has been given a task and has not begun yet
-        self.is_fresh = False
-        #: resolves when the pass is over; created by `interrupt`
-        self.ended: asyncio.Future[None] | None = None
-        self.holds_turn = False
-        #: the cancellation that came while the pass waited for its first turn; `run` raises it
-        self.stopped: BaseException | None = None
-        #: future -> callback for its result
-        self.in_flight: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
-        self.done: deque[asyncio.Future[Any]] = deque()
-        self.waker: asyncio.Future[None] | None = None
-        #: an evaluation that waits for an awaitable while nothing else can run
-        self.current: tuple[Node, Evaluation, Any] | None = None
-        #: task of the rest of a coroutine that went on after it had been cancelled
-        self.rest: asyncio.Task[Any] | None = None
-        #: jobs that run simple nodes on the executor; made for the first of them
-        self.jobs: GoingOn | None = None
-
-    async def take_turn(self) -> None:
-        if not self.holds_turn:
-            if not self.turns.take():
-                await self.turns.wait()
-            self.holds_turn = True
-
-    async def queue(self) -> None:
-        """Wait for the first turn, before there is a `task`."""
-        try:
-            await self.take_turn()
-        except BaseException as error:
-            self.stopped = error
-
-    async def pause(self) -> None:
-        if self.task.hooks is not None:
-            self.task.hooks.on_wait()
-        self.holds_turn = False
-        await self.turns.pause()
-        self.holds_turn = True
-
-    def close(self) -> None:
-        if self.holds_turn:
-            self.holds_turn = False
-            self.turns.release()
+    #: made by `general`, as a pass that is walked waits for no futures and dispatches no rule
+    in_flight: FuturesInFlight | None = None
+    dispatch: RuleDispatch
+    #: True if a coroutine of the pass has been given a task and has not begun yet
+    is_fresh: bool = False
+    #: an evaluation that waits for an awaitable while nothing else can run
+    current: tuple[Node, Evaluation, Any] | None = None
+    #: task of the rest of a coroutine that went on after it had been cancelled
+    rest: asyncio.Task[Any] | None = None
+    #: jobs that run simple nodes on the executor; made for the first of them
+    jobs: PassJobs | None = None
 
     async def run(self) -> None:
         task, turns = self.task, self.turns
@@ -121,19 +59,14 @@ class PassDriver:
             try:
                 raise self.stopped
             finally:
-                self.stopped = None  # whose traceback leads back here
+                self.stopped = None  # its traceback leads back here
         if not self.holds_turn:
             await self.take_turn()
         walk = None
         if can_walk(task):
             walk = GraphWalk(task, self.engine.placement, turns.over)
-            try:
-                for _ in walk.run():
-                    await self.pause()
-            except BaseException as error:
-                if walk.failed_at is not None:
-                    annotate(error, task, walk.failed_at)
-                raise
+            for _ in walk.run():
+                await self.pause()
             if walk.is_complete:
                 if len(task.staged.gradients) + len(task.staged.firsts) >= LARGE_TABLE:
                     PROCESS_COLLECTOR.skip_next()
@@ -153,11 +86,11 @@ class PassDriver:
         if task.plan.is_plain:
             recorded = task.recorded
             if recorded is None:
-                await self.sweep()
+                await self.walk()
             else:
                 outer = current_mode().collect
                 with ModeScope(grad=True, collect=lambda node: recorded.add(node, None, task.plan.dependencies)):
-                    await self.sweep()
+                    await self.walk()
                 recorded.renumber(outer)
             task.commit()
             return
@@ -185,21 +118,19 @@ class PassDriver:
                 task.commit()
             await self.after_commit(leaves)
 
-    async def sweep(self) -> None:
-        failed_at: list[Node] = []
-        try:
-            for _ in sweep(self.task, self.turns.over, failed_at):
-                await self.pause()
-        except BaseException as error:
-            if failed_at:
-                annotate(error, self.task, failed_at[0])
-            raise
+    async def walk(self) -> None:
+        """Walk the part of a graph that has been discovered."""
+        for _ in GraphWalk(self.task, self.engine.placement, self.turns.over).run():
+            await self.pause()
 
     # ---------------------------------------------------------------- the general path
 
     async def general(self, walk: GraphWalk | None) -> None:
         task, turns = self.task, self.turns
         limit = self.engine.concurrency or (1 << 60)
+        in_flight = self.in_flight = FuturesInFlight()
+        done, waits_for = in_flight.done, in_flight.callbacks
+        self.dispatch = RuleDispatch(self.engine)
         ledger = task.begin(self, begins=walk is None or not walk.has_begun)
         if walk is not None and walk.has_begun:
             for _ in ledger.resume(walk.sums, walk.last):
@@ -208,19 +139,19 @@ class PassDriver:
         while True:
             if task.external_error is not None:
                 raise task.external_error
-            if self.done:
-                self.settle(self.done.popleft())
+            if done:
+                in_flight.settle()
             elif ledger.folds:
                 self.fold(*ledger.folds.popleft())
             elif self.current is not None:
                 await self.await_here()
-            elif ledger.has_ready() and len(self.in_flight) < limit:
+            elif ledger.has_ready() and len(waits_for) < limit:
                 self.start(*ledger.pop())
                 if self.is_fresh:
                     self.is_fresh = False
-                    await asyncio.sleep(0)  # what was started last begins before anything less urgent: a request goes out before local work
-            elif self.in_flight or ledger.waiting:
-                await self.wait()
+                    await asyncio.sleep(0)  # the last coroutine begins before anything less urgent: a request goes out before local work
+            elif waits_for or ledger.waiting:
+                await self.wait(in_flight)
             else:
                 ledger.check_complete()
                 return
@@ -231,7 +162,7 @@ class PassDriver:
         """Wait until the gradients that the pass delivers are computed: a device may still be working, and may only fail before the commit."""
         pending = [(node, array) for node, array in self.task.delivered() if hasattr(array, "__aiograd_wait__")]
         for _, array in pending:
-            array.__aiograd_is_ready__()  # starts what a device has only made a note of: all of it, before the first wait
+            array.__aiograd_is_ready__()  # starts the operations that a device has only noted: all of it, before the first wait
         for node, array in pending:
             wait = array.__aiograd_wait__
             self.close()
@@ -249,17 +180,13 @@ class PassDriver:
         """
         for staged in self.task.staged.stale():
             self.close()
-            await self.offload(staged.add_up)
+            await self.dispatch.offload(staged.add_up)
         await self.take_turn()
 
     def start(self, node: Node, grads: list[Any]) -> None:
         task = self.task
         if is_simple(task, node) and task.profiler is None:
-            placement = self.engine.placement
-            if node.is_cheap and (node.shape in placement.small_shapes or placement.shape_is_small(node.shape)):  # type: ignore[attr-defined]
-                where = None
-            else:
-                where = self.where(node, grads)
+            where = None if node.is_cheap and self.engine.placement.is_small(node) else self.dispatch.where(node, grads)
             if where is None:
                 try:
                     outputs = run_node(task, node, grads, None)
@@ -267,30 +194,14 @@ class PassDriver:
                     annotate(error, task, node)
                     raise
                 task.complete(node, outputs)
-            elif where == self.offload:
+            elif where == self.dispatch.offload:
                 if self.jobs is None:
-                    self.jobs = GoingOn(task, not_none(task.ledger), self.engine.placement, self.engine.executor)
-                self.watch(self.offload(functools.partial(self.jobs.run, node, grads)), functools.partial(self.went_on, node))
+                    self.jobs = PassJobs(task, not_none(task.ledger), self.engine.placement, self.engine.executor)
+                self.watch(self.dispatch.offload(functools.partial(self.jobs.run, node, grads)), functools.partial(self.jobs_ended, node))
             else:
                 self.watch(where(functools.partial(run_node, task, node, grads, None)), functools.partial(self.completed, node))
             return
         self.advance(node, evaluate(task, node, grads), None, None)
-
-    def where(self, node: Node, grads: list[Any]) -> Callable[[Callable[[], Any]], asyncio.Future[Any]] | None:
-        """The function that submits a call to the executor or device that runs the node's rule; None: it runs inline."""
-        placement = self.engine.placement
-        name = placement.device_of(node)
-        if name != "cpu":
-            device = not_none(devices.device(name))
-            if device.launches_ahead and placement.stays_on(node, name):
-                return None
-            return lambda function: asyncio.wrap_future(device.submit(functools.partial(contextvars.copy_context().run, function)))
-        if placement.leaves_loop(node, grads):
-            return self.offload
-        return None
-
-    def offload(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
-        return self.engine.executor.submit(asyncio.get_running_loop(), contextvars.copy_context(), function)
 
     def advance(self, node: Node, evaluation: Evaluation, value: Any, error: BaseException | None) -> None:
         """Run an evaluation until it waits for something or has ended."""
@@ -303,7 +214,7 @@ class PassDriver:
                     function = functools.partial(run_node, task, command.node, command.grads, command.values)
                     if task.profiler is not None:
                         function = functools.partial(task.profiler.run_backward, task, node, function)
-                    where = self.where(node, command.grads)
+                    where = self.dispatch.where(node, command.grads)
                     if where is not None:
                         self.watch(where(function), functools.partial(self.resume, node, evaluation))
                         return
@@ -330,7 +241,7 @@ class PassDriver:
         if task.hooks is not None and not task.hooks.is_local:
             return False  # something may come from elsewhere
         ledger = not_none(task.ledger)
-        return not self.in_flight and not ledger.folds and (self.engine.concurrency == 1 or not ledger.has_ready())
+        return not not_none(self.in_flight).callbacks and not ledger.folds and (self.engine.concurrency == 1 or not ledger.has_ready())
 
     def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
         awaitable = command.awaitable
@@ -365,19 +276,15 @@ class PassDriver:
             finally:
                 if inline.rest is not None:
                     self.rest = asyncio.get_running_loop().create_task(inline.rest, name=f"aiograd:{'callback' if node is None else node.name}")
-                    restore_mode(mode)  # what the rest has entered goes on with it
+                    restore_mode(mode)  # modes that the rest has entered stay with it
         except BaseException as raised:
             annotate(raised, self.task, node)
             raise
         finally:
             CURRENT.reset(token)
 
-    def is_cancelled(self) -> bool:
-        """True if the pass has been cancelled."""
-        return bool(self.runner.cancelling() > self.cancellations)
-
     def fold(self, node: Node, buffer: InputBuffer) -> None:
-        self.watch(self.offload(buffer.fold), functools.partial(self.folded, node, buffer))
+        self.watch(self.dispatch.offload(buffer.fold), functools.partial(self.folded, node, buffer))
 
     def folded(self, node: Node, buffer: InputBuffer, future: asyncio.Future[None]) -> None:
         try:
@@ -390,40 +297,32 @@ class PassDriver:
     # ---------------------------------------------------------------- futures in flight
 
     def watch(self, future: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
-        self.in_flight[future] = then
-        future.add_done_callback(self.on_done)
-
-    def on_done(self, future: asyncio.Future[Any]) -> None:
-        self.done.append(future)
-        self.wake()
+        not_none(self.in_flight).watch(future, then)
 
     def wake(self) -> None:
-        """Wake the driver if it waits."""
-        if self.waker is not None and not self.waker.done():
-            self.waker.set_result(None)
+        """Wake the runner if it waits."""
+        if self.in_flight is not None:
+            self.in_flight.wake()
 
-    async def wait(self) -> None:
-        if self.done:
+    def busy(self) -> list[Node]:
+        """The nodes that are in flight."""
+        return [] if self.in_flight is None else self.in_flight.nodes()
+
+    async def wait(self, in_flight: FuturesInFlight) -> None:
+        if in_flight.done:
             return
         if self.task.hooks is not None:
             self.task.hooks.on_wait()
         self.close()
-        self.waker = asyncio.get_running_loop().create_future()
-        jobs = self.jobs if len(self.in_flight) == 1 else None
+        jobs = self.jobs if len(in_flight.callbacks) == 1 else None
         try:
             if jobs is not None:
                 jobs.open()
-            await self.waker
+            await in_flight.wait()
         finally:
-            self.waker = None
             if jobs is not None:
                 jobs.close()
         await self.take_turn()
-
-    def settle(self, future: asyncio.Future[Any]) -> None:
-        then = self.in_flight.pop(future, None)
-        if then is not None:
-            then(future)
 
     def completed(self, node: Node, future: asyncio.Future[Any]) -> None:
         try:
@@ -433,7 +332,7 @@ class PassDriver:
             raise
         self.task.complete(node, outputs)
 
-    def went_on(self, node: Node, future: asyncio.Future[Any]) -> None:
+    def jobs_ended(self, node: Node, future: asyncio.Future[Any]) -> None:
         try:
             rest = future.result()
         except BaseException as error:
@@ -452,24 +351,6 @@ class PassDriver:
             annotate(error, self.task, node)
             raise error
         self.advance(node, evaluation, None if error is not None else future.result(), error)
-
-    def busy(self) -> list[Node]:
-        """The nodes that are in flight."""
-        return [then.args[0] for then in self.in_flight.values() if isinstance(then, functools.partial)]
-
-    def interrupt(self) -> asyncio.Future[None]:
-        """Make the pass fail because its engine is being closed; the future resolves when it has."""
-        self.is_interrupted = True
-        self.runner.cancel()
-        self.ended = asyncio.get_running_loop().create_future()
-        return self.ended
-
-    def was_interrupted(self) -> bool:
-        """True if closing the engine, and nobody else, has cancelled the runner; takes that cancellation back."""
-        if not self.is_interrupted:
-            return False
-        self.is_interrupted = False
-        return bool(self.runner.uncancel() <= self.cancellations)
 
     async def fail(self, error: BaseException) -> BaseException | None:
         """End the pass with an error.
@@ -500,16 +381,14 @@ class PassDriver:
             A cancellation that came meanwhile; it does not cut any of this short.
         """
         self.close()
-        futures = list(self.in_flight)
-        self.in_flight.clear()
-        self.done.clear()
+        futures = [] if self.in_flight is None else self.in_flight.drop()
         if self.current is not None:
             awaitable = self.current[2]
             self.current = None
             if asyncio.iscoroutine(awaitable):
                 awaitable.close()
         for future in futures:
-            future.cancel()  # one that has failed already counts as asked for its error by this: the first is the one that matters
+            future.cancel()  # the error of one that has failed counts as read by this: only the first error matters
         coroutines = [future for future in futures if isinstance(future, asyncio.Task)]
         if self.rest is not None:
             coroutines.append(self.rest)
@@ -533,7 +412,7 @@ class PassDriver:
             await self.perform(None, final_callback(task, callback))
 
     async def perform(self, node: Node | None, steps: Generator[Await, Any, None]) -> None:
-        """Run `steps` to their end, awaiting what they yield."""
+        """Run `steps` to their end, awaiting their commands."""
         value, error = None, None
         if self.turns.over() and self.holds_turn:
             await self.pause()
