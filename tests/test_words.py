@@ -14,7 +14,6 @@ ROOT = Path(__file__).parent.parent / "aiograd"
 
 #: words and the parts of the package that still have them; a list here only shrinks
 LEFT: Mapping[str, str] = {
-    "greeting": "distributed/cluster",
     "foresight": "distributed/autograd distributed/calls",
     "hearsay": "distributed/autograd",
     "former": "distributed/collectives",

@@ -68,9 +68,9 @@ from aiograd.running.offloading import ready
 from aiograd.running.tracing import SpanKindName
 from aiograd.tensors.core import TensorCore
 
-#: functions whose results are sent in full precision, whatever the worker's encoding: states of modules and optimizers
+#: functions with results in full precision, with any encoding of the worker: states of modules and optimizers
 EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")
-#: functions that are not counted, recorded or traced: the questions of those who look on
+#: functions that are not counted, recorded or traced: the questions of dashboards
 UNOBSERVED = "aiograd.dashboard."
 #: serves a function of the library itself: called with the caller's identity and the message
 Builtin = Callable[[PeerIdentity, Any], Coroutine[Any, Any, Any]]
@@ -96,7 +96,7 @@ class Calls:
         #: the number of functions that run on the executor or wait for it, and the queue for it; see Note [Waiting for the executor]
         self._on_executor = 0
         self._room: asyncio.Semaphore | None = None
-        #: functions whose calls were given up; see Note [Functions that never return]
+        #: functions of abandoned calls; see Note [Functions that never return]
         self._given_up: weakref.WeakSet[_ExecutorCall] = weakref.WeakSet()
         core.serve({FunctionCall: self.on_call})
         core.multicast.register(FunctionCall, self._on_relayed_call)
@@ -170,7 +170,7 @@ class Calls:
                 answer = await core.ask(peer, call, seconds, context.principal)
         except BaseException as error:
             if send is not None:
-                context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
+                context.send_nodes.pop(send.edge, None)  # the edge has no other half, or none that is used
             what = f"calling {_label(function, args)} on {peer}"
             if error.__class__ is DeadlineError:
                 raise _late(error, what) from None
@@ -427,7 +427,7 @@ def _label(function: str, args: list[Any]) -> str:
 
     Args:
         function: as in the message.
-        args: may be of any types and any number: nobody has checked them yet.
+        args: of any types and any number: they are not checked yet.
     """
     first, method = (*args, None, None)[:2]
     if function == CreateObject.form.name and isinstance(first, str):

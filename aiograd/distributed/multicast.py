@@ -72,7 +72,7 @@ class Multicast:
         Args:
             messages: by the name of the worker; all of one class, which is registered.
             timeout: seconds.
-            principal: on whose behalf.
+            principal: the principal that sends.
 
         Returns:
             The answer of each worker that was reached, or the exception that it has answered with. Others are missing, and may have been reached.

@@ -45,9 +45,10 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any, Literal, TypeVar, TypeVarTuple
 
-from aiograd.errors import AiogradError, ArgumentError, LoopError
+from aiograd.errors import AiogradError, ArgumentError
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.owner import OWNER, HandleOwner, Killed
+from aiograd.testing.refused_calls import REFUSED, refused
 from aiograd.testing.steps import HandleQueue, StepTrace
 from aiograd.testing.suspension import describe_task
 
@@ -425,33 +426,5 @@ def _check(seed: object, order: object, executor: object) -> None:
         raise ArgumentError(f"SimulatedLoop(executor={executor!r}): expected 'inline', 'threads' or a function of the loop")
 
 
-def _refuse(name: str) -> Callable[..., Any]:
-    def refused(self: SimulatedLoop, *args: Any, **kwargs: Any) -> Any:
-        raise LoopError(
-            f"{name}: a simulated loop opens no sockets, pipes or processes, since it could not repeat what they do. "
-            "Give the code under test a transport that needs none, or run it on a real loop."
-        )
-
-    refused.__name__ = name
-    refused.__doc__ = """Refused on this loop.
-
-    Args:
-        *args: no matter.
-        **kwargs: no matter.
-
-    Returns:
-        Nothing.
-
-    Raises:
-        LoopError: always.
-    """
-    return refused
-
-
-_SOCKET_CALLS = (name for name in dir(asyncio.AbstractEventLoop) if name.startswith("sock_"))
-for _name in (
-    "add_reader", "add_writer", "connect_accepted_socket", "connect_read_pipe", "connect_write_pipe", "create_connection", "create_datagram_endpoint",
-    "create_server", "create_unix_connection", "create_unix_server", "getaddrinfo", "getnameinfo", "sendfile", "start_tls", "subprocess_exec",
-    "subprocess_shell", *_SOCKET_CALLS,
-):
-    setattr(SimulatedLoop, _name, _refuse(_name))
+for _name in REFUSED:
+    setattr(SimulatedLoop, _name, refused(_name))

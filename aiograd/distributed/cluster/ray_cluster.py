@@ -28,7 +28,7 @@ from aiograd.distributed.cluster.names import check_names, check_service
 from aiograd.distributed.cluster.process import through_cancellation
 from aiograd.distributed.cluster.ray_connection import Connection, connect, import_ray, story
 from aiograd.distributed.cluster.ray_placement import PLACE_SECONDS, STRATEGIES, RayPlacement, bundle_of
-from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
+from aiograd.distributed.cluster.ray_worker import RayWorker, Settings, WorkerHandshake
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
@@ -146,7 +146,7 @@ class RayCluster(BaseCluster):
         )  # fmt: skip
         self._secret = secrets.token_bytes(32)
         self._actors: dict[str, Any] = {}
-        self._greetings: dict[str, Greeting] = {}
+        self._handshakes: dict[str, WorkerHandshake] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
@@ -155,7 +155,7 @@ class RayCluster(BaseCluster):
     @property
     def pids(self) -> dict[str, int]:
         """Process number of each worker, on its own node."""
-        return {name: greeting.pid for name, greeting in self._greetings.items()}
+        return {name: handshake.pid for name, handshake in self._handshakes.items()}
 
     def node_of(self, name: str) -> str:
         """The id that Ray has for the node where this worker runs.
@@ -169,7 +169,7 @@ class RayCluster(BaseCluster):
         Raises:
             UnknownPeerError: no such worker.
         """
-        return self._greetings[self._open().member(name).name].node
+        return self._handshakes[self._open().member(name).name].node
 
     async def wait_running(self, name: str) -> None:
         """Wait until this worker runs: at once if it answers, or when Ray has made it again. Cancelling changes nothing.
@@ -331,14 +331,15 @@ class RayCluster(BaseCluster):
         self._watching[name] = asyncio.get_running_loop().create_task(self._watch(name, actor), name=f"watch over {name}")
 
     async def _start(self, name: str, actor: Any) -> None:
-        greeting: Greeting = await self._result(name, actor.greet.remote())
-        if greeting.version != __version__:
+        handshake: WorkerHandshake = await self._result(name, actor.greet.remote())
+        if handshake.version != __version__:
             raise VersionMismatch(
-                f"worker {name} on node {greeting.address} has aiograd {greeting.version}, the driver {__version__}: install one version on all nodes"
+                f"worker {name} on node {handshake.address} has aiograd {handshake.version}, the driver {__version__}: install one version "
+                "on all nodes"
             )
         settings = dataclasses.replace(self._settings, name=name)
-        url: str = greeting.url or await self._result(name, actor.start.remote(settings, seal(self._secret, greeting.public)))
-        self._greetings[name] = greeting
+        url: str = handshake.url or await self._result(name, actor.start.remote(settings, seal(self._secret, handshake.public)))
+        self._handshakes[name] = handshake
         await self._open().introduce(name, url)
 
     async def _result(self, name: str, reference: Any) -> Any:
@@ -381,7 +382,7 @@ class RayCluster(BaseCluster):
     async def _end(self, name: str, grace: float = 0.0) -> None:
         """End the actor of a worker, without another in its place: in order within `grace` seconds, else it is killed. Cancelled, it is killed."""
         actor, watching = self._actors.pop(name, None), self._watching.pop(name, None)
-        self._greetings.pop(name, None)
+        self._handshakes.pop(name, None)
         if actor is None:
             return
         stopping = asyncio.ensure_future(_settled(actor.stop.remote() if grace else None))

@@ -23,7 +23,7 @@ from aiograd.running.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)
-class Greeting:
+class WorkerHandshake:
     """The answer of a new actor to `RayWorker.greet`."""
 
     version: str
@@ -67,9 +67,9 @@ class RayWorker:
     def __repr__(self) -> str:
         return self._name
 
-    async def greet(self) -> Greeting:
+    async def greet(self) -> WorkerHandshake:
         """Version, public key, process, node and, if it has been started, URL of the worker."""
-        return Greeting(__version__, self._recipient.public, os.getpid(), *_whereabouts(), "" if self._worker is None else self._worker.url)
+        return WorkerHandshake(__version__, self._recipient.public, os.getpid(), *_whereabouts(), "" if self._worker is None else self._worker.url)
 
     async def start(self, settings: Settings, sealed: bytes) -> str:
         """Open the worker; returns its URL.

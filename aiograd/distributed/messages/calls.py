@@ -90,7 +90,7 @@ class RelayedAnswer(WireMessage):
 
 @message(kind=10, name="RELAY", code="relay", answer=list[RelayedAnswer])
 class Relay(WireMessage):
-    """Messages to many workers by way of the receiver, its own first. The answer has those of the workers that were reached."""
+    """Messages to many workers by way of the receiver, its own first. The answer has the answers of the workers that were reached."""
 
     #: the kind of the messages
     request_kind: int

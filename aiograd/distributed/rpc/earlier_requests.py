@@ -35,10 +35,10 @@ class NextSession(Protocol):
         """Fail a request that has been taken over and ends without an answer."""
 
     def late_for(self, request: PendingRequest) -> DistributedError:
-        """The error for a request whose deadline has passed."""
+        """The error for a request that is past its deadline."""
 
     def give_up(self, request: PendingRequest) -> None:
-        """Cancel a request whose caller does not wait any more."""
+        """Cancel a request that its caller has abandoned."""
 
     def settled(self, now: float) -> None:
         """Requests may have been repeated."""

@@ -10,7 +10,7 @@ Note [Finding a way back]
     first usually succeeds. If both dial, the newer channel wins, on each side by its own clock. If the sides
     disagree, both channels end up closed and they try again, at different times.
 
-    The dialling side learns what has happened: a refused connection means that the process has ended; another incarnation, that it was
+    The dialling side learns the reason: a refused connection means that the process has ended; another incarnation, that it was
     restarted; a session that is not resumed, that the peer has given it up. In each case all requests under way are lost, at once. While
     the peer merely cannot be reached, it is dialled again, until it has been silent for too long.
 
@@ -24,7 +24,7 @@ Note [A peer that starts afresh]
     side can send the rest again.
 
 Note [Handshakes that overtake each other]
-    A worker whose channel broke just after the handshake dials again and asks for a session that the peer may not know yet: the last message of
+    A worker that loses its channel just after the handshake dials again and asks for a session that the peer may not know yet: the last message of
     the first handshake can still be under way, with requests behind it. A peer that has answered "no such session" keeps to it: a session
     that came into being meanwhile ends, its report says what was run of it, and one that would come into being later is refused.
 """
@@ -61,7 +61,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 
-#: the reason for the loss of a peer whose process has been replaced by another
+#: the reason for the loss of a peer that another process has replaced
 RESTARTED = "it was restarted"
 #: seconds between two attempts to reach a peer: the first, and at most; each is drawn from the upper half of its range
 FIRST_PAUSE, LONGEST_PAUSE = 0.025, 0.25
@@ -126,7 +126,7 @@ class Peer:
 
     Args:
         owner: the endpoint.
-        id: the worker's name, and the principal on whose behalf this side speaks.
+        id: the worker's name, and the principal that this side speaks for.
     """
 
     __slots__ = (
@@ -272,7 +272,7 @@ class Peer:
             self._reach(session, pause)
 
     def left(self, session: PeerSession) -> None:
-        """Called by a session whose peer said goodbye."""
+        """Called by a session when its peer says goodbye."""
         self.lose(session, "it was closed")
 
     def timed_out(self, session: PeerSession) -> None:
@@ -283,7 +283,7 @@ class Peer:
         self.lose(session, f"nothing was heard from it for {self.limits.silence:g} s", session.trouble)
 
     def lose(self, session: PeerSession, reason: str, cause: BaseException | None = None, successor: PeerSession | None = None) -> None:
-        """End a session and fail its requests; those that were not run move to the session `successor`."""
+        """End a session and fail its requests; requests that were not run move to the session `successor`."""
         if session.is_lost:
             return
         task = self._dialling.pop(session, None)

@@ -148,7 +148,7 @@ class PeerSession:
             del answer, request  # else an error's traceback keeps this frame, which keeps the error
 
     def give_up(self, request: PendingRequest) -> None:
-        """Cancel a request whose caller does not wait any more."""
+        """Cancel a request that its caller has abandoned."""
         id = request.id
         if self._requests.get(id) is request:
             self._forget(id)
@@ -350,7 +350,7 @@ class PeerSession:
         request.fail(loss)
 
     def late_for(self, request: PendingRequest) -> DistributedError:
-        """The error for a request whose deadline has passed."""
+        """The error for a request that is past its deadline."""
         return self._late(request.kind, request.timeout)
 
     def settled(self, now: float) -> None:

@@ -125,7 +125,7 @@ class RequestHandlers:
             self._peer.loop.call_soon(_raise, stop)
 
     def _serve_promptly(self, effect: Deliver, handler: PromptHandler) -> None:
-        """Serve a request that needs no task; what is to be sent then goes out with the rest of what came with it."""
+        """Serve a request that needs no task; its answer goes out after all requests that came with it."""
         id, kind, message, _ = effect
         value: Any = None
         failed, hold = False, 0.0

@@ -14,7 +14,7 @@ Note [Peers that do not read, and peers that do not finish]
     must come in each such time. One timer per connection watches both, and runs only while there is something to watch.
 
 Note [Small frames beside large ones]
-    Whoever fills a connection with large frames holds up the small ones in it by what lies ahead of them: in the transport, at most two frames
+    A small frame waits for the large frames ahead of it in a connection: in the transport, at most two frames
     and one that is being written; in the socket, where the system is told to take no more than one frame, and `UNSENT`, that it cannot send yet;
     and at the receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
     after each large one reading pauses for a turn of the loop, in which what has come in before is served.
@@ -23,34 +23,26 @@ Note [Fewer wake-ups]
     A system on the same machine or network delivers a large frame in pieces of at most 64 KiB, and wakes the receiver for each, which costs
     more than the copy. So while a large frame comes in, the system is told to wait for `WAKE` bytes, or for the rest of the frame.
 
-Note [Masks]
-    A browser masks what it sends with bytes that a web page cannot foresee, so that no page can write a request of its choice into a connection
-    that a proxy between them reads as HTTP. From the second attachment on frames are sealed, and nobody can foresee a byte of them; the
-    mask is then zero, which every receiver understands and which costs neither side anything.
-
 Note [Strangers]
-    Whoever connects could announce large messages before it has said who it is, and have memory set aside for them. On a channel that was
-    accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on. From then on
+    A stranger could announce large messages before its handshake, and have memory set aside for them. On a channel that was
+    accepted, messages are therefore small until it is attached a second time: that is when the handshake is done. From then on
     it counts as a peer's; there may be no room for one, then it is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
-import os
 import socket
 import sys
-import termios
 from collections.abc import Callable
 from typing import Any
 
 from aiograd.distributed.rpc.http import framing
 from aiograd.distributed.rpc.http.admission import ConnectionPermit
+from aiograd.distributed.rpc.http.frame_output import NO_MASK, WHOLE, FrameOutput
+from aiograd.distributed.rpc.http.sockets import UNREAD, bytes_in
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
-from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ProtocolError, WorkerLostError
 
 #: bytes by which a message may exceed a frame: header, seal and the like
@@ -61,51 +53,22 @@ STRANGER = 4 << 10
 RECEIVE = 64 << 10
 #: a frame larger than this gets a buffer of its own
 OWN_BUFFER = 16 << 10
-#: header and payload up to this size are joined, so that they leave in one packet
-JOIN = 16 << 10
-#: bytes that the system takes beyond what it can send; see Note [Small frames beside large ones]
-UNSENT = 256 << 10
 #: bytes of a large frame that the system collects before it says so; see Note [Fewer wake-ups]
 WAKE = 512 << 10
 #: bytes of a frame that a peer sends in `handshake_timeout` at least, if it does not end in that time
 SLOWEST = 4 << 10
-#: written bytes that a peer takes in `unread_seconds` at least, unless it takes all of them
-TRICKLE = 64 << 10
-#: bytes of random masks that are drawn at a time
-KEYS = 2048
 #: seconds that a closed connection has for the rest of its output
 LINGER = 1.0
 
-#: questions to a socket: bytes that were not read, and (SIOCOUTQNSD of Linux) bytes that were taken and have not been sent
-UNREAD = getattr(termios, "FIONREAD", None)
-NOT_SENT = 0x894B if sys.platform == "linux" else None
-
-_BINARY = framing.FIN | framing.BINARY
-_NO_MASK = bytes(4)
 
 
-def bytes_in(connection: Any, what: int | None) -> int:
-    """Bytes that the system holds for a socket; 0 where it does not say.
-
-    Args:
-        connection: the socket; None: not known.
-        what: `UNREAD` or `NOT_SENT`.
-    """
-    if connection is None or what is None:
-        return 0
-    try:
-        return int.from_bytes(fcntl.ioctl(connection.fileno(), what, bytes(4)), sys.byteorder)
-    except (OSError, ValueError):  # it is closed
-        return 0
-
-
-class WebSocketChannel(asyncio.BufferedProtocol):
+class WebSocketChannel(FrameOutput):
     """See `Channel`.
 
     Args:
         remote: where the peer is, for logs.
         limits: sizes and times.
-        masking: True if this side dialled: it then masks what it sends and the other does not.
+        masking: True if this side dialled: it then masks its frames, and the other side does not.
         certified_names: the names in the peer's verified certificate.
         on_lost: called when the connection is gone, before `on_closed`.
         permit: of a connection that was accepted.
@@ -113,11 +76,9 @@ class WebSocketChannel(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "remote", "certified_names", "shared_memory", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit",
-        "_is_sealed", "_loop", "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end",
-        "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused",
-        "_joined", "_joined_bytes", "_written", "_unread_mark", "_unread_since", "_watch", "_heard_at",
-        "_waiting", "_socket", "_came",
+        "remote", "certified_names", "shared_memory", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit", "_on_frame", "_on_closed", "_error",
+        "_buffer", "_view", "_end", "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_watch",
+        "_heard_at", "_waiting", "_came",
     )  # fmt: skip
 
     def __init__(
@@ -131,34 +92,25 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         permit: ConnectionPermit | None = None,
         shared: SharedMemory | None = None,
     ) -> None:
+        super().__init__(limits, masking)
         self.remote = remote
         self.certified_names = certified_names
         self.shared_memory = shared
-        self._limits = limits
-        self._masking = masking
-        self._mask_bit = framing.MASKED if masking else 0
         self._peer_mask_bit = 0 if masking else framing.MASKED
         self._on_lost = on_lost
         self._permit = permit
         self._message_limit = limits.frame_bytes + OVERHEAD if masking else STRANGER
-        #: True if the frames that are sent are sealed; see Note [Masks]
-        self._is_sealed = False
-        self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport
         self._on_frame: Callable[[bytes | memoryview], None] | None = None
         self._on_closed: Callable[[BaseException | None], None] | None = None
-        self._on_writable: Callable[[], None] | None = None
-        self._closing = False
-        self._lost = False
         self._error: BaseException | None = None
-        # input: what has arrived and is not parsed, the large frame that is being received, the fragments of a message before it
+        # input: bytes that are not parsed, the large frame that is being received, the fragments of a message before it
         self._buffer = bytearray(RECEIVE)
         self._view = memoryview(self._buffer)
         self._end = 0
         self._body: memoryview | None = None
         self._body_end = 0
         self._body_first = 0
-        self._body_key = _NO_MASK
+        self._body_key = NO_MASK
         #: the socket, where the system can be told when to wake this side, and the number of bytes at which it does
         self._connection: Any = None
         self._wake_at = 1
@@ -166,26 +118,15 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         #: since when the message that is being received takes too long, and bytes of it that had come by then
         self._began: float | None = None
         self._came = 0
-        #: when something last came; the socket, and the bytes in it that were not read when it was last asked
+        #: when something last came; and the bytes in the socket that were not read when it was last asked
         self._heard_at = self._loop.time()
-        self._socket: Any = None
         self._waiting = 0
-        # output
-        self._keys = b""
-        self._keys_used = 0
-        #: heads and small frames that wait for more, and bytes of these frames
-        self._joined: list[Buffer] = []
-        self._joined_bytes = 0
-        self._paused = False
-        self._written = 0
-        self._unread_mark = 0
-        self._unread_since = 0.0
         self._watch: asyncio.TimerHandle | None = None
 
     # ---- life
 
     def start(self, transport: asyncio.Transport, received: bytes) -> None:
-        """Take over a connection; `received` is what came after the HTTP head. Nothing is read until somebody attaches."""
+        """Take over a connection; `received` is what came after the HTTP head. Nothing is read until the channel is attached."""
         self._transport = transport
         transport.pause_reading()
         if (transport.get_extra_info("peername") or (None,))[0] != (transport.get_extra_info("sockname") or ("",))[0]:
@@ -242,7 +183,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._transport.abort()
 
     def _fail(self, code: int, what: str) -> None:
-        """Close because of what the peer sent."""
+        """Close because the peer broke the protocol."""
         if not self._closing:
             self._error = ProtocolError(f"WebSocket frame from {self.remote}: {what}", code="websocket")
             self._close(code)
@@ -264,94 +205,6 @@ class WebSocketChannel(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         return False
-
-    # ---- output
-
-    def send(self, frame: Buffer, more: bool = False) -> bool:
-        """Queue one frame, see `Channel.send`. It must not change afterwards: it may be sent from where it is."""
-        if self._closing:
-            return False
-        length = len(frame)
-        head = framing.header(_BINARY, length, self._mask_bit)
-        if self._masking:
-            if self._is_sealed:
-                head += _NO_MASK
-            else:
-                key = self._next_key()
-                head += key
-                frame = framing.masked(frame, key)
-        self._written += length
-        if length <= JOIN:
-            self._joined += (head, frame)
-            self._joined_bytes += length
-            if more and self._joined_bytes <= JOIN and not self._paused:
-                return True
-            self.flush()
-        else:
-            self.flush()
-            self._transport.writelines((head, frame))
-        if self._paused:
-            if self._transport.get_write_buffer_size() > self._limits.unread_bytes:
-                self._drop(f"it left more than {self._limits.unread_bytes} bytes unread")
-            return False
-        return True
-
-    def flush(self) -> None:
-        """Let frames leave, see `Channel.flush`."""
-        joined = self._joined
-        if joined and not self._closing:
-            data = b"".join(joined)
-            joined.clear()
-            self._joined_bytes = 0
-            self._transport.write(data)
-
-    @property
-    def unsent(self) -> int:
-        """See `Channel.unsent`."""
-        if self._closing:
-            return 0
-        return self._joined_bytes + self._transport.get_write_buffer_size() + bytes_in(self._socket, NOT_SENT)
-
-    def pace(self, frame_bytes: int) -> None:
-        """See `Channel.pace`."""
-        high = min(2 * frame_bytes, self._limits.unread_bytes)
-        if self._lost:
-            return
-        self._transport.set_write_buffer_limits(high=high, low=high // 2)
-        if self._socket is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            with contextlib.suppress(OSError):  # the connection is gone, as is said in a moment
-                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, min(UNSENT, frame_bytes))
-
-    def _next_key(self) -> bytes:
-        at = self._keys_used
-        if at == len(self._keys):
-            self._keys, at = os.urandom(KEYS), 0
-        self._keys_used = at + 4
-        return self._keys[at : at + 4]
-
-    def _control(self, opcode: int, payload: bytes) -> None:
-        head = framing.header(framing.FIN | opcode, len(payload), self._mask_bit)
-        if self._masking:
-            key = self._next_key()
-            head += key + framing.masked(payload, key)
-        else:
-            head += payload
-        self.flush()
-        self._transport.write(head)
-
-    def pause_writing(self) -> None:
-        self._paused = True
-        self._mark(self._written - self._transport.get_write_buffer_size())
-        self._ensure_watch()
-
-    def _mark(self, left: int) -> None:
-        """Give the peer `unread_seconds` for what has been written, or for `TRICKLE` bytes of it."""
-        self._unread_mark, self._unread_since = min(self._written, left + TRICKLE), self._loop.time()
-
-    def resume_writing(self) -> None:
-        self._paused = False
-        if self._on_writable is not None and not self._closing:
-            self._on_writable()
 
     # ---- input
 
@@ -386,7 +239,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                 self._wake_when(rest)
             if not rest:
                 self._body = None
-                if self._body_key != _NO_MASK:
+                if self._body_key != NO_MASK:
                     framing.mask_in_place(body.obj, self._body_key)  # type: ignore[arg-type]
                 self._deliver(self._body_first, body)
                 self._rest()
@@ -427,10 +280,10 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                 if length < (126 if size == 2 else 65536):
                     self._fail(framing.PROTOCOL_FAULT, f"length {length} in {size} bytes")
                     return
-            usual = first == _BINARY and second & framing.MASKED == mask_bit and length <= self._message_limit and self._fragments is None
+            usual = first == WHOLE and second & framing.MASKED == mask_bit and length <= self._message_limit and self._fragments is None
             if not (usual or self._acceptable(first, second, length)):
                 return
-            key = _NO_MASK
+            key = NO_MASK
             if mask_bit:
                 if end - at < 4:
                     break
@@ -442,7 +295,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                     position = end
                 break
             position = at + length
-            payload = bytes(view[at:position]) if key == _NO_MASK else framing.masked(view[at:position], key)
+            payload = bytes(view[at:position]) if key == NO_MASK else framing.masked(view[at:position], key)
             if usual and self._on_frame is not None:
                 self._began = None
                 self._on_frame(payload)
@@ -458,7 +311,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             self._begin_watch()
 
     def _acceptable(self, first: int, second: int, length: int) -> bool:
-        """Check a header, before anything is allocated for what it announces; closes where it is wrong."""
+        """Check a header, before memory is allocated for its frame; closes where it is wrong."""
         opcode, final, begun = first & 0x0F, first & framing.FIN, self._fragments
         if (second & framing.MASKED) != self._peer_mask_bit:
             self._fail(framing.PROTOCOL_FAULT, "masked by the wrong side")
@@ -487,7 +340,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._wake_when(length - len(start))
 
     def _deliver(self, first: int, payload: bytes | memoryview) -> None:
-        if first == _BINARY:
+        if first == WHOLE:
             self._began = None
             if self._on_frame is not None:
                 self._on_frame(payload)
