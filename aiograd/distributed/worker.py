@@ -393,7 +393,7 @@ class Worker:
         return WorkerStatistics(
             name=self.name,
             contexts=len(contexts),
-            passes=sum(len(context.parts) for context in contexts),
+            passes=sum(len(context.participants) for context in contexts),
             calls=sum(len(context.calls) for context in contexts),
             stuck=self._calls.stuck,
             references=len(self._objects.table),

@@ -13,11 +13,11 @@ from typing import Any
 from unittest import mock
 
 from aiograd.distributed.autograd.backward import BackwardPasses
-from aiograd.distributed.autograd.backward import PassRequest as Pass
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.autograd.participant import PassParticipant
+from aiograd.distributed.autograd.pass_request import PassRequest as Pass
 from aiograd.distributed.autograd.pass_transaction import PassTransaction
 from aiograd.distributed.messages.calls import RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.passes import Commit
@@ -214,7 +214,7 @@ def _answer_before_the_commit(stack: ExitStack) -> None:
 
     async def hasty_commit(self: BackwardPasses, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
         context, pass_id = self._context(caller, message, ended=True), message.pass_id
-        part = context.parts.get(pass_id)
+        part = context.participants.get(pass_id)
         if part is None:
             return await on_commit(self, caller, message, timeout)
         asyncio.get_running_loop().call_later(LATE, part.commit)
@@ -228,7 +228,7 @@ def _commit_again(stack: ExitStack) -> None:
 
     async def eager_commit(self: BackwardPasses, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
         context, pass_id = self._context(caller, message, ended=True), message.pass_id
-        if pass_id not in context.parts and context.history.outcome(pass_id) is Outcome.COMMITTED:
+        if pass_id not in context.participants and context.history.outcome(pass_id) is Outcome.COMMITTED:
             for slot in context.slots.values():
                 slot.grad = None if slot.grad is None else slot.grad + slot.grad
         return await on_commit(self, caller, message, timeout)

@@ -101,7 +101,7 @@ class Book:
             if host is self.host or self.world.hosts.get(name) is not host:
                 continue
             context = host.find(self.key, self.principal)
-            if context is None or context.parts or context.in_doubt:
+            if context is None or context.participants or context.in_doubt:
                 continue  # undecided, or reported to be so
             for where, leaf, expected in self._leaves(name, host):
                 factor = factor_of(_array(context.grads.get(leaf)), expected)

@@ -122,7 +122,7 @@ class ProcessServed(Served):
         """Of every context that was not opened here and in which nothing is undecided: whether anything was committed in it."""
         worker = self.settle()
         contexts: list[Context] = list(worker._contexts)
-        return {c.key.hex(): len(c.grads) > 0 for c in contexts if c.origin != worker.name and not c.parts and not c.in_doubt and c.recv_nodes}
+        return {c.key.hex(): len(c.grads) > 0 for c in contexts if c.origin != worker.name and not c.participants and not c.in_doubt and c.recv_nodes}
 
     # ---------------------------------------------------------------- what is done to it
 

@@ -354,7 +354,7 @@ class Work:
 
         A call that opens a context opens one of the tenant's own, of the same id, and what follows is about that one.
         """
-        key, pass_id = context.key, next(iter(context.parts), (DRIVER, 1))
+        key, pass_id = context.key, next(iter(context.participants), (DRIVER, 1))
         edge = next(iter(context.send_nodes), 1)
         opens = random.random() < 0.5
         heading = (key, context.origin, (-1,), 0, opens)

@@ -467,12 +467,12 @@ def test_a_worker_that_is_told_to_stop_while_it_walks_asks_nobody_any_more(monke
             monkeypatch.setattr("aiograd.distributed.autograd.discovery.BUDGET", -1.0)  # it pauses at every look at the clock
             running = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
             await until(lambda: passes([b]) == [1])
-            (pass_id,) = view(b, ctx).parts
+            (pass_id,) = view(b, ctx).participants
             log = Log().watch(b)
             assert await c.endpoint.request("b", Kind.ABORT, (ctx.key, *pass_id, "no more"), 5) is True
             with pytest.raises(PassAbortedError, match="the pass was given up by c: no more"):
                 await running
-            assert "MARK" not in log.count() and passes(opened) == [0, 0, 0] and not view(c, ctx).parts
+            assert "MARK" not in log.count() and passes(opened) == [0, 0, 0] and not view(c, ctx).participants
             monkeypatch.undo()
             await ctx.backward(loss)
 
@@ -530,7 +530,7 @@ async def test_messages_of_a_pass_that_is_over_are_refused_and_change_nothing() 
             await request("b", Kind.COMMIT, address, 5, None)
         assert await request("b", Kind.ABORT, sent[2][1], 5, None) is True
         assert await request("b", Kind.OUTCOME, address, 5, None) == "aborted"
-        assert passes(opened) == [0, 0, 0, 0] and nothing(stage.found(ctx, opened)) and not view(b, ctx).parts
+        assert passes(opened) == [0, 0, 0, 0] and nothing(stage.found(ctx, opened)) and not view(b, ctx).participants
 
         stage.fault.on = False
         sent.clear()

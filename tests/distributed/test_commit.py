@@ -129,7 +129,7 @@ async def test_only_the_initiator_commits_and_only_what_is_prepared() -> None:
         held, go = asyncio.Event(), asyncio.Event()
 
         async def hold() -> None:
-            address.extend(view(s.c, s.ctx).parts)
+            address.extend(view(s.c, s.ctx).participants)
             held.set()
             await go.wait()
 
@@ -162,7 +162,7 @@ def test_a_second_commit_joins_the_first_and_counts_nothing_twice() -> None:
             s.stage.weights["c"].register_post_accumulate_grad_hook(hook)
             running = s.start()
             await asyncio.sleep(1)
-            (pass_id,) = view(s.c, s.ctx).parts
+            (pass_id,) = view(s.c, s.ctx).participants
             assert s.committed() == "abc"
             again = [s.a.endpoint.request("c", Kind.COMMIT, (s.ctx.key, *pass_id), 5) for _ in range(3)]
             assert await asyncio.gather(*again) == [True, True, True] and len(ran) == 1 and now() >= ran[0]
@@ -188,7 +188,7 @@ def test_a_part_that_is_stopped_in_the_moment_of_its_commit_commits() -> None:
             s.stage.weights["c"].register_post_accumulate_grad_hook(hook)
 
             def stop() -> None:
-                (part,) = view(s.c, s.ctx).parts.values()
+                (part,) = view(s.c, s.ctx).participants.values()
                 part.commit()
                 part.stop(ContextError("stopped"))
 
@@ -226,7 +226,7 @@ def test_a_worker_that_cannot_carry_out_a_commit_does_not_say_that_the_pass_was_
                 raise MemoryError("no room")
 
             def trouble() -> None:
-                (part,) = view(s.c, s.ctx).parts.values()
+                (part,) = view(s.c, s.ctx).participants.values()
                 part.task.commit = fail  # type: ignore[method-assign]
 
             with before(s.c, Kind.COMMIT, trouble), pytest.raises(CommitUnknown) as caught:
@@ -375,7 +375,7 @@ def test_who_was_never_told_of_an_abort_asks_when_its_time_is_over() -> None:
             with after(s.b, Kind.GRADIENT, hold):
                 running = s.start(timeout=6, retain_graph=True)
                 await ready.wait()
-            assert view(s.c, s.ctx).parts and [part.state for part in view(s.c, s.ctx).parts.values()] == ["prepared"]
+            assert view(s.c, s.ctx).participants and [part.state for part in view(s.c, s.ctx).participants.values()] == ["prepared"]
             s.board.cut("c", "a")
             s.board.cut("c", "b")
             running.cancel()
@@ -405,13 +405,13 @@ def test_an_initiator_that_knows_nothing_of_a_pass_never_decided_for_it() -> Non
             with after(s.c, Kind.GRADIENT, hold):
                 running = s.start()
                 await held.wait()
-                (part,) = view(s.c, s.ctx).parts.values()
-                mine = view(s.a, s.ctx).parts.pop(part.pass_id)
+                (part,) = view(s.c, s.ctx).participants.values()
+                mine = view(s.a, s.ctx).participants.pop(part.pass_id)
                 part.ask_around()
                 part.ask_around()
                 await asyncio.sleep(1)
                 assert await s.outcome(s.c) == ["aborted"]
-                view(s.a, s.ctx).parts[part.pass_id] = mine
+                view(s.a, s.ctx).participants[part.pass_id] = mine
                 with pytest.raises(PassAbortedError, match="the pass was aborted: a says so"):
                     await asyncio.wait_for(asyncio.shield(_error_of(part)), 5)
                 running.cancel()
@@ -517,7 +517,7 @@ def test_in_doubt_is_for_good_where_the_context_outlives_the_doubt() -> None:
                 context.openers.clear()  # as where its own code had opened it: no lease ends
             await asyncio.sleep(LIMITS.lease_seconds + 10)
             for worker, context in zip((s.b, s.c), contexts, strict=True):
-                assert len(context.in_doubt) == 1 and not context.parts and worker.statistics().in_doubt == 1
+                assert len(context.in_doubt) == 1 and not context.participants and worker.statistics().in_doubt == 1
                 assert list(context.history.outcomes.values()) == ["unknown"], "what is not known is not said to be aborted"
                 with worker.within(context):
                     optimizer = dist.DistributedOptimizer(worker, ag.optim.SGD, [s.stage.weights[worker.name]], lr=1.0)

@@ -770,7 +770,7 @@ async def test_a_released_context_keeps_nothing_alive_but_its_gradients() -> Non
         async with a.context() as ctx:
             x = leaf(1, 2)
             await ctx.backward((await a.call("b", "scale", x)).sum())
-        assert not ctx.send_nodes and not ctx.recv_nodes and not ctx.parts and not ctx.calls and not ctx.history.outcomes
+        assert not ctx.send_nodes and not ctx.recv_nodes and not ctx.participants and not ctx.calls and not ctx.history.outcomes
         assert len(ctx.grads) == 1
 
 

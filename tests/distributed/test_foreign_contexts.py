@@ -129,7 +129,7 @@ class Scene:
             found.append(list(table._released.get("default", ())))
             for each in table:
                 if each.principal == "default":
-                    parts = {name: (part.state, part.error, list(part.sends), part.others) for name, part in each.parts.items()}
+                    parts = {name: (part.state, part.error, list(part.sends), part.others) for name, part in each.participants.items()}
                     grads = {id(node): slot.grad for node, slot in each.slots.items()}
                     edges = [*each.send_nodes.items(), *each.recv_nodes.items()]
                     leases = dict(each.openers), each.beat, dict(each.beats)
@@ -143,7 +143,7 @@ class Scene:
         with within:
             going = asyncio.ensure_future(self.ctx.backward(self.loss))
             await self.reached.wait()
-            (self.pass_id,) = {**self.ctx.parts, **self.ctx.history.outcomes}
+            (self.pass_id,) = {**self.ctx.participants, **self.ctx.history.outcomes}
             await asyncio.sleep(0.1)  # all others come to where they have to wait as well
             try:
                 yield
@@ -186,28 +186,28 @@ async def marked(scene: Scene) -> AsyncIterator[None]:
 @state
 async def running(scene: Scene) -> AsyncIterator[None]:
     async with scene.running(hook(scene.weight.register_hook, scene)):
-        assert view(scene.b, scene.ctx).parts[scene.pass_id].state == "active"
+        assert view(scene.b, scene.ctx).participants[scene.pass_id].state == "active"
         yield
 
 
 @state
 async def prepared(scene: Scene) -> AsyncIterator[None]:
     async with scene.running(after(scene.b, Kind.GRADIENT, scene.hold)):
-        assert view(scene.b, scene.ctx).parts[scene.pass_id].state == "prepared"
+        assert view(scene.b, scene.ctx).participants[scene.pass_id].state == "prepared"
         yield
 
 
 @state
 async def committed_where_it_began(scene: Scene) -> AsyncIterator[None]:
     async with scene.running(before(scene.b, Kind.COMMIT, scene.hold)):
-        assert scene.ctx.history.outcomes[scene.pass_id] == "committed" and view(scene.b, scene.ctx).parts[scene.pass_id].state == "prepared"
+        assert scene.ctx.history.outcomes[scene.pass_id] == "committed" and view(scene.b, scene.ctx).participants[scene.pass_id].state == "prepared"
         yield
 
 
 @state
 async def committed_with_hooks_that_run(scene: Scene) -> AsyncIterator[None]:
     async with scene.running(hook(scene.weight.register_post_accumulate_grad_hook, scene)):
-        assert view(scene.b, scene.ctx).parts[scene.pass_id].is_decided
+        assert view(scene.b, scene.ctx).participants[scene.pass_id].is_decided
         yield
 
 

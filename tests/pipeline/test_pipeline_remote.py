@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.rpc import peer_session
+from aiograd.distributed.rpc import request_handlers
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import (
     ArgumentError,
@@ -335,7 +335,7 @@ def test_nobody_waits_for_confirmations_that_are_held() -> None:
                 await pipe.step(*data(8))
                 return now() - began
 
-    assert simulated_run(main).value < peer_session.HOLD
+    assert simulated_run(main).value < request_handlers.HOLD
 
 
 async def test_hosts_of_others_take_nothing() -> None:

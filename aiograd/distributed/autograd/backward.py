@@ -9,24 +9,24 @@ import asyncio
 import contextvars
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from aiograd.coordination.drive import CoordinatorDrive
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.crossing import Crossing, crossings
 from aiograd.distributed.autograd.discovery import check_foreseen, send_node
 from aiograd.distributed.autograd.participant import PassParticipant
+from aiograd.distributed.autograd.pass_end import give_up, settle
+from aiograd.distributed.autograd.pass_request import PassRequest
 from aiograd.distributed.messages.fields import NO_TRACE
 from aiograd.distributed.messages.passes import UP, Abort, Commit, Gradient, GradientsTaken, Mark, Marked, PassMessage, PassOutcome
 from aiograd.distributed.observing import observe
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
-from aiograd.distributed.rpc.timers import expire_at, wait_for
+from aiograd.distributed.rpc.timers import expire_at
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
@@ -35,51 +35,22 @@ from aiograd.engine.selection import Selection
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
-    CommitUnknown,
     ContextError,
     DeadlineError,
-    DistributedError,
     NoGraphError,
     PassAbortedError,
     ProtocolError,
     WorkerLostError,
 )
-from aiograd.graph.node import Node, _next_sequence
+from aiograd.graph.node import _next_sequence
 from aiograd.running import tracing
 from aiograd.running.caller import type_found
 from aiograd.running.modes import ModeScope
-from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.passes import start_grad
-from aiograd.transaction import AbortDecided, Coordinator, Outcome, PeerLost, TransactionState
+from aiograd.transaction import AbortDecided, Outcome, PeerLost, TransactionState
 
 MODES = ("smart", "fast")
-
-
-@dataclass(slots=True)
-class PassRequest:
-    """The roots, seeds and options of a pass."""
-
-    roots: Sequence[tuple[Node, int]]
-    seeds: Sequence[Array]
-    retain_graph: bool
-    create_graph: bool
-    smart: bool
-    what: str = "ctx.backward()"
-    #: in a selective pass: the local pass that it replaces
-    wanted: GraphTask | None = None
-
-    @classmethod
-    def of(cls, task: GraphTask, smart: bool) -> PassRequest:
-        """The request for a pass over several workers in place of a local pass that has not begun."""
-        return cls(task.roots, task.plan.seeds, task.keep_graph, task.create_graph, smart, "grad()", task)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of the initiator's GraphTask."""
-        if self.wanted is None or not isinstance(plan := self.wanted.plan, Selection):
-            return {}
-        return {"inputs": plan.inputs, "accumulate": plan.accumulate, "keepers": plan.keepers, "require_inputs": plan.require_inputs}
 
 
 class BackwardPasses:
@@ -204,7 +175,7 @@ class BackwardPasses:
         pass_id = (core.name, self._first + context.next_pass)
         scope = SCOPE.get()
         place = (*(scope.place if scope is not None and scope.worker is core.worker else ()), -_next_sequence())
-        part = PassParticipant(
+        participant = PassParticipant(
             core, context, pass_id, retain_graph=request.retain_graph, smart=request.smart, deadline=deadline, on_end=self._ended,
             create_graph=request.create_graph, place=place, is_selective=wanted is not None, crossing=None if wanted is None else Crossing(wanted),
         )  # fmt: skip
@@ -212,114 +183,49 @@ class BackwardPasses:
             try:
                 async with asyncio.timeout(None) as clock:
                     expire_at(core.endpoint.context, clock, deadline)
-                    if part.smart:
+                    if participant.smart:
                         starts = [node for node, _ in request.roots]
-                        names = await part.walk.foresee(starts) if wanted is None else None
+                        names = await participant.discovery.foresee(starts) if wanted is None else None
                         if names is None:
-                            names, _ = await part.walk.mark(starts)
-                        part.others = sorted(names)
+                            names, _ = await participant.discovery.mark(starts)
+                        participant.others = sorted(names)
                         if wanted is not None and isinstance(wanted.plan, Selection):
-                            await part.walk.rise([node for node, _ in wanted.plan.inputs])
+                            await participant.discovery.rise([node for node, _ in wanted.plan.inputs])
                     else:
-                        part.sends.update(dict.fromkeys(context.send_nodes.values()))
-                    if part.error is not None:
-                        raise part.error
-                    task = part.start(request.roots, request.seeds, self._surroundings(context, part), request.options)
-                    await part.wait_ended()
+                        participant.sends.update(dict.fromkeys(context.send_nodes.values()))
+                    if participant.error is not None:
+                        raise participant.error
+                    task = participant.start(request.roots, request.seeds, self._surroundings(context, participant), request.options)
+                    await participant.wait_ended()
             except TimeoutError:
                 if not clock.expired():
                     raise
                 raise DeadlineError(
-                    f"{request.what} in context {context.id} did not end before its deadline: {part.describe()}"
+                    f"{request.what} in context {context.id} did not end before its deadline: {participant.describe()}"
                 ) from None
         except BaseException as error:
-            await self._given_up(part, error)
+            await give_up(participant, error)
             raise
-        await self._settled(part)
+        await settle(participant)
         return task
-
-    async def _given_up(self, part: PassParticipant, error: BaseException) -> None:
-        """Called when waiting for the pass was cancelled or timed out: abort it everywhere; if it has been committed, end its hooks and callbacks."""
-        part.reason = type(error).__name__
-        part.stop(error if isinstance(error, Exception) else PassAbortedError(f"a pass was cancelled on {self.core.name}"))
-        if not part.is_decided:
-            aborting = self.core.spawn(self._abort(part), "abort")
-            await wait_for(self.core.endpoint.context, aborting, self._patience(part))
-            return
-        error.committed = True  # type: ignore[attr-defined]
-        await self._spread(part)
-
-    def _patience(self, part: PassParticipant) -> float:
-        """Seconds to wait for acknowledgements of the end of a pass, little more than for it; after that, workers are told in the background."""
-        return part.left() + self.core.limits.heartbeat / 2
-
-    async def _abort(self, part: PassParticipant) -> None:
-        try:
-            await part.wait_ended()
-        finally:
-            part.introduce()  # who has turned up since is told as well
-            await part.wait_told()
-
-    async def _spread(self, part: PassParticipant) -> None:
-        """Called when waiting is cancelled after the commit: let hooks here end, and wait a moment until the other workers are told."""
-        try:
-            await part.wait_ended()
-            if part.pending_decision is not None:
-                await wait_for(self.core.endpoint.context, part.pending_decision, min(self.core.limits.silence, self._patience(part)))
-        except asyncio.CancelledError as again:
-            again.committed = True  # type: ignore[attr-defined]
-            raise
-        finally:
-            _note_doubt(part)
-
-    async def _settled(self, part: PassParticipant) -> None:
-        """Wait for the other workers after the pass has ended on this one, and raise the errors of the pass."""
-        error = part.error
-        if part.state is not TransactionState.COMMITTED:
-            error = error or PassAbortedError("the pass was aborted")
-            await self._given_up(part, error)
-            raise error
-        if part.pending_decision is not None:
-            try:
-                await wait_for(self.core.endpoint.context, part.pending_decision, self._patience(part))
-            except asyncio.CancelledError as cancelled:
-                cancelled.committed = True  # type: ignore[attr-defined]
-                await self._spread(part)
-                raise
-        unknown = _note_doubt(part)
-        failures = part.drive.failures if isinstance(part.drive, CoordinatorDrive) else {}
-        if error is not None:
-            raise error
-        if unknown:
-            first = failures.get(unknown[0]) or DistributedError(f"no confirmation of the commit has come to {self.core.name}")
-            lost = CommitUnknown(
-                f"the gradients of this pass are committed on {self.core.name}, and {', '.join(unknown)} could not be told ({first}). Do not "
-                "step with the gradients of this context: restore a lost worker from a checkpoint and run the pass again in a new one.",
-                workers=unknown,
-            )
-            lost.committed = True
-            raise lost from first
-        for name, failure in failures.items():
-            if getattr(failure, "committed", False) or not (part.is_selective or name in part.idle):
-                raise failure
 
     # ---------------------------------------------------------------- on workers that take part
 
     async def on_mark(self, caller: PeerIdentity, message: Mark, timeout: float) -> Marked:
         """Serve a `Mark`."""
         context = self._context(caller, message)
-        part = context.parts.get(message.pass_id)
-        if part is not None and part.task is not None:
+        participant = context.participants.get(message.pass_id)
+        if participant is not None and participant.task is not None:
             raise PassAbortedError("edge discovery of a pass goes on although the pass is running already")
         if message.direction == UP:
-            if part is None:
+            if participant is None:
                 raise PassAbortedError("edge discovery of a pass goes on although the pass was aborted here")
-            return Marked([], await part.walk.rise(part.walk.take_recvs(message.edges, caller.name), caller.name))
+            return Marked([], await participant.discovery.rise(participant.discovery.take_recvs(message.edges, caller.name), caller.name))
         for edge in message.edges:
             send_node(context, edge, caller.name)  # before anything is made
-        if part is None:
-            part = self._join(context, message.pass_id, timeout, is_selective=message.direction is not None)
-        names, back = await part.walk.mark(part.walk.take_sends(message.edges, caller.name), caller.name)
+        if participant is None:
+            participant = self._join(context, message.pass_id, timeout, is_selective=message.direction is not None)
+        names, back = await participant.discovery.mark(participant.discovery.take_sends(message.edges, caller.name), caller.name)
         return Marked(sorted({*names, self.core.name}), back)
 
     async def on_gradient(self, caller: PeerIdentity, message: Gradient, timeout: float) -> GradientsTaken:
@@ -331,106 +237,107 @@ class BackwardPasses:
             raise ProtocolError("gradients of a pass that records a graph without a place in it", code="gradient")
         edge = message.bundle.edge
         send_node(context, edge, caller.name)
-        part = context.parts.get(message.pass_id)
-        if part is None:
+        participant = context.participants.get(message.pass_id)
+        if participant is None:
             options = {"retain_graph": message.retain_graph, "smart": message.smart, "is_selective": message.is_selective}
             if message.edges:  # see Note [Foresight] in `discovery`
                 for each in message.edges:
                     check_foreseen(send_node(context, each, caller.name), context)
-                part = self._join(context, message.pass_id, timeout, **options)
-                part.walk.take_sends(message.edges, caller.name)
+                participant = self._join(context, message.pass_id, timeout, **options)
+                participant.discovery.take_sends(message.edges, caller.name)
             elif message.smart:
                 raise PassAbortedError(f"gradients of message {edge} for a pass that has not asked for them: it was given up here")
             else:
-                part = self._join(context, message.pass_id, timeout, **options)
-                part.sends.update(dict.fromkeys(context.send_nodes.values()))
-        if part.error is not None:  # it is being wound up, and waits for nothing
-            raise part.error
-        part.retain_graph, part.create_graph, part.is_selective = message.retain_graph, message.create_graph, message.is_selective
-        send, arrays = await part.gradients.accept(message.bundle, caller.name)
+                participant = self._join(context, message.pass_id, timeout, **options)
+                participant.sends.update(dict.fromkeys(context.send_nodes.values()))
+        if participant.error is not None:  # it is being wound up, and waits for nothing
+            raise participant.error
+        participant.retain_graph, participant.create_graph = message.retain_graph, message.create_graph
+        participant.is_selective = message.is_selective
+        send, arrays = await participant.gradients.accept(message.bundle, caller.name)
         failpoints.reach("bwd.after_receive")
-        if part.error is not None:
-            raise part.error
-        is_first = part.task is None
+        if participant.error is not None:
+            raise participant.error
+        is_first = participant.task is None
         if is_first:
-            part.others = sorted({*part.others, *message.others})
-            part.parent = part.gradients.asker = caller.name
-            part.place = message.place or ()
+            participant.others = sorted({*participant.others, *message.others})
+            participant.parent = participant.gradients.asker = caller.name
+            participant.place = message.place or ()
             failpoints.reach("bwd.before_compute")
             profiler = self.core.recorder(caller, trace)
-            collect = context.recorder(part.place) if part.create_graph else None
+            collect = context.recorder(participant.place) if participant.create_graph else None
             with ModeScope(profiler=profiler, anomaly=message.anomaly, collect=collect):
-                part.start(context=self._surroundings(context, part, trace.parent))
-        if part.task is not None:
-            part.task.deliver(send, arrays)
+                participant.start(context=self._surroundings(context, participant, trace.parent))
+        if participant.task is not None:
+            participant.task.deliver(send, arrays)
         if not is_first:
             return GradientsTaken([self.core.name], [], False)
         try:
-            with observe(self.core.meter, "receive", "gradients", caller.name, None if part.task is None else part.task.profiler):
-                await part.wait_prepared()
+            with observe(self.core.meter, "receive", "gradients", caller.name, None if participant.task is None else participant.task.profiler):
+                await participant.wait_prepared()
         except asyncio.CancelledError:
-            part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
+            participant.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
             raise
         failpoints.reach("bwd.before_ack")
-        return GradientsTaken(sorted({*part.behind, self.core.name}), await part.gradients.answer(), part.has_left)
+        return GradientsTaken(sorted({*participant.behind, self.core.name}), await participant.gradients.answer(), participant.has_left)
 
     async def on_commit(self, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
         """Serve a `Commit`."""
         context, pass_id = self._context(caller, message, ended=True), message.pass_id
-        part = context.parts.get(pass_id)
-        if part is None:
+        participant = context.participants.get(pass_id)
+        if participant is None:
             history = context.history
             if pass_id in history and history.outcome(pass_id) is Outcome.UNKNOWN and pass_id not in history.in_doubt:
                 history.remember(pass_id, Outcome.COMMITTED)  # it had nothing to commit: see Note [Nothing to commit] in `participant`
             if history.outcome(pass_id) is not Outcome.COMMITTED:
                 raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
             return True
-        if caller.name != part.initiator:
+        if caller.name != participant.initiator:
             raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
-        return await self._commit(caller, part)
+        return await self._commit(caller, participant)
 
     async def on_relayed_commit(self, caller: PeerIdentity, message: Commit, timeout: float) -> bool:
         """As `on_commit`, by way of another worker of the same principal, which is believed as when it is asked what became of the pass."""
-        part = self._context(caller, message, ended=True).parts.get(message.pass_id)
-        return await (self.on_commit(caller, message, timeout) if part is None else self._commit(caller, part))
+        participant = self._context(caller, message, ended=True).participants.get(message.pass_id)
+        return await (self.on_commit(caller, message, timeout) if participant is None else self._commit(caller, participant))
 
-    async def _commit(self, caller: PeerIdentity, part: PassParticipant) -> bool:
-        if not part.commit():
+    async def _commit(self, caller: PeerIdentity, participant: PassParticipant) -> bool:
+        if not participant.commit():
             raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
         failpoints.reach("commit.half")
         try:
-            await part.wait_ended()
+            await participant.wait_ended()
         except asyncio.CancelledError:
-            part.stop(DeadlineError(f"{caller.name} waits no longer for hooks and callbacks of a pass"))
+            participant.stop(DeadlineError(f"{caller.name} waits no longer for hooks and callbacks of a pass"))
             raise
-        if part.error is not None:
-            raise part.error
+        if participant.error is not None:
+            raise participant.error
         failpoints.reach("commit.before_reply")
         return True
 
     async def on_abort(self, caller: PeerIdentity, message: Abort, timeout: float) -> bool:
         """Serve an `Abort`."""
         context, pass_id = self._context(caller, message, ended=True), message.pass_id
-        part = context.parts.get(pass_id)
-        if part is None:
+        participant = context.participants.get(pass_id)
+        if participant is None:
             if context.history.outcome(pass_id) is Outcome.UNKNOWN:  # never heard of, or in doubt
                 context.in_doubt.discard(pass_id)
                 context.history.remember(pass_id, Outcome.ABORTED)
             return True
-        if part.is_decided:
+        if participant.is_decided:
             return True
         error = PassAbortedError(f"the pass was given up by {caller.name}: {message.reason[:200]}")
-        is_news = part.fail(error, None if part.is_initiator else AbortDecided())
-        await part.wait_ended()
-        if is_news or caller.name == part.initiator:
-            await part.wait_told()
+        is_news = participant.fail(error, None if participant.is_initiator else AbortDecided())
+        await participant.wait_ended()
+        if is_news or caller.name == participant.initiator:
+            await participant.wait_told()
         return True
 
     async def on_outcome(self, caller: PeerIdentity, message: PassOutcome, timeout: float) -> str:
         """Serve a `PassOutcome`."""
         context, pass_id = self._context(caller, message, ended=True), message.pass_id
-        part = context.parts.get(pass_id)
-        return (part.transaction.outcome if part is not None else context.history.outcome(pass_id)).value
+        participant = context.participants.get(pass_id)
+        return (participant.transaction.outcome if participant is not None else context.history.outcome(pass_id)).value
 
     def _context(self, caller: PeerIdentity, message: PassMessage, ended: bool = False) -> Context:
         """The context of a message about a pass, which may be over only with `ended`."""
@@ -446,24 +353,24 @@ class BackwardPasses:
         if pass_id[0] == self.core.name:
             raise PassAbortedError(f"{self.core.name} has started no such pass")
         loop = asyncio.get_running_loop()
-        part = PassParticipant(
+        participant = PassParticipant(
             self.core, context, pass_id, retain_graph=retain_graph, smart=smart, deadline=loop.time() + timeout, on_end=self._ended,
             is_selective=is_selective,
         )  # fmt: skip
-        part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
-        return part
+        participant.expire_at(participant.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
+        return participant
 
-    def _ended(self, part: PassParticipant) -> None:
-        if part.state is TransactionState.COMMITTED or (part.has_left and part.error is None):
+    def _ended(self, participant: PassParticipant) -> None:
+        if participant.state is TransactionState.COMMITTED or (participant.has_left and participant.error is None):
             self.committed += 1
         else:
             self.aborted += 1
 
-    def _surroundings(self, context: Context, part: PassParticipant, parent: str | None = None) -> contextvars.Context:
+    def _surroundings(self, context: Context, participant: PassParticipant, parent: str | None = None) -> contextvars.Context:
         """The contextvars.Context in which this worker's part runs: the distributed context is current in hooks, and so is the span `parent`."""
         surroundings = contextvars.copy_context()
-        place = part.place[:-1] if part.is_initiator else part.place
-        surroundings.run(SCOPE.set, Scope(self.core.worker, context, context.principal, part.deadline, place, is_in_pass=True))
+        place = participant.place[:-1] if participant.is_initiator else participant.place
+        surroundings.run(SCOPE.set, Scope(self.core.worker, context, context.principal, participant.deadline, place, is_in_pass=True))
         if parent is not None:
             surroundings.run(tracing.follow, parent)
         return surroundings
@@ -476,42 +383,25 @@ class BackwardPasses:
         for context in self.contexts:
             if context.principal != identity.principal:
                 continue
-            for part in list(context.parts.values()):
-                if part.began_at >= error.spared_since:
+            for participant in list(context.participants.values()):
+                if participant.began_at >= error.spared_since:
                     continue
-                if part.is_initiator:
-                    if name in {*part.others, *part.downstream, *part.behind}:
-                        part.fail(error, PeerLost())
-                elif part.transaction.is_prepared:
-                    if name in (part.initiator, part.parent):  # who is lost may have been the only one who could tell of the decision
-                        part.ask_around()
-                elif name == part.initiator and part.state is TransactionState.ACTIVE:
-                    part.fail(error, PeerLost())
-                    part.tell_abort({*part.others, *part.downstream})
+                if participant.is_initiator:
+                    if name in {*participant.others, *participant.downstream, *participant.behind}:
+                        participant.fail(error, PeerLost())
+                elif participant.transaction.is_prepared:
+                    if name in (participant.initiator, participant.parent):  # who is lost may have been the only one who could tell of the decision
+                        participant.ask_around()
+                elif name == participant.initiator and participant.state is TransactionState.ACTIVE:
+                    participant.fail(error, PeerLost())
+                    participant.tell_abort({*participant.others, *participant.downstream})
 
     def on_released(self, context: Context) -> Sequence[PassParticipant]:
         """Abort the passes of a context that is being released."""
-        parts = list(context.parts.values())
-        for part in parts:
-            if self.core.is_closing and not part.is_initiator:
-                part.stop(self.core.closed_error("GRADIENT"))
+        participants = list(context.participants.values())
+        for participant in participants:
+            if self.core.is_closing and not participant.is_initiator:
+                participant.stop(self.core.closed_error("GRADIENT"))
             else:
-                part.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
-        return parts
-
-
-def _unknown(part: PassParticipant) -> tuple[str, ...]:
-    """Workers that have something to commit and have not acknowledged the commit of the pass."""
-    if part.is_selective or not isinstance(part.transaction, Coordinator):
-        return ()
-    return tuple(sorted(part.transaction.unacknowledged - part.idle))
-
-
-def _note_doubt(part: PassParticipant) -> tuple[str, ...]:
-    """Mark the pass as in doubt in its context until all workers have acknowledged the commit; returns the workers that have not."""
-    unknown = _unknown(part)
-    if unknown:
-        part.context.in_doubt.add(part.pass_id)
-        if part.pending_decision is not None and not part.pending_decision.done():  # telling them goes on
-            part.pending_decision.add_done_callback(lambda _: None if _unknown(part) else part.context.in_doubt.discard(part.pass_id))
-    return unknown
+                participant.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
+        return participants

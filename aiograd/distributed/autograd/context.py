@@ -154,7 +154,7 @@ class Context:
 
     __slots__ = (
         "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at", "openers",
-        "beat", "beats", "parts", "history", "calls", "next_pass", "turn", "runner", "had_sends", "is_blind", "_salt", "_edges", "_places",
+        "beat", "beats", "participants", "history", "calls", "next_pass", "turn", "runner", "had_sends", "is_blind", "_salt", "_edges", "_places",
         "_edge_limit", "__weakref__",
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ class Context:
         self.beat = 0
         self.beats: dict[tuple[str, bytes], int] = {}
         #: passes under way here
-        self.parts: dict[PassId, Any] = {}
+        self.participants: dict[PassId, Any] = {}
         #: the outcomes of passes with a part on this worker
         self.history: History[PassId] = History(REMEMBERED)
         #: asyncio tasks that serve calls in this context, as an ordered set

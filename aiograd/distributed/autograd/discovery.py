@@ -1,6 +1,6 @@
 """EdgeDiscovery: finds the edges that the roots of a pass depend on, before gradients flow.
 
-The initiator walks its graph from the roots. Where the walk reaches a recv node, the worker behind it goes on from the send node of the same
+The initiator walks its graph from the roots. Where it reaches a recv node, the worker behind it goes on from the send node of the same
 edge, and so on; a worker answers once everything behind it has been walked. So no worker waits for the gradient of a remote result that
 the roots do not depend on.
 
@@ -14,16 +14,16 @@ Note [Foresight]
     questions: the initiator walks its own graph alone, and the gradients tell each worker its edges that take part. A worker whose graph has been
     changed since its answer refuses.
 
-Note [A walk that fails]
-    The walk itself does not tell the workers that it has asked already: each worker tells those when its own part is aborted
+Note [Discovery that fails]
+    Discovery itself does not tell the workers that it has asked already: each worker tells them when the pass is aborted there
     (see `PassParticipant.fail`), and asks no others any more.
 
-Note [The walk from the wanted inputs]
+Note [Discovery from the wanted inputs]
     A pass that wants some inputs of its initiator walks once more, the other way: from those inputs up to the marked send nodes that lead to
-    them, on from the recv nodes of these edges, and so on. Only edges that both walks have found carry gradients. A worker without such
-    edges does nothing, and its part ends with the commit.
+    them, on from the recv nodes of these edges, and so on. Only edges found in both directions carry gradients. A worker without such
+    edges does nothing, and the pass ends there with the commit.
 
-Source: PyTorch RFC 23110 ("SMART mode"), which sends the whole lineage with every call instead; the walk costs no bytes in forward.
+Source: PyTorch RFC 23110 ("SMART mode"), which sends the whole lineage with every call instead; discovery costs no bytes in forward.
 """
 
 from __future__ import annotations
@@ -34,45 +34,45 @@ from typing import Any
 
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
-from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
+from aiograd.distributed.autograd.pass_record import ParticipantHelper, PassRecord
 from aiograd.distributed.messages.passes import DOWN, UP, Mark, Marked
 from aiograd.engine.run.together import together
 from aiograd.errors import ContextError, GraphError, ProtocolError, WorkerLostError
 from aiograd.graph.edge_edits import EDGE_EDITS
 from aiograd.graph.node import Node
 
-#: the number of nodes that a walk visits between two readings of the clock
+#: the number of nodes that discovery visits between two readings of the clock
 STRIDE = 512
-#: seconds that a walk may block the loop
+#: seconds that discovery may block the loop
 BUDGET = 0.0015
 #: nodes that a worker looks at before it answers a call, and edges of one worker that gradients name, at most; see Note [Foresight]
 FORESIGHT = 128
 FORESEEN_EDGES = 32
 
 
-class EdgeDiscovery(PartHelper):
-    """One worker's part of the walk of one pass.
+class EdgeDiscovery(ParticipantHelper):
+    """Edge discovery on one worker, in one pass.
 
     Args:
-        part: the worker's record of the pass.
+        participant: the worker's record of the pass.
     """
 
     __slots__ = ("leading", "sends", "_visited", "_parents", "_began", "_time")
 
-    def __init__(self, part: PassRecord) -> None:
-        super().__init__(part)
-        #: recv and send nodes that lead to the wanted inputs; see Note [The walk from the wanted inputs]
+    def __init__(self, participant: PassRecord) -> None:
+        super().__init__(participant)
+        #: recv and send nodes that lead to the wanted inputs; see Note [Discovery from the wanted inputs]
         self.leading: dict[RecvNode, None] = {}
         self.sends: dict[SendNode, None] = {}
-        #: visited nodes, in the order of the walk, so that a simulated run can be repeated
+        #: visited nodes, in the order of discovery, so that a simulated run can be repeated
         self._visited: dict[Node, None] = {}
-        #: node -> its parents among the visited nodes, for the walk upwards; entries are removed once they have been used
+        #: node -> its parents among the visited nodes, for the way upwards; entries are removed once they have been used
         self._parents: dict[Node, list[Node]] | None = None
         self._began = 0.0
         self._time = asyncio.get_running_loop().time
 
     def forget(self) -> None:
-        """Drop the references to the graph after the walk."""
+        """Drop the references to the graph after discovery."""
         self._visited = {}
         self._parents = None
         self.leading, self.sends = {}, {}
@@ -80,7 +80,7 @@ class EdgeDiscovery(PartHelper):
     async def foresee(self, starts: Iterable[Node]) -> set[str] | None:
         """Do what `mark` does without asking anybody, on the initiator; see Note [Foresight].
 
-        Cancelling it stops the walk.
+        Cancelling stops it.
 
         Returns:
             Names of the workers that take part, this one not included; None if others have to be asked, and nothing is marked then.
@@ -88,8 +88,8 @@ class EdgeDiscovery(PartHelper):
         Raises:
             ContextError: as for `mark`.
         """
-        part = self._part
-        context, here, foreseen = part.context, part.core.name, part.foreseen
+        participant = self._participant
+        context, here, foreseen = participant.context, participant.core.name, participant.foreseen
         while starts and not context.is_blind:
             by_peer = await self._reach(starts)
             starts = self.take_sends(by_peer.pop(here, ()), here)
@@ -102,7 +102,7 @@ class EdgeDiscovery(PartHelper):
         if not context.is_blind:
             return set(foreseen)
         foreseen.clear()
-        part.sends.clear()
+        participant.sends.clear()
         self._visited = {}
         return None
 
@@ -119,9 +119,9 @@ class EdgeDiscovery(PartHelper):
             Names of the workers that take part, this one not included; and edges of the asker that were reached.
 
         Raises:
-            The error with which the part has failed meanwhile; ContextError: the roots depend on another context; errors of other workers.
+            The error with which the pass has failed here meanwhile; ContextError: the roots depend on another context; errors of other workers.
         """
-        return await self._spread(starts, asker, DOWN if self._part.is_selective else None, self._reach, self.take_sends)
+        return await self._spread(starts, asker, DOWN if self._participant.is_selective else None, self._reach, self.take_sends)
 
     async def rise(self, starts: Iterable[Node], asker: str | None = None) -> list[int]:
         """Walk up from these nodes, and let the workers behind every send node that leads to them do the same.
@@ -148,23 +148,23 @@ class EdgeDiscovery(PartHelper):
         find: Callable[[Iterable[Node]], Coroutine[Any, Any, dict[str, list[int]]]],
         take: Callable[[Iterable[Any], str], list[Node]],
     ) -> tuple[set[str], list[int]]:
-        part = self._part
+        participant = self._participant
         names: set[str] = set()
         back: list[int] = []
-        here, ask, address, principal = part.core.name, part.core.ask, part.address(), part.context.principal
+        here, ask, address, principal = participant.core.name, participant.core.ask, participant.address(), participant.context.principal
         while starts:
             by_peer = await find(starts)
-            if part.error is not None:
-                raise part.error
+            if participant.error is not None:
+                raise participant.error
             back += by_peer.pop(asker or "", ())
             own = by_peer.pop(here, ())
             starts = take(own, here)
-            part.downstream.update(by_peer)
-            left = part.left()
+            participant.downstream.update(by_peer)
+            left = participant.left()
             asked = [ask(peer, Mark(*address, edges, direction), left, principal) for peer, edges in by_peer.items()]
             answers: list[Marked] = await together(asked)
-            if part.error is not None:  # the context may have been released meanwhile, and its edges with it
-                raise part.error
+            if participant.error is not None:  # the context may have been released meanwhile, and its edges with it
+                raise participant.error
             for peer, answer in zip(by_peer, answers, strict=True):
                 names.update(answer.names)
                 starts += take(answer.edges, peer)
@@ -176,24 +176,24 @@ class EdgeDiscovery(PartHelper):
         Raises:
             ProtocolError: there is no such edge to `peer`.
         """
-        sends = self._part.sends
+        sends = self._participant.sends
         new: list[Node] = []
         for edge in edges:
-            send = send_node(self._part.context, edge, peer)
+            send = send_node(self._participant.context, edge, peer)
             if send not in sends:
                 sends[send] = None
                 new.append(send)
         return new
 
     def take_recvs(self, edges: Iterable[int], peer: str) -> list[Node]:
-        """Let recv nodes that a walk has reached send gradients; returns those that did not already.
+        """Let recv nodes that were reached send gradients; returns those that did not already.
 
         Raises:
             ProtocolError: there is no such edge from `peer`.
         """
         new: list[Node] = []
         for edge in edges:
-            recv = self._part.context.recv_nodes.get(edge)
+            recv = self._participant.context.recv_nodes.get(edge)
             if recv is None or recv.peer != peer or recv not in self._visited:
                 raise ProtocolError(f"the pass does not depend on message {edge}", code="edge")
             if recv not in self.leading:
@@ -216,9 +216,9 @@ class EdgeDiscovery(PartHelper):
         by_peer: dict[str, list[int]] = {}
         stack = list(starts)
         steps = 0
-        while stack and self._parents is not None:  # which it is once the part has been given up
+        while stack and self._parents is not None:  # None once the pass has been given up
             node = stack.pop()
-            if isinstance(node, SendNode) and node in self._part.sends and node not in self.sends:
+            if isinstance(node, SendNode) and node in self._participant.sends and node not in self.sends:
                 self.sends[node] = None
                 by_peer.setdefault(node.peer, []).append(node.edge)
             stack += self._parents.pop(node, ())
@@ -233,8 +233,8 @@ class EdgeDiscovery(PartHelper):
             self._began = self._time()
 
     async def _reach(self, starts: Iterable[Node]) -> dict[str, list[int]]:
-        """The edges behind recv nodes that a walk from `starts` reaches for the first time, by worker."""
-        context, crossing = self._part.context, self._part.crossing
+        """The edges behind recv nodes that are reached from `starts` for the first time, by worker."""
+        context, crossing = self._participant.context, self._participant.crossing
         by_peer: dict[str, list[int]] = {}
         for steps, node in enumerate(self._nodes(starts), 1):
             if isinstance(node, RecvNode):

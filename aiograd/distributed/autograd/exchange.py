@@ -1,17 +1,17 @@
-"""GradientExchange: the gradients that one part of a pass sends to other workers and receives from them.
+"""GradientExchange: the gradients that one participant of a pass sends to other workers and receives from them.
 
 Note [Termination]
-    The answer to the first gradients that reach a worker is held back until its part is prepared; later ones are answered at once. So the
+    The answer to the first gradients that reach a worker is held back until it is prepared; later ones are answered at once. So the
     workers form a tree with the initiator as its root, whatever cycles the graph has among them, and an answered tree is a prepared one.
     (Dijkstra and Scholten, Termination detection for diffusing computations, 1980.)
 
 Note [Fewer messages]
-    Gradients for the worker whose first gradients wait for an answer are sent with that answer if this part waits for nothing else. They are
+    Gradients for the worker whose first gradients wait for an answer are sent with that answer if this participant waits for nothing else. They are
     held back only until the engine pauses or waits, so they arrive no later than the answer.
 
 Note [Hearsay]
-    When a rule fails on a worker, its error is passed up the tree. A worker that sends later gradients to a part that has been aborted by then
-    only learns that, not the reason. So this part does not fail with such an answer as long as other answers are outstanding, one
+    When a rule fails on a worker, its error is passed up the tree. A worker that sends later gradients to a participant that has been aborted by then
+    only learns that, not the reason. So this participant does not fail with such an answer as long as other answers are outstanding, one
     of which brings the reason; but it waits no longer than it takes to notice a lost worker.
 
 Note [Passes that record a graph]
@@ -32,7 +32,7 @@ import numpy as np
 
 from aiograd.distributed.autograd.discovery import send_node
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
-from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
+from aiograd.distributed.autograd.pass_record import ParticipantHelper, PassRecord
 from aiograd.distributed.messages.passes import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART, Bundle, Gradient, GradientsTaken
 from aiograd.distributed.observing import observe, trace_context
 from aiograd.distributed.rpc.codec import WireTensor
@@ -49,17 +49,17 @@ from aiograd.transaction.tree import witnesses
 Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
 
-class GradientExchange(PartHelper):
-    """The gradients that one part sends and receives.
+class GradientExchange(ParticipantHelper):
+    """The gradients that one participant sends and receives.
 
     Args:
-        part: the part of the pass.
+        participant: the worker's record of the pass.
     """
 
     __slots__ = ("asker", "outgoing", "_loop", "_held_back", "_hearsay", "_patience", "_sent_edges", "_received_edges")
 
-    def __init__(self, part: PassRecord) -> None:
-        super().__init__(part)
+    def __init__(self, participant: PassRecord) -> None:
+        super().__init__(participant)
         #: the worker whose first gradients have not been answered yet
         self.asker: str | None = None
         #: gradients that have not been answered, by the task that sends them
@@ -78,7 +78,7 @@ class GradientExchange(PartHelper):
 
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
-        outgoing = node, list(grads), self._record(node, grads) if self._part.create_graph else 0
+        outgoing = node, list(grads), self._record(node, grads) if self._participant.create_graph else 0
         if node.peer == self.asker:
             self._held_back.append(outgoing)
         else:
@@ -91,7 +91,7 @@ class GradientExchange(PartHelper):
             self._start(outgoing)
 
     async def answer(self) -> list[Bundle]:
-        """The gradients to be sent with the answer to the first gradients, once the part is prepared or has left."""
+        """The gradients to be sent with the answer to the first gradients, once the participant is prepared or has left."""
         self.asker = None
         held, self._held_back = self._held_back, []
         return [await self._bundle(*outgoing) for outgoing in held]
@@ -107,7 +107,7 @@ class GradientExchange(PartHelper):
 
     def take_back(self) -> None:
         """Remove the edges that the failed pass has recorded."""
-        context = self._part.context
+        context = self._participant.context
         for edge in self._sent_edges:
             context.send_nodes.pop(edge, None)
         for edge in self._received_edges:
@@ -115,69 +115,70 @@ class GradientExchange(PartHelper):
 
     def _record(self, node: RecvNode, grads: Sequence[Any]) -> int:
         """Make the SendNode of a message of gradients, see Note [Passes that record a graph]; returns its edge, 0 if no gradient requires grad."""
-        part = self._part
+        participant = self._participant
         recorded = [grad for grad in grads if grad is not None and grad.requires_grad]
-        if not recorded or part.task is None:
+        if not recorded or participant.task is None:
             return 0
-        send = part.context.add_send(recorded, node.peer)
+        send = participant.context.add_send(recorded, node.peer)
         self._sent_edges.append(send.edge)
-        part.task.collect(send)
+        participant.task.collect(send)
         return send.edge
 
     def _start(self, outgoing: Outgoing) -> None:
-        part, node = self._part, outgoing[0]
-        part.downstream.add(node.peer)
+        participant, node = self._participant, outgoing[0]
+        participant.downstream.add(node.peer)
         sending = self._loop.create_task(self._send(outgoing), name=f"aiograd:gradient-{node.edge}")
         self.outgoing[sending] = node
-        sending.add_done_callback(functools.partial(self._sent, part))  # the part is there until then
+        sending.add_done_callback(functools.partial(self._sent, participant))  # the participant is there until then
 
     async def _send(self, outgoing: Outgoing) -> list[str]:
-        part, node = self._part, outgoing[0]
-        flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
-        flags |= part.is_selective * SELECTIVE
-        if part.task is not None and part.task.anomaly is not None:
-            flags |= ANOMALY | part.task.anomaly * NAN
-        profiler = None if part.task is None else part.task.profiler
-        with observe(part.core.meter, "send", "gradients", node.peer, profiler) as seen:
+        participant, node = self._participant, outgoing[0]
+        flags = participant.retain_graph * RETAIN | participant.smart * SMART | participant.create_graph * CREATE
+        flags |= participant.is_selective * SELECTIVE
+        if participant.task is not None and participant.task.anomaly is not None:
+            flags |= ANOMALY | participant.task.anomaly * NAN
+        profiler = None if participant.task is None else participant.task.profiler
+        with observe(participant.core.meter, "send", "gradients", node.peer, profiler) as seen:
             seen.nbytes = sum(grad.nbytes for grad in outgoing[1] if isinstance(grad, np.ndarray))
             gradient = Gradient(
-                *part.address(), await self._bundle(*outgoing), flags, witnesses(part.others, node.peer), part.foreseen.get(node.peer),
-                part.place if part.create_graph else None, trace_context(profiler),
+                *participant.address(), await self._bundle(*outgoing), flags, witnesses(participant.others, node.peer),
+                participant.foreseen.get(node.peer),
+                participant.place if participant.create_graph else None, trace_context(profiler),
             )  # fmt: skip
-            answer: GradientsTaken = await part.core.ask(node.peer, gradient, part.left(), part.context.principal)
+            answer: GradientsTaken = await participant.core.ask(node.peer, gradient, participant.left(), participant.context.principal)
         if answer.has_left:
-            part.idle.add(node.peer)
+            participant.idle.add(node.peer)
         for bundle in answer.bundles:
-            if part.error is not None:
+            if participant.error is not None:
                 break  # it is being wound up, and waits for nothing
             send, arrays = await self.accept(bundle, node.peer)
-            if part.task is not None:
-                part.task.deliver(send, arrays)
+            if participant.task is not None:
+                participant.task.deliver(send, arrays)
         return answer.names
 
-    def _sent(self, part: PassRecord, sending: asyncio.Task[Any]) -> None:
+    def _sent(self, participant: PassRecord, sending: asyncio.Task[Any]) -> None:
         del self.outgoing[sending]
         error = PassAbortedError("sending gradients was cancelled") if sending.cancelled() else sending.exception()
         if error is None:
-            part.behind.update(sending.result())
+            participant.behind.update(sending.result())
         elif isinstance(error, PassAbortedError):
             self._hearsay = self._hearsay or error
         else:
-            part.fail(error)
+            participant.fail(error)
         if self._hearsay is not None:
             self._consider(self._hearsay)
-        part.changed()
+        participant.changed()
 
     def _consider(self, hearsay: PassAbortedError) -> None:
         if not self.outgoing:
-            self._part.fail(hearsay)
-        elif self._patience is None and self._part.error is None:
-            core = self._part.core
-            self._patience = call_at(core.endpoint.context, self._loop, self._loop.time() + core.limits.silence, self._part.fail, hearsay)
+            self._participant.fail(hearsay)
+        elif self._patience is None and self._participant.error is None:
+            core = self._participant.core
+            self._patience = call_at(core.endpoint.context, self._loop, self._loop.time() + core.limits.silence, self._participant.fail, hearsay)
 
     async def _bundle(self, node: RecvNode, grads: list[Array | None], recorded_edge: int) -> Bundle:
         """The wire form of the gradients of one edge."""
-        encoding = self._part.core.gradient_encoding
+        encoding = self._participant.core.gradient_encoding
         wire: list[WireTensor | None] = []
         for grad in grads:
             if grad is None:
@@ -197,12 +198,12 @@ class GradientExchange(PartHelper):
         """The send node that gradients are for, and the gradients, each as the node recorded it in forward.
 
         Raises:
-            ProtocolError: this part does not wait for such gradients.
+            ProtocolError: this participant does not wait for such gradients.
         """
-        part = self._part
+        participant = self._participant
         edge, grads, recorded_edge = bundle.edge, bundle.gradients, bundle.recorded_edge
-        send = send_node(part.context, edge, peer)
-        if send not in part.sends or (part.task is not None and send not in part.task.waiting):
+        send = send_node(participant.context, edge, peer)
+        if send not in participant.sends or (participant.task is not None and send not in participant.task.waiting):
             raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
         expected = send.input_metadata
         if len(grads) != len(expected):
@@ -218,15 +219,15 @@ class GradientExchange(PartHelper):
                 sent = f"{metadata.dtype} {list(metadata.shape)}"
                 raise ProtocolError(f"gradient {i} of message {edge} is {found}; what was sent in forward was {sent}", code="gradient")
             value: Any = grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device)
-            if part.create_graph:
+            if participant.create_graph:
                 value = make(value)
                 if grad.requires_grad:
                     recorded.append(value)
             arrived.append(value)
         if recorded:
-            if recorded_edge <= 0 or recorded_edge in part.context.recv_nodes:
+            if recorded_edge <= 0 or recorded_edge in participant.context.recv_nodes:
                 raise ProtocolError(f"gradients of message {edge} claim gradients of their own without an edge", code="edge")
-            part.context.add_recv(recorded, recorded_edge, peer)
+            participant.context.add_recv(recorded, recorded_edge, peer)
             self._received_edges.append(recorded_edge)
         return send, arrived
 

@@ -100,10 +100,10 @@ class ContextLeases:
         context.is_released = True
         self._lost = {peer for peer in self._lost if not core.endpoint.is_connected(peer)}
         telling = {name: core.spawn(self._tell_release(context, name), "release") for name in sorted(context.known_workers - {core.name})}
-        parts = self._end_passes(context)
+        participants = self._end_passes(context)
         self._end_calls(context)
-        for part in parts:
-            await part.wait_ended()
+        for participant in participants:
+            await participant.wait_ended()
         context.drop()
         waiting = [task for name, task in telling.items() if PeerId(context.principal, name) not in self._lost]
         if waiting:

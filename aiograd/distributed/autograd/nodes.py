@@ -132,11 +132,11 @@ class RecvNode(Node):
                 "Run backward inside the `async with worker.context()` block in which the call was made."
             )
         current = CURRENT.get()
-        part: Outlet | None = None if current is None else getattr(current.task.hooks, "part", None)
-        if part is None or part.context is not context:
+        participant: Outlet | None = None if current is None else getattr(current.task.hooks, "participant", None)
+        if participant is None or participant.context is not context:
             raise ContextError(
                 f"differentiating values that came from {self.peer} in context {context.id}: gradients reach other workers by "
                 "`await ctx.backward(loss)` of that context only, not by loss.backward() or another context"
             )
-        part.send(self, grads)
+        participant.send(self, grads)
         return ()

@@ -1,20 +1,22 @@
 """PassParticipant: one worker's part of one distributed backward pass.
 
-Note [Life of a part]
-    While the transaction of the pass is *active* here, the walk from the roots first finds which send nodes of this worker the roots depend on
+Note [Life of a participant]
+    While the transaction of the pass is *active* here, discovery from the roots first finds the send nodes of this worker that the roots depend on
     (`discovery`), then a GraphTask over this worker's piece of the graph runs; gradients arrive at the marked send nodes and leave at recv nodes
-    (`exchange`). It is *prepared* when everything here is staged, and so is everything behind: the gradients that this worker has sent are
-    answered once their receivers are prepared. Then the initiator decides. The part is the driver of the transaction: it turns messages, timers
-    and steps of the engine into events, and carries out commands (`decision` has those that are messages). See `aiograd.transaction.states`.
+    (`exchange`). It is *prepared* when everything here is staged, and so is everything behind: the gradients that this worker has sent are answered
+    once their receivers are prepared. Then the initiator decides. `pass_transaction` turns messages, timers and steps of the engine into events of
+    the transaction, and carries out its commands. See `aiograd.transaction.states`.
 
-    The engine takes a moment to learn of a decision, and runs hooks and callbacks after the commit: the part has ended when the engine has.
+    The gradients are committed at once on the decision. Hooks and callbacks follow when the engine runs on; the pass has ended here when the engine
+    has.
 
 Note [Nothing to commit]
     A worker without anything to apply at the commit, because no leaf of its own was reached, nothing is retained and no callback waits, says so in
-    the answer to the first gradients, and leaves: its part ends with that answer, which carries all that the pass wanted of it. It promises nothing
-    and need not know the decision, so a pass in which all other workers have left sends no message about its end. Where others have something
-    to commit, those that have left are told as well, for whoever asks them, and nobody is in doubt if that fails. A worker that has sent gradients
-    on does not leave, because an abort has to reach those behind it. (The read-only optimization of two-phase commit: Mohan and Lindsay, 1983.)
+    the answer to the first gradients, and leaves: for it the pass ends with that answer, which carries all gradients that the pass wanted of it. It
+    promises nothing and need not know the decision, so a pass in which all other workers have left sends no message about its end. Where others have
+    something to commit, workers that have left are told as well, to answer questions about it, and nothing is in doubt if that fails. A worker that
+    has sent gradients on does not leave, because an abort has to reach the workers behind it. (The read-only optimization of two-phase commit:
+    Mohan and Lindsay, 1983.)
 
 Note [Passes over wanted inputs]
     A selective pass computes the gradients of some inputs of its initiator. It runs as any pass, except that no gradients accumulate on other
@@ -64,9 +66,9 @@ class PassParticipant(PassTransaction):
         #: True if this worker has ended without waiting for the decision; see Note [Nothing to commit]
         self.has_left = False
         self._waiters: list[asyncio.Future[None]] = []
-        self.walk = EdgeDiscovery(self)
+        self.discovery = EdgeDiscovery(self)
         self.gradients = GradientExchange(self)
-        context.parts[pass_id] = self
+        context.participants[pass_id] = self
 
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
@@ -81,7 +83,7 @@ class PassParticipant(PassTransaction):
         return self.context.slot(leaf)
 
     def describe(self) -> str:
-        """A description of the events that the part waits for."""
+        """A description of the events that the pass waits for here."""
         if self.is_decided:
             return "its gradients are committed, and hooks or callbacks were still running"
         waits: list[str] = []
@@ -117,9 +119,9 @@ class PassParticipant(PassTransaction):
         if self.is_selective:
             more = {"inputs": (), **(options or {})}
             if self.smart:
-                self.sends, hooks.outlets = self.walk.sends, self.walk.leading
-        hooks.sources = sorted(self.sends, key=self.context.place_of)  # not in the order in which the walk came by
-        self.walk.forget()
+                self.sends, hooks.outlets = self.discovery.sends, self.discovery.leading
+        hooks.sources = sorted(self.sends, key=self.context.place_of)  # not in the order of their discovery
+        self.discovery.forget()
         if isinstance(self.transaction, Participant):
             self.transaction.votes = True
         self.task = new_graph_task(
@@ -199,7 +201,7 @@ class PassParticipant(PassTransaction):
     # ---------------------------------------------------------------- the end
 
     def stop(self, error: BaseException) -> None:
-        """End the part, prepared or not; if the decision was to commit, end its hooks and callbacks instead."""
+        """End the pass here, prepared or not; if the decision was to commit, end its hooks and callbacks instead."""
         if not self.is_decided:
             self.fail(error, None if self.is_initiator else OwnerClosed())
         elif not self.has_ended and self.error is None and self.runner is not None:
@@ -213,13 +215,13 @@ class PassParticipant(PassTransaction):
             return
         self.has_ended = True
         self.context.history.remember(self.pass_id, self.transaction.outcome)
-        self.context.parts.pop(self.pass_id, None)
+        self.context.participants.pop(self.pass_id, None)
         if self._timer is not None:
             self._timer.cancel()
         if isinstance(self.drive, ParticipantDrive):
             self.drive.machine.due = None
             self.drive.disarm()
-        self.walk.forget()
+        self.discovery.forget()
         if self.state is not TransactionState.COMMITTED:
             self.gradients.take_back()
         self.on_end(self)
@@ -228,7 +230,7 @@ class PassParticipant(PassTransaction):
     # ---------------------------------------------------------------- waiting
 
     def changed(self) -> None:
-        """Wake all tasks that wait for a change of the part."""
+        """Wake all tasks that wait for a change."""
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             if not waiter.done():
@@ -240,10 +242,10 @@ class PassParticipant(PassTransaction):
         await waiter
 
     async def wait_prepared(self) -> None:
-        """Wait until this part and the workers behind it are prepared.
+        """Wait until this participant and the workers behind it are prepared.
 
         Raises:
-            The error of the part, if it fails.
+            The error of the pass here, if it fails.
         """
         while self.state is TransactionState.ACTIVE and not self.has_ended:
             await self._change()
@@ -254,31 +256,31 @@ class PassParticipant(PassTransaction):
             raise self.error
 
     async def wait_ended(self) -> None:
-        """Wait until the part has ended, in whatever way; hooks and callbacks have run then."""
+        """Wait until the pass has ended here, with success or not; hooks and callbacks have run then."""
         while not self.has_ended:
             await self._change()
 
 
 class ParticipantHooks(PassHooks):
-    """The hooks of a part in its GraphTask."""
+    """The hooks of a participant in its GraphTask."""
 
     is_local = False
 
-    def __init__(self, part: PassParticipant) -> None:
-        self.part = part
+    def __init__(self, participant: PassParticipant) -> None:
+        self.participant = participant
 
     def grad_target(self, leaf: AccumulateGrad) -> GradTarget:
         """See `PassParticipant.grad_target`."""
-        return self.part.grad_target(leaf)
+        return self.participant.grad_target(leaf)
 
     def place_of(self, node: Node) -> tuple[float, ...]:
         """The place in the order in which all workers together have recorded the graph."""
-        return self.part.context.place_of(node)
+        return self.participant.context.place_of(node)
 
     def on_wait(self) -> None:
         """Send the gradients that were held back."""
-        self.part.gradients.release_held()
+        self.participant.gradients.release_held()
 
     async def before_commit(self) -> None:
         """See `PassParticipant.before_commit`."""
-        await self.part.before_commit()
+        await self.participant.before_commit()

@@ -3,8 +3,8 @@
 Edge discovery, the exchange of gradients and the messages about its end read it and write to it; `participant` carries the pass out.
 
 Note [No cycles]
-    A part keeps its piece of the graph, with saved tensors, until nobody needs it. It has to be free at once then, not when the garbage collector
-    comes by. So the helpers that a part owns refer to it weakly.
+    A participant keeps its piece of the graph, with saved tensors, until the pass is over. Then it has to be free at once, not when the garbage
+    collector runs. So the helpers that a participant owns, and its drive, refer to it weakly.
 """
 
 from __future__ import annotations
@@ -115,21 +115,21 @@ class PassRecord(ABC):
         """Wake all tasks that wait for a change."""
 
 
-class PartHelper:
-    """Does some of the work of one part, which owns it. See Note [No cycles].
+class ParticipantHelper:
+    """Does some of the work of one participant, which owns it. See Note [No cycles].
 
     Args:
-        part: the worker's record of the pass.
+        participant: the worker's record of the pass.
     """
 
-    __slots__ = ("_part_ref",)
+    __slots__ = ("_participant_ref",)
 
-    def __init__(self, part: PassRecord) -> None:
-        self._part_ref = weakref.ref(part)
+    def __init__(self, participant: PassRecord) -> None:
+        self._participant_ref = weakref.ref(participant)
 
     @property
-    def _part(self) -> PassRecord:
-        part = self._part_ref()
-        if part is None:
-            raise ReferenceError(f"{type(self).__name__} was used after its part of the pass was over")
-        return part
+    def _participant(self) -> PassRecord:
+        participant = self._participant_ref()
+        if participant is None:
+            raise ReferenceError(f"{type(self).__name__} was used after its pass was over")
+        return participant

@@ -63,7 +63,7 @@ class PassTransaction(PassRecord, TransactionClient):
         self._has_run = False
         #: the error with which the event that is being handled ends the pass here
         self._cause: BaseException | None = None
-        #: time at which this worker aborts, asks for the outcome, or ends its hooks: a little before the deadline of the request that began its part
+        #: time at which this worker aborts, asks for the outcome, or ends its hooks: a little before the deadline of its first request
         self._deadline_here = math.inf
         #: ends hooks and callbacks after the commit
         self._timer: asyncio.TimerHandle | None = None

@@ -188,8 +188,8 @@ class OptimizerServer:
         """The context, if its gradients here are known to be complete."""
         if context is None:
             raise NoContextError("a distributed optimizer uses the gradients of a context: `await optimizer.step(ctx)`")
-        parts = [(key, part) for key, part in context.parts.items() if not part.is_selective]
-        undecided = [*context.in_doubt, *(key for key, part in parts if part.transaction.is_prepared or part.is_decided)]
+        participants = [(key, each) for key, each in context.participants.items() if not each.is_selective]
+        undecided = [*context.in_doubt, *(key for key, each in participants if each.transaction.is_prepared or each.is_decided)]
         if undecided:
             raise CommitUnknown(
                 f"worker {self.core.name} does not know whether the gradients of context {context.id} are complete: a pass is undecided. Restore "

@@ -2,7 +2,8 @@
 
 ===================  =========================================================================================
 `pipeline`           the public class
-`coordinator`        all members of a pipeline: what they do together, the replacement of lost ones
+`batch`              checks of the arguments of a step
+`coordinator`        all members of a pipeline: their steps, and the replacement of lost ones
 `remote_stages`      the ranks on a worker, as the coordinating process sees them; the places of stages
 `member`             the ranks on a worker, as a member of steps
 `stage_ranks`        the ranks in one process, from step to step

@@ -30,6 +30,8 @@ from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.session import COORDINATOR, PAUSE
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
+from aiograd.pipeline.microbatch import Call
+from aiograd.pipeline.run.batch import rows_of
 from aiograd.pipeline.run.member import WORDING, PipelineOutcomes
 from aiograd.pipeline.run.remote_stages import RemoteStages, check_apart, owner_of, owners_of, part_of, reference, stages_on
 from aiograd.pipeline.run.stage_assignment import StageAssignment
@@ -179,6 +181,27 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         except BaseException:
             await self.leave(replica)
             raise
+
+    def shares(self, calls: Sequence[Call], scales: bool) -> list[list[Any]] | None:
+        """The share of each replica in a batch, see `StageMember.run`: they weigh by their rows. None: there are no replicas.
+
+        Args:
+            calls: the microbatches.
+            scales: losses are means over their microbatches.
+
+        Raises:
+            ArgumentError: replicas have come or gone since the batch was split.
+        """
+        if not self.is_replicated:
+            return None
+        size = self.replicas[0].microbatches
+        if len(calls) != size * len(self.replicas):
+            raise ArgumentError(
+                f"Pipeline: the batch was split for {len(calls)} microbatches, and the replicas of now take {size * len(self.replicas)}"
+            )
+        rows = [sum(map(rows_of, calls[first : first + size])) for first in range(0, len(calls), size)]
+        weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
+        return [[weight / size if scales else 1.0, number * size] for number, weight in enumerate(weights)]
 
     def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
         """The places of all ranks but these, of one replica or of all."""

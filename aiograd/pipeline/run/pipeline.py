@@ -28,6 +28,7 @@ from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
+from aiograd.pipeline.run.batch import as_it_is, check_arguments
 from aiograd.pipeline.run.coordinator import PipelineCoordinator, PipelineDecision
 from aiograd.pipeline.run.remote_stages import owner_of
 from aiograd.pipeline.run.stage_assignment import ExecutedAction, StageAssignment
@@ -39,8 +40,6 @@ from aiograd.pipeline.step.rank import ENTRY, TARGET
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
 from aiograd.running import foreign_modes, tracing
 from aiograd.running.modes import current_mode, no_grad
-from aiograd.running.trees import leaves_of
-from aiograd.tensors.core import TensorCore
 from aiograd.tensors.norms import checked_norm
 
 #: action kinds that can have a handler: those that compute and those about parameters
@@ -61,8 +60,6 @@ class Pipeline:
     themselves, while other stages still compute, and all replicas have the same gradients then, or none has any: everything is one step, with one
     commit. The bits are those of one process that computes the gradient of each replica, microbatch by microbatch, and adds them up in the order of
     the replicas. A replica weighs by its part of the rows of the batch. All replicas begin with the parameters of the first.
-
-    (It is one Pipeline and not an object over several, as the step of all of them is one transaction: what the hosts of a pipeline do already.)
 
     Args:
         stages: one for each stage of the schedule: modules, callables, `Stage` objects, and RemoteModules or RemoteRefs to modules on other workers.
@@ -136,7 +133,7 @@ class Pipeline:
         self._specs = (arg_specs, kwarg_specs, result_specs)
         self._plan = StepPlan(schedule, loss_apart=loss_fn is not None and listed[last].is_remote)
         if self._plan.loss_apart:
-            listed[last + 1] = Stage(_as_it_is, where="loop")
+            listed[last + 1] = Stage(as_it_is, where="loop")
         self._handlers: dict[ActionKind, Callable[[Action], Any]] = {}
         assignment = StageAssignment(
             stages=listed,
@@ -155,7 +152,7 @@ class Pipeline:
         self._assignment = assignment
         #: how many replicas there have been
         self._made = len(replicas)
-        numbered = [self._numbered(number, each) for number, each in enumerate(replicas)]
+        numbered = [assignment.numbered(number, each) for number, each in enumerate(replicas)]
         self._coordinator = PipelineCoordinator(numbered, is_replicated, respawn, worker, timeout)
         self._turn = asyncio.Lock()
         self._steps = 0
@@ -168,17 +165,6 @@ class Pipeline:
         if len(listed) != schedule.num_stages:
             raise ArgumentError(f"Pipeline: got {len(listed)} stages for a schedule of {schedule.num_stages}")
         return listed
-
-    def _numbered(self, number: int, stages: Mapping[int, Stage]) -> StageAssignment:
-        """The assignment of a replica, whose ranks have numbers of their own."""
-        assignment = self._assignment
-        first = number * (max(assignment.stage_to_rank) + 1)
-        return assignment._replace(
-            stages=stages,
-            training={first + rank: row for rank, row in assignment.training.items()},
-            evaluation={first + rank: row for rank, row in assignment.evaluation.items()},
-            stage_to_rank=tuple(first + rank for rank in assignment.stage_to_rank),
-        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -294,7 +280,7 @@ class Pipeline:
             if not coordinator.is_replicated:
                 raise ArgumentError("Pipeline.add(): this pipeline was not made of replicas; give the stages as a list of lists")
             await coordinator.settle()
-            replica = self._numbered(self._made, self._listed(self.schedule, stages))
+            replica = self._assignment.numbered(self._made, self._listed(self.schedule, stages))
             self._made += 1
             await coordinator.enter(replica)
 
@@ -393,7 +379,7 @@ class Pipeline:
     async def _step(self, calls: list[Call], targets: list[Any] | None, keeps_outputs: bool) -> Any:
         async with self._turn:
             profiler, began = current_mode().profiler, time.perf_counter_ns()
-            shares = self._shares(calls)
+            shares = self._coordinator.shares(calls, self._scales)
             decision = await self._begin(calls, targets)
             decision.work.keeps_outputs = keeps_outputs
             results = await self._coordinator.run(decision, True, shares, self.clip_norm)
@@ -442,7 +428,7 @@ class Pipeline:
 
     async def _eval(self, calls: list[Call]) -> Any:
         async with self._turn:
-            shares = self._shares(calls)
+            shares = self._coordinator.shares(calls, self._scales)
             decision = await self._begin(calls, None)
             outputs = (await self._coordinator.run(decision, False, shares))["outputs"]
             await self._coordinator.abort(decision)  # there is nothing to commit
@@ -460,22 +446,11 @@ class Pipeline:
             raise PipelineError("this Pipeline has been closed; make a new one")
         return self._coordinator
 
-    def _shares(self, calls: list[Call]) -> list[list[Any]] | None:
-        """The share of each replica, see `StageMember.run`: they weigh by their rows."""
-        if not self._coordinator.is_replicated:
-            return None
-        if len(calls) != self._count:  # a replica has come or gone since the batch was split
-            raise ArgumentError(f"Pipeline: the batch was split for {len(calls)} microbatches, and the replicas of now take {self._count}")
-        size = self._plan.microbatches
-        rows = [sum(map(_rows_of, calls[first : first + size])) for first in range(0, len(calls), size)]
-        weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
-        return [[weight / size if self._scales else 1.0, number * size] for number, weight in enumerate(weights)]
-
     async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineDecision:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
-        await self._open().settle()
-        await self._coordinator.settle()
-        await self._coordinator.connect()
+        coordinator = self._open()
+        await coordinator.settle()
+        await coordinator.connect()
         self.events.clear()
         self._steps += 1
         decision = self._coordinator.open(self._steps)
@@ -493,8 +468,8 @@ class Pipeline:
     ) -> tuple[list[Call], list[Any] | None]:
         args = x if x.__class__ is tuple else (x,)
         stages = self._coordinator.stages
-        self._check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
-        self._check_arguments((target, target_mbs), owner_of(stages[self._assignment.loss_stage]) is not None)
+        check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
+        check_arguments((target, target_mbs), owner_of(stages[self._assignment.loss_stage]) is not None)
         calls, targets = microbatches_of(
             args, kwargs, target, self._count,
             arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self._specs[0], kwarg_specs=self._specs[1],
@@ -502,27 +477,3 @@ class Pipeline:
         if stages[0].pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
             raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: give them other names")
         return calls, targets
-
-    @staticmethod
-    def _check_arguments(tree: Any, leaves_process: bool) -> None:
-        for tensor in leaves_of(tree, TensorCore):
-            if tensor.requires_grad and (leaves_process or not tensor.is_leaf):
-                why = (
-                    "its stage is on another worker"
-                    if leaves_process
-                    else "it was made by an operation, whose graph each microbatch would run through"
-                )
-                raise ArgumentError(
-                    f"an argument of shape {list(tensor.shape)} requires grad, and {why}: detach() it, or make it part of the first stage"
-                )
-
-
-def _rows_of(call: Call) -> int:
-    """The rows of a microbatch: those of its first Tensor."""
-    first = next((tensor for tensor in leaves_of(call, TensorCore) if tensor.ndim), None)
-    return 0 if first is None else int(first.shape[0])
-
-
-def _as_it_is(*values: Any) -> Any:
-    """The output of a pipeline, to be compared with the target."""
-    return values[0] if len(values) == 1 else values

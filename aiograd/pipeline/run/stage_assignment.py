@@ -47,6 +47,21 @@ class StageAssignment(NamedTuple):
         """The stage that ends in the loss, or in an evaluation in the results."""
         return self.loss_stage if trains else self.last_stage
 
+    def numbered(self, number: int, stages: Mapping[int, Stage]) -> StageAssignment:
+        """The assignment of a replica, with ranks that have numbers of their own.
+
+        Args:
+            number: of the replica.
+            stages: of the replica.
+        """
+        first = number * (max(self.stage_to_rank) + 1)
+        return self._replace(
+            stages=stages,
+            training={first + rank: row for rank, row in self.training.items()},
+            evaluation={first + rank: row for rank, row in self.evaluation.items()},
+            stage_to_rank=tuple(first + rank for rank in self.stage_to_rank),
+        )
+
     def to_wire(self) -> dict[str, Any]:
         """As `parse` takes it on another worker, where the modules come with the call."""
         return {
