@@ -24,7 +24,7 @@ def test_a_member_that_asks_to_join_a_group_that_has_failed_is_told_so() -> None
     async def main() -> None:
         now = asyncio.get_running_loop().time
         async with workers(*NAMES) as opened:
-            core, released = opened[0].core, asyncio.Event()
+            core, released = opened[0].groups.core, asyncio.Event()
             ask = core.ask
 
             async def hold(peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Any:
