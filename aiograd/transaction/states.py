@@ -24,7 +24,7 @@ Note [Participant]
     nor "aborted", and answers so to every question.
 
     One that is *read-only* has nothing to apply, so no doubt is left behind. One that does not even vote, a *listener*, is only told, and then
-    applies what is still possible: a commit in one phase. Its answers tell nothing about the decision, except that it was told of a commit.
+    applies as much as is possible: a commit in one phase. Its answers tell nothing about the decision, except that it was told of a commit.
 
 Note [Presumed abort]
     A coordinator remembers that it has committed until all participants have acknowledged that. So a coordinator that knows nothing of a transaction

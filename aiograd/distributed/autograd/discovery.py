@@ -9,7 +9,7 @@ Note [Edges of the asker]
     asking it in turn.
 
 Note [Foresight]
-    A worker that answers a call knows the nodes that its result depends on. If these are few (`FORESIGHT` nodes) and leads to other workers only
+    A worker that answers a call knows the nodes that its result depends on. If these are few (`FORESIGHT` nodes) and lead to other workers only
     through values that came from the caller, the answer names these edges. A pass whose roots depend on nothing but such results needs no
     questions: the initiator walks its own graph alone, and the gradients tell each worker its edges that take part. A worker with a graph that has
     changed since its answer refuses.
@@ -186,7 +186,7 @@ class EdgeDiscovery(ParticipantHelper):
         return new
 
     def take_recvs(self, edges: Iterable[int], peer: str) -> list[Node]:
-        """Let recv nodes that were reached send gradients; returns those that did not already.
+        """Let recv nodes that were reached send gradients; returns the ones that did not already.
 
         Raises:
             ProtocolError: there is no such edge from `peer`.

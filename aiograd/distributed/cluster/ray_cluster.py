@@ -1,4 +1,4 @@
-"""RayCluster: workers as actors of a Ray cluster. Ray places them, restarts those that die and holds their resources; gradients do not go through it.
+"""RayCluster: workers as actors of a Ray cluster. Ray places them, restarts dead ones and holds their resources; gradients do not go through it.
 
 Note [Ray's part and aiograd's]
     Ray knows nodes, resources and processes. It is asked for a placement group with one bundle per worker and an actor in each. aiograd's own

@@ -4,7 +4,7 @@ Note [Adapters]
     Other parts of the library have objects of their own that live on workers, such as the host of a pipeline's stages. They know nothing of this
     package, nor this one of them: the top of the package registers their classes by name, a closed table. An adapter is made around objects that
     the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object. For work on
-    its own account it uses its `AdapterHost`. Gradients that it keeps back may be in doubt, like those of a context: see `Adapter`.
+    its own account it uses its `AdapterHost`. Gradients that it keeps back may be in doubt, like a context's: see `Adapter`.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ from aiograd.errors import ProtocolError
 #: of the time a requester has left, the part that its answer may take on the way back, and the most that this is, seconds
 SHARE_OF_RETURN = 0.05
 LONGEST_RETURN = 0.05
-#: requests of answered requests that a peer may leave unresolved, in multiples of those that may run, and in any case
+#: requests of answered requests that a peer may leave unresolved, in multiples of the number that may run, and in any case
 UNRESOLVED_PER_RUNNING = 16
 UNRESOLVED_ANYWAY = 1024
 

@@ -2,7 +2,7 @@
 
 Note [Fairness]
     Control frames go first: they are small and the peer waits for them. Messages of one frame come next, in the order they were queued.
-    Larger ones share what is left, one frame of each in turn, so that a small message waits for one frame of a large one at most. When
+    Larger ones share the rest, one frame of each in turn, so that a small message waits for one frame of a large one at most. When
     small messages never end, a large one still gets a frame for each frame's worth of them.
 
 Note [No copies]

@@ -84,7 +84,7 @@ class RpcSession:
         overloaded: makes the message of the failure that refuses a request for lack of room.
 
     Attributes:
-        effects: the commands to the driver, in order; it removes those that it has carried out.
+        effects: the commands to the driver, in order; it removes them as it carries them out.
         last_heard: when the last frame came, or the channel, seconds.
     """
 

@@ -6,7 +6,7 @@ the next multiple, and ends where the message ends; so no two tensors share byte
 
 Note [Claims take no memory]
     All descriptors are checked against each other, the limits and the length of the message before the first array exists. Arrays of
-    PLAIN tensors are views into the message; those of reduced-precision encodings are new, and the bytes of all of them together, counted
+    PLAIN tensors are views into the message; arrays of reduced-precision encodings are new, and the bytes of all of them together, counted
     as decoded, are held to `Limits.message_bytes`. A shape such as (2**31 - 1, 2**31 - 1, 0) has no bytes, but reductions over it would
     have many, so zeros count as ones when a shape is held to that limit.
 """

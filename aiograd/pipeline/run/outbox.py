@@ -1,10 +1,10 @@
 """StepOutbox: the values on their way from one process to ranks on others.
 
 Note [Repeating sent values]
-    Where lost workers are replaced, an outbox keeps what it has sent until the step is over. A replacement begins with nothing: it carries out its
-    ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop what they have already.
-    So all it needs of the others is that they send their values again. An undelivered message is sent again until it is delivered, or until the
-    rank is somewhere else: it may be that only the two of them have lost contact.
+    Where lost workers are replaced, an outbox keeps its sent values until the step is over. A replacement begins with nothing: it carries out its
+    ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop the values that they have
+    already. So all it needs of the others is that they send their values again. An undelivered message is sent again until it is delivered, or until
+    the rank is somewhere else: it may be that only the two of them have lost contact.
 
 Note [Values that go together]
     A message costs far more than a small value. So the values that are posted for a rank in one turn of the loop, such as the microbatches at the

@@ -74,9 +74,9 @@ class Pipeline:
             `aiograd.pipeline.microbatch`.
         worker: this process's Worker, for stages on others; None: the RemoteModules' Worker.
         respawn: ``respawn(stage)``, ``def`` or ``async def``: called when the worker of a stage is lost in the middle of a step; returns another
-            module (or `Stage`) in its place, on another worker, with the same parameters. The step then goes on, and workers keep what they send to
-            each other until it is over. None: the loss of a worker is an error.
-            Not with replicas, of which another can take the place of one that has lost a worker: see `remove` and `add`.
+            module (or `Stage`) in its place, on another worker, with the same parameters. The step then goes on, and workers keep their sent values
+            until it is over. None: the loss of a worker is an error. Not with replicas, of which another can take the place of one that has lost a
+            worker: see `remove` and `add`.
         clip_norm: the gradients that a step has added to are scaled so that their norm, over all stages together, is at most this; each parameter
             counts once, for any number of replicas. None: they are not scaled.
         timeout: seconds that a step may take on other workers; None: their default.

@@ -7,8 +7,8 @@ Note [Requests for many rows]
 
     An expert's output for a row may depend in its last bits on the number of rows it gets, since BLAS takes other kernels for other shapes: an
     expert that computes each row alone gives the bits it would give for that row by itself, others agree to rounding. Which rows are together
-    depends on the arguments alone, never on timing, so the same call gives the same bits each time while nobody is lost and a worker batches
-    nothing of other callers with it. ``max_rows=1`` asks for every row by itself.
+    depends on the arguments alone, never on timing, so the same call gives the same bits each time while no expert is lost and no worker batches it
+    with rows of other callers. ``max_rows=1`` asks for every row by itself.
 
 Note [Lost experts]
     An expert that raises, or gives a malformed answer, is lost. With ``on_expert_loss="raise"`` that is an error; with ``"drop"`` it
