@@ -13,7 +13,7 @@ in steps on one worker. It is an adapter (see `aiograd.distributed.register_adap
 `decisions`           `StepDecisions`: the decisions of the coordinating process, told until acknowledged
 `coordinator`         `StepCoordinator`: asks members if they are prepared, decides, and tells them
 `buckets`             groups of parameters for sums of gradients over equal members; pure
-`reduced_pass`        those gradients on their way, while others are still computed
+`reduced_pass`        the gradients on their way, while others are still computed
 `outline`             parameters and buffers of modules that are to be alike; pure
 `module_calls`        calls of modules on the executor, and a snapshot of their buffers
 ====================  =====================================================================================

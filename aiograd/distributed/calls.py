@@ -1,7 +1,7 @@
 """Calls: remote function calls, on the worker that makes one and on the one that serves it.
 
 Inside a context a call is an ordinary operation of the graph: its differentiable arguments leave through a SendNode and its differentiable
-results arrive at a RecvNode. Outside of one, values may be sent that need no gradient; whatever would silently cut a graph is an error.
+results arrive at a RecvNode. Outside of one, values may be sent that need no gradient; a call that would silently cut a graph is an error.
 
 Note [Numbers of a call]
     The caller reserves two sequence numbers when it makes a call: one is the place of the call (see Note [Places] in `context`), the other
@@ -390,7 +390,7 @@ class Calls:
             finally:
                 self._on_executor -= 1
         if inspect.isawaitable(result) and not isinstance(result, TensorCore):
-            result = await result  # a module whose forward is async, called through a plain method
+            result = await result  # a module with an async forward, called through a plain method
         return result
 
 

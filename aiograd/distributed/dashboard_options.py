@@ -13,7 +13,7 @@ TOKEN_BYTES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardOptions:
-    """Settings of a worker's dashboard: ``Worker(dashboard=DashboardOptions(...))``. The defaults are those of ``dashboard=True``.
+    """Settings of a worker's dashboard: ``Worker(dashboard=DashboardOptions(...))``. ``dashboard=True`` takes the defaults.
 
     Args:
         token: opens the page and, from other machines, ``/metrics``; at least 16 letters, digits, ``-`` and ``_``. None: drawn.

@@ -165,7 +165,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
         value["committed"] = True
     for name, kind in form.attributes.items():
         value["." + name] = _plain(getattr(error, name), kind)
-    expected = is_cancelled or isinstance(error, DistributedError)  # a pass that was given up cancels what it called
+    expected = is_cancelled or isinstance(error, DistributedError)  # an abandoned pass cancels its calls
     level = logging.DEBUG if expected else logging.WARNING
     if logger.isEnabledFor(level):
         story = "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "replace").decode()  # a text may hold what no stream takes
@@ -222,7 +222,7 @@ def _form_of(error: BaseException) -> tuple[str, _Form]:
 
 def _text(error: BaseException) -> str:
     """The first line of the message, without paths."""
-    if isinstance(error, OSError) and error.filename is not None:  # its message ends with the file's name, whatever that looks like
+    if isinstance(error, OSError) and error.filename is not None:  # its message ends with the file's name
         message = f"[Errno {error.errno}] {error.strerror}"
     else:
         try:

@@ -76,11 +76,11 @@ def _path_to(found: object, value: Any) -> str | None:
 
 
 class NotOnHostError(Exception):
-    """A value has a Tensor whose data is on a device, and there is no copy of it."""
+    """A value has a Tensor with data on a device, and there is no copy of it."""
 
 
 def device_tensors(value: Any, found: list[Any] | None = None) -> list[Any]:
-    """The Tensors in a tree whose data is not on the host."""
+    """The Tensors in a tree with data that is not on the host."""
     found = [] if found is None else found
     if isinstance(value, TensorCore):
         if value._data.__class__ is not np.ndarray:

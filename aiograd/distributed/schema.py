@@ -160,7 +160,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     names = getattr(inspect.unwrap(target), "__globals__", {})
     hints: dict[str, Any] = {}
     for name, hint in getattr(target, "__annotations__", {}).items():
-        with contextlib.suppress(Exception):  # a name that exists for type checkers only: this parameter takes whatever can be sent
+        with contextlib.suppress(Exception):  # a name that exists for type checkers only: this parameter takes every value that can be sent
             hints.update(typing.get_type_hints(types.SimpleNamespace(__annotations__={name: hint}), names))
     return hints
 

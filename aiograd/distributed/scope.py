@@ -19,7 +19,7 @@ class Scope(NamedTuple):
     #: the Worker
     worker: Any
     context: Context | None
-    #: the principal whose request the running code serves; requests of the code itself are made for this principal
+    #: the principal of the request that the running code serves; requests of the code itself are made for this principal
     principal: str | None = None
     #: time of the loop at which the request that is being served expires
     deadline: float | None = None
@@ -33,7 +33,7 @@ SCOPE: ContextVar[Scope | None] = ContextVar("aiograd_distributed_scope", defaul
 
 
 def current_worker() -> Any:
-    """The Worker whose handler is running, or in whose context's block the running code is.
+    """The Worker of the running handler, or of the context around the running code.
 
     Returns:
         The worker.

@@ -32,7 +32,7 @@ class Exposed:
 
 
 class ExposedClass:
-    """A class whose instances others may make and hold references to."""
+    """A class that peers may make instances of and hold references to."""
 
     __slots__ = ("name", "cls", "schema", "_methods")
 
@@ -84,7 +84,7 @@ class Service:
                 return self._count
 
     A ``def`` runs on the executor of the worker, an ``async def`` on its loop. Either may use `current_worker` to call further workers and
-    `current_context` for the caller's gradients. Parameters that are annotated accept only what the annotation says: None, bool, int, float,
+    `current_context` for the caller's gradients. Parameters that are annotated accept only values of the annotation: None, bool, int, float,
     complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. A parameter of another type needs a default, and
     callers leave it out. An exception of a function reaches its caller as
     `RemoteError`, with type, message and worker; the traceback stays in the worker's log, ``logging.getLogger("aiograd.distributed")``, as a warning.

@@ -16,9 +16,9 @@ class WorkerStatistics:
         contexts: contexts that are open.
         passes: passes that run.
         calls: calls that are being served in contexts.
-        stuck: functions that still run although their calls were given up; each occupies a thread.
+        stuck: functions that still run although their calls were abandoned; each occupies a thread.
         references: objects held for remote references.
-        in_doubt: passes whose outcome could not be learnt.
+        in_doubt: passes with an unknown outcome.
         passes_committed: committed passes with a part on this worker, and passes in which it has done its part and had nothing to commit.
         passes_aborted: aborted passes with a part on this worker.
         bytes_held: messages that are being received or served.

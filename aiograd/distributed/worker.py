@@ -65,7 +65,7 @@ class Worker:
             the file named by ``AIOGRAD_SECRET_FILE``, else ``AIOGRAD_SECRET``, else a random secret of this process, whose workers
             then trust only each other. All traffic between workers is authenticated and encrypted with it.
         ssl: an ``ssl.SSLContext`` to serve TLS in addition.
-        client_ssl: an ``ssl.SSLContext`` for connections to peers whose URL begins with ``https``.
+        client_ssl: an ``ssl.SSLContext`` for connections to peers with a URL that begins with ``https``.
         trusted_hosts: further host names, as in peers' URLs, by which peers may dial this worker, besides its own host name and addresses.
         allow_plaintext: allow listening beyond this machine without TLS (messages are encrypted even then).
         limits: limits on requests of peers, and timeouts.
@@ -217,7 +217,7 @@ class Worker:
         """Set the URL of another worker, such as ``"http://10.0.0.2:7000"``; replaces an earlier one. Nothing is sent before the first call.
 
         Args:
-            principal: the principal for whom this URL holds, where tenants have different workers under one name; None: all principals
+            principal: the principal that this URL holds for, if tenants have different workers under one name; None: all principals
                 without a URL of their own.
             name: its name.
             url: its URL.
@@ -321,7 +321,7 @@ class Worker:
     async def remote_module(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteModule:
         """Make a module on `peer` and a `RemoteModule` that calls it: ``model = await worker.remote_module("left", "Model", 64)``.
 
-        Arguments, cancellation and errors are those of `remote`.
+        Arguments, cancellation and errors are as for `remote`.
 
         Args:
             peer: name of the worker.

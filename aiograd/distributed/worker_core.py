@@ -58,7 +58,7 @@ class WorkerCore:
         handlers: by kind of request, on wire values; `serve` adds them.
         prompt_handlers: the same for kinds that are served without a task; see `Endpoint`.
         on_lost: called with each peer that is lost and the error, in order.
-        principal: the principal on whose behalf the worker's own code acts.
+        principal: the principal that the worker's own code acts for.
         profiler: records the functions and passes that this worker runs for peers, or None.
         watch: records the work of this worker for a dashboard, or None; see `recorder`.
         meter: counts exchanges with other workers.
@@ -206,13 +206,13 @@ class WorkerCore:
         self.prompt_handlers[request.form.kind] = lambda caller, value: handler(caller, parse(request, value))
 
     def recorder(self, caller: PeerIdentity, trace: TraceContext) -> Any:
-        """The recorder of work for a peer, or None: the worker's `profiler`, else that of a dashboard, for peers of the worker's own principal."""
+        """The recorder of work for a peer, or None: the worker's `profiler`, else a dashboard's, for peers of the worker's own principal."""
         if self.profiler is not None or self.watch is None or caller.principal != self.principal:
             return self.profiler
         return self.watch.recorder(trace.is_recorded)
 
     def acting_principal(self) -> str:
-        """The principal on whose behalf the running code acts: that of the request it serves, else the worker's own."""
+        """The principal that the running code acts for: the principal of the request it serves, else the worker's own."""
         scope = SCOPE.get()
         return self.principal if scope is None or scope.worker is not self.worker or scope.principal is None else scope.principal
 

@@ -143,7 +143,7 @@ class _ExecutorThread(threading.Thread):
                 outcome += (context.run(function), None)
             except BaseException as error:
                 outcome += (None, error)
-            # whoever gets the result is its only owner: nothing here refers to it once `_settle` has emptied the list
+            # the receiver of the result is its only owner: nothing here refers to it once `_settle` has emptied the list
             self.future = None
             del context, function, future
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nothing waits for the result

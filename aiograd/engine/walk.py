@@ -4,7 +4,7 @@ Note [One walk]
     Descending sequence number is a topological order (Note [Sequence numbers order the graph]), so nothing has to be counted beforehand: of the
     nodes that have got a gradient the one with the highest number runs next, and every producer of it has run before, in the order in which
     gradients are to be summed. A dict of running sums replaces input buffers and dependencies. The nodes of a whole graph are found while it is
-    walked; nodes that wait are in a heap, and the best of those that the last node reached stays out of it, so that a chain needs no heap. The nodes
+    walked; nodes that wait are in a heap, and the best node that the last node reached stays out of it, so that a chain needs no heap. The nodes
     of a part of a graph have been found by discovery and sorted (`BackwardPlan.order`). No hook can observe when leaves accumulate, so they are
     staged at the end. Measured by ``tests/benchmarks/small_graphs.py``.
 

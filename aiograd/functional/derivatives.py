@@ -3,7 +3,7 @@
 `fn` maps Tensors to a Tensor or a tuple of them, and may be ``def`` or ``async def``. `inputs` is one Tensor or a tuple, and the results have
 the same structure. No ``grad`` is changed.
 
-Note [What is differentiated]
+Note [The differentiated function]
     ``fn`` is called with copies of the inputs that are leaves of their own, so the derivative is with respect to its arguments, for any other use
     of the inputs. Without ``create_graph`` these stand-ins and the results are detached from the caller's graph; with it, stand-ins of
     inputs that require grad stay connected to them, and the results can be differentiated again.
@@ -260,7 +260,7 @@ def _scalar(what: str, outputs: tuple[Any, ...]) -> Any:
 
 
 def _stand_ins(what: str, inputs: Any, create_graph: bool) -> tuple[tuple[Any, ...], bool]:
-    """The stand-ins for the inputs (see Note [What is differentiated]), and True if there was one input rather than a sequence."""
+    """The stand-ins for the inputs (see Note [The differentiated function]), and True if there was one input rather than a sequence."""
     one = not isinstance(inputs, (tuple, list))
     listed = (inputs,) if one else tuple(inputs)
     if not listed:

@@ -1,7 +1,7 @@
 """Custom functions: a forward and its backward, each ``def`` or ``async def``.
 
 Note [Outputs and their nesting]
-    Forward returns a Tensor, or a tuple whose entries are the outputs. An entry may be nested: then its Tensors are outputs of the node,
+    Forward returns a Tensor, or a tuple of the outputs. An entry may be nested: then its Tensors are outputs of the node,
     and backward gets its gradients nested in the same way. Arrays among the outputs become Tensors and are recorded like them, just as backward
     accepts arrays as gradients.
 

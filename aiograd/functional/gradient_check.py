@@ -8,12 +8,12 @@ Note [One real Jacobian]
     with 1j. That is right for functions that are not holomorphic too, under the convention that the gradient of a real loss L with
     respect to z = x + iy is ∂L/∂x + i ∂L/∂y. The numeric one has a column per real part of an input, by central differences.
 
-Note [What else is checked]
+Note [Further checks]
     Forward and backward are run twice and must agree up to `nondet_tol`. Where a function has several outputs, each in turn is left out of the
     loss, and then all but one, so that backward gets None for them: the gradients must be those for a gradient of zeros. And if backward gets
     None for all outputs, the inputs must get no gradient, or zeros.
 
-Source: PyTorch ``autograd/gradcheck.py``, whose parameters it takes; comparing None with zeros and not only looking for non-zeros is our own.
+Source: PyTorch ``autograd/gradcheck.py``, with the same parameters; comparing None with zeros and not only looking for non-zeros is our own.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def gradcheck(
         eps: step of the differences.
         atol, rtol: see above.
         nondet_tol: the largest absolute difference between two runs.
-        check_undefined_grad: check outputs with None for a gradient; see Note [What else is checked].
+        check_undefined_grad: check outputs with None for a gradient; see Note [Further checks].
         raise_exception: raise instead of returning False.
 
     Returns:

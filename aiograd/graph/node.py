@@ -114,7 +114,7 @@ class Node:
     is_leaf = False
     #: True for a node of the host that stands for many rows, so that it may well be a whole graph
     is_program = False
-    #: the node stands for several uses of some of its targets: its gradients depend on whose come first in their sums (`run_repeats`)
+    #: the node stands for several uses of some of its targets: its gradients depend on the order of the terms in their sums (`run_repeats`)
     has_repeats = False
     #: True if the node sends gradients to another worker (outlet) or receives them from one (inlet)
     is_outlet = False

@@ -5,7 +5,8 @@ Note [Reduced leaves]
     reducer joins the pass (`GraphTask.join`) and is asked twice at its end: to stage what became of the gradients, and, when everything is staged,
     to commit. So a pass over leaves that are shared with other processes stays one transaction.
 
-    A pass that fails tells the reducers of all leaves that it would have reached, also those that it had not reached yet: others may wait for them.
+    A pass that fails tells the reducers of all leaves that it would have reached, also of leaves that it had not reached yet: others may wait for
+    them.
 """
 
 from __future__ import annotations

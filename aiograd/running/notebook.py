@@ -1,4 +1,4 @@
-"""HTML for notebooks: what ``_repr_html_`` of tensors, modules, summaries and schedules is made of.
+"""HTML for notebooks: the pieces of ``_repr_html_`` of tensors, modules, summaries and schedules.
 
 Text is escaped here and nowhere else. Colours are taken from the page, so light and dark themes both work.
 """

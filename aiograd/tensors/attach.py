@@ -162,7 +162,7 @@ def note(node: Node, mode: Mode) -> None:
 
 
 def attach_written(op: Op, tensors: list[Any], statics: dict[str, Any], data: Any) -> tuple[Node | None, int]:
-    """The place in the graph of ``op(*tensors, **statics)`` whose result is in `data` already: the row is recorded and not run."""
+    """The place in the graph of ``op(*tensors, **statics)`` with its result in `data` already: the row is recorded and not run."""
     output = make(data)
     attach(op, tensors, statics, [output], (), current_mode(), output.device, None)
     return output._node, output._nr

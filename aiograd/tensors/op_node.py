@@ -3,7 +3,7 @@
 One class per row and combination of arguments that need a gradient, made on first use from `aiograd.tensors.codegen`. `OpNode` itself is
 the lean case, one real host array out; `GeneralOpNode` covers several outputs, devices and complex numbers.
 
-Note [What the saved tuple holds]
+Note [The saved tuple]
     ``_saved`` is a tuple in the layout of `CompiledRow` (Tensors, output array and its version counter, facts, residuals), a `Packed` while
     saved-tensor hooks were active, or a `ReleasedVariables` once the values are gone. Nodes that save nothing keep the empty tuple and can run again.
 

@@ -1,4 +1,4 @@
-"""The steps of a simulated loop: the queue that they come from, and the trace of those that ran."""
+"""The steps of a simulated loop: the queue that they come from, and the trace of the steps that ran."""
 
 from __future__ import annotations
 

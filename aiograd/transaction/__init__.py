@@ -1,7 +1,7 @@
-"""Transactions over several workers: everybody applies what it has prepared, or nobody does. Pure: it decides, and others do.
+"""Transactions over several workers: all of them apply their prepared changes, or none does. Pure: it decides, and its callers act.
 
-`Coordinator` and `Participant` take events and give commands; `states` has the tables of what each event does in each state, and draws them.
-Backward passes, steps of pipelines and steps of optimizers each have a driver of their own, which turns messages and timers into events.
+`Coordinator` and `Participant` take events and give commands; `states` has the tables of the effect of each event in each state.
+Backward passes, steps of pipelines and steps of optimizers each have an asyncio shell, which turns messages and timers into events.
 """
 
 from __future__ import annotations

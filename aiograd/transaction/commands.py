@@ -1,4 +1,4 @@
-"""A request of a transaction to its driver."""
+"""Commands: requests of a transaction to its asyncio shell."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class TransactionCommand:
 
 @dataclass(frozen=True, slots=True)
 class Ask(TransactionCommand):
-    """Ask each of these: a participant asks what became of the transaction, a coordinator whether they are prepared.
+    """Ask each of these peers: a participant asks for the outcome of the transaction, a coordinator whether they are prepared.
 
     Args:
         peers: their names.
@@ -26,7 +26,7 @@ class Ask(TransactionCommand):
 
 @dataclass(frozen=True, slots=True)
 class Tell(TransactionCommand):
-    """Tell each of these what was decided, so many seconds from now.
+    """Tell each of these peers the decision, after a delay.
 
     Args:
         peers: their names.
@@ -51,7 +51,7 @@ class Drop(TransactionCommand):
 
 @dataclass(frozen=True, slots=True)
 class MarkInDoubt(TransactionCommand):
-    """Nothing may be built on what is here: it was dropped, and may have been committed elsewhere."""
+    """Mark the result as in doubt: it was dropped here, and may have been committed elsewhere, so nothing may build on it."""
 
 
 @dataclass(frozen=True, slots=True)

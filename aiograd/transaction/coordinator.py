@@ -23,16 +23,16 @@ from aiograd.transaction.events import (
 )
 from aiograd.transaction.states import COORDINATOR_OUTCOMES, COORDINATOR_TRANSITIONS, StateTransitions, TransactionState, TransitionRule
 
-#: rounds of questions whose answers may promise too little
+#: rounds of questions with answers that may promise too little time
 ROUNDS = 3
-#: times that a worker with which contact is lost is told again
+#: times that a lost worker is told again
 AGAIN = 2
 
 
 class Coordinator:
-    """The side of the worker that decides. It does nothing by itself: `handle` says what is to be done.
+    """The side of the worker that decides. It does nothing by itself: `handle` returns commands.
 
-    Its own vote is one of those that it waits for. Whoever takes part is told what was decided until it has acknowledged that.
+    It waits for its own vote as well. Every participant is told the decision until it has acknowledged it.
 
     Args:
         name: of this worker.
@@ -49,14 +49,14 @@ class Coordinator:
         self.state = TransactionState.ACTIVE
         self.name = name
         self.pause = pause
-        #: those that have to prepare, and those that are only told
+        #: the workers that have to prepare, and the workers that are only told
         self.voters: frozenset[str] = frozenset((name,))
         self.listeners: frozenset[str] = frozenset()
-        #: those that have prepared: until when they surely keep it
+        #: by worker that has prepared: the time until which it surely keeps its changes
         self.promises: dict[str, float] = {}
         self.rounds = 0
         self.unacknowledged: frozenset[str] = frozenset()
-        #: until when those that could not be told are told again without being asked for
+        #: the time until which workers are told again after a failure, without a `Settle`
         self.tell_until = math.inf
         self.tries: Mapping[str, int] = {}
 
@@ -65,7 +65,7 @@ class Coordinator:
         """Its answer to a question about the outcome."""
         return self.outcomes[self.state]
 
-    #: as of a `Participant`: nothing of its own waits for others to decide
+    #: as of a `Participant`: a coordinator does not wait for another's decision
     is_prepared = False
     is_doubtful = False
     due: float | None = None
@@ -77,11 +77,11 @@ class Coordinator:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Everybody else who takes part."""
+        """The names of all other workers that take part, sorted."""
         return tuple(sorted((self.voters | self.listeners) - {self.name}))
 
     def missing(self, now: float) -> tuple[str, ...]:
-        """Others that have not prepared, or whose promise is over.
+        """The other workers that have not prepared, or with an expired promise.
 
         Args:
             now: the time, on the clock of the events.
@@ -99,7 +99,7 @@ class Coordinator:
             now: the time.
 
         Returns:
-            What is to be done, in this order.
+            The commands, in this order.
 
         Raises:
             TransactionError: it cannot happen in this state; nothing has changed.
@@ -124,13 +124,13 @@ class Coordinator:
         return [Tell(names, self.outcome, after)] if names else []
 
     def _noted(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
-        """An event that leads to no other state, at once."""
+        """The commands of an event that does not change the state by itself."""
         match event:
             case ParticipantsJoined(peers, votes):
                 return self._join(frozenset(peers), votes)
             case ParticipantsLeft(peers):
                 gone = frozenset(peers)
-                self.promises = {}  # who else may be gone?
+                self.promises = {}  # others may be gone as well
                 self.voters, self.listeners, self.unacknowledged = self.voters - gone, self.listeners - gone, self.unacknowledged - gone
             case Prepared(until, peer):
                 self.promises[peer] = until

@@ -1,4 +1,4 @@
-"""Something that happens to a transaction. An event says that something has happened; what it means is in the tables of `states`."""
+"""Something that happens to a transaction. The tables of `states` have its effect in each state."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from enum import Enum, StrEnum
 class Outcome(StrEnum):
     """A worker's answer to a question about a transaction."""
 
-    #: it has not prepared, so nobody can have decided to commit; or it is the coordinator, and has not decided
+    #: it has not prepared, so a commit cannot have been decided; or it is the coordinator, and has not decided
     UNDECIDED = "undecided"
     #: it has prepared, and does not know the decision
     PREPARED = "prepared"
     COMMITTED = "committed"
     ABORTED = "aborted"
-    #: it knows nothing of the transaction, or was never to learn what became of it
+    #: it knows nothing of the transaction, or is never told its outcome
     UNKNOWN = "unknown"
 
 
@@ -26,9 +26,9 @@ class Trouble(Enum):
 
     #: contact with it is lost: told again a few times
     LOST = "lost"
-    #: it, or this worker, is short of something: told again
+    #: it, or this worker, lacks memory or another resource: told again
     BUSY = "busy"
-    #: anything else: not told again unless somebody wants it
+    #: any other reason: not told again before a `Settle`
     REFUSED = "refused"
 
 
@@ -45,8 +45,8 @@ class TransactionEvent:
 class Prepared(TransactionEvent):
     """All work is done, and can be applied or dropped at once.
 
-    To a participant it says that of itself, and `until` is when it begins to ask what was decided, if nothing is heard. To a coordinator it is
-    the vote of `peer`, and `until` is how long that keeps its promise.
+    For a participant it is about the participant itself, and `until` is the time at which it begins to ask for the decision, if no message comes. For
+    a coordinator it is the vote of `peer`, and `until` is the end of the voter's promise.
 
     Args:
         until: a time on the transaction's clock.
@@ -59,12 +59,12 @@ class Prepared(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Failed(TransactionEvent):
-    """Something has failed, or is not wanted any more."""
+    """The work has failed, or is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost(TransactionEvent):
-    """Contact is lost: a participant's with its coordinator, or a coordinator's with somebody who takes part."""
+    """Contact is lost: a participant's with its coordinator, or a coordinator's with a participant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +97,15 @@ class CommitDecided(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class AbortDecided(TransactionEvent):
-    """The transaction was given up."""
+    """The transaction was aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeReply(TransactionEvent):
-    """Somebody who was asked has answered.
+    """A worker has answered a question about the outcome.
 
     Args:
-        peer: name of who was asked.
+        peer: name of the worker.
         outcome: the outcome, as far as it knows.
     """
 
@@ -115,10 +115,10 @@ class OutcomeReply(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unanswered(TransactionEvent):
-    """Somebody who was asked has not answered, or nothing that says anything.
+    """A worker has not answered a question, or its answer tells nothing about the outcome.
 
     Args:
-        peer: name of who was asked.
+        peer: name of the worker.
     """
 
     peer: str
@@ -126,12 +126,12 @@ class Unanswered(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded(TransactionEvent):
-    """Nobody can tell, and has not for a whole lease. A participant finds this out by itself."""
+    """No worker has been able to answer for a whole lease. A participant detects this by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerClosed(TransactionEvent):
-    """The owner of the transaction is closed: it is dropped whatever was decided."""
+    """The owner of the transaction is closed: it is dropped, without regard to the decision."""
 
 
 # ---- to a coordinator
@@ -168,17 +168,17 @@ class Collect(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class AllPrepared(TransactionEvent):
-    """Everybody is prepared, and will be for a while. A coordinator finds this out by itself."""
+    """All workers are prepared, and will be for a while. A coordinator detects this by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lapsed(TransactionEvent):
-    """Promises end before everybody has made one. A coordinator finds this out by itself."""
+    """Some promises end before all workers have made one. A coordinator detects this by itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(TransactionEvent):
-    """A worker has done what was decided.
+    """A worker has carried out the decision.
 
     Args:
         peer: name of the worker.
@@ -202,4 +202,4 @@ class TellFailed(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Settle(TransactionEvent):
-    """Somebody wants everybody to be told who has acknowledged nothing."""
+    """Repeat the outcome to every participant that has not acknowledged it."""

@@ -1,4 +1,4 @@
-"""History: what a worker remembers of transactions that are over, for those who ask and for messages that are late."""
+"""History: a worker's memory of finished transactions, for questions of other workers and for late messages."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class History(Generic[Key]):
-    """Outcomes by transaction. The oldest are forgotten, except those that are in doubt or held.
+    """Outcomes by transaction. The oldest are forgotten, except transactions in doubt and held ones.
 
     Args:
-        limit: how many others are remembered.
+        limit: the number of other transactions that are remembered.
     """
 
     __slots__ = ("outcomes", "in_doubt", "held", "_limit")
 
     def __init__(self, limit: int) -> None:
         self.outcomes: dict[Key, Outcome] = {}
-        #: those on whose results nothing may be built: this worker could not learn what became of them, or they may not be committed everywhere
+        #: transactions with results that nothing may build on: this worker could not learn the outcome, or they may not be committed everywhere
         self.in_doubt: set[Key] = set()
-        #: those that somebody has not acknowledged yet, and may ask for: see Note [Presumed abort] in `states`
+        #: transactions that a participant has not acknowledged yet, and may ask for: see Note [Presumed abort] in `states`
         self.held: set[Key] = set()
         self._limit = limit
 
@@ -42,7 +42,7 @@ class History(Generic[Key]):
         return self.outcomes.get(key, Outcome.UNKNOWN)
 
     def remember(self, key: Key, outcome: Outcome) -> None:
-        """Note what became of a transaction.
+        """Note the outcome of a transaction.
 
         Args:
             key: of the transaction.
@@ -55,6 +55,6 @@ class History(Generic[Key]):
                 del self.outcomes[oldest]
 
     def clear(self) -> None:
-        """Forget everything, except what is in doubt."""
+        """Forget everything, except transactions in doubt."""
         self.outcomes.clear()
         self.held.clear()

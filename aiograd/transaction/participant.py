@@ -1,4 +1,4 @@
-"""Participant: one worker's side of a transaction that somebody else decides. See Note [Participant] in `states`."""
+"""Participant: one worker's side of a transaction that another worker decides. See Note [Participant] in `states`."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from aiograd.transaction.states import LISTENER, OUTCOMES, REPLIES, TRANSITIONS,
 
 
 class Participant:
-    """One worker's side of a transaction. It does nothing by itself: `handle` says what is to be done.
+    """One worker's side of a transaction. It does nothing by itself: `handle` returns commands.
 
     Args:
-        coordinator: who decides; "" where it cannot be asked.
-        lease: seconds for which it keeps what it has prepared once it is uncertain.
+        coordinator: name of the worker that decides; "" if it cannot be asked.
+        lease: seconds for which it keeps its prepared changes once it is uncertain.
         pause: seconds between two rounds of questions.
-        is_read_only: it has nothing to apply.
-        votes: nobody decides without it; see Note [Participant] in `states`.
-        due: when to give up, unless something is heard; None: not by itself.
+        is_read_only: True if it has nothing to apply.
+        votes: True if no decision is made without it; see Note [Participant] in `states`.
+        due: the time at which it aborts unless it hears of the transaction; None: it does not abort by itself.
     """
 
     __slots__ = ("state", "coordinator", "others", "lease", "pause", "is_read_only", "votes", "due", "asked", "since", "unanswered")
@@ -39,7 +39,7 @@ class Participant:
     listener: Mapping[tuple[TransactionState, type[TransactionEvent]], TransactionState | TransitionRule] = LISTENER
     replies: Mapping[tuple[Outcome, bool], type[TransactionEvent]] = REPLIES
     outcomes: Mapping[TransactionState, Outcome] = OUTCOMES
-    #: rounds of questions in a row that nobody can answer before a lease may end: who asks may have been frozen, and the others be there all along
+    #: rounds of questions in a row without an answer before a lease may end: the asking worker may have been frozen while the others were there
     rounds = 3
 
     def __init__(
@@ -47,17 +47,17 @@ class Participant:
     ) -> None:
         self.state = TransactionState.ACTIVE
         self.coordinator = coordinator
-        #: who may know as well; whoever drives it keeps that up to date
+        #: other workers that may know the outcome; kept up to date by the asyncio shell
         self.others: tuple[str, ...] = ()
         self.lease = lease
         self.pause = pause
         self.is_read_only = is_read_only
         self.votes = votes
-        #: when it wants a `Tick`
+        #: the time of its next `Tick`; None: it needs none
         self.due = due
-        #: who has not answered yet in this round of questions
+        #: the workers that have not answered yet in this round of questions
         self.asked: frozenset[str] = frozenset()
-        #: since when it is uncertain, and rounds in a row that nobody could answer
+        #: the time since which it is uncertain, and the rounds in a row without an answer
         self.since = 0.0
         self.unanswered = 0
 
@@ -78,7 +78,7 @@ class Participant:
 
     @property
     def is_doubtful(self) -> bool:
-        """True if something is, or was, prepared and it is not known what was decided."""
+        """True if changes are, or were, prepared and the decision is not known."""
         return not self.is_read_only and (self.is_prepared or self.state is TransactionState.IN_DOUBT)
 
     def handle(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
@@ -89,7 +89,7 @@ class Participant:
             now: the time.
 
         Returns:
-            What is to be done, in this order.
+            The commands, in this order.
 
         Raises:
             TransactionError: it cannot happen in this state; nothing has changed.
@@ -136,7 +136,7 @@ class Participant:
     # ---------------------------------------------------------------- asking
 
     def _ask(self, event: TransactionEvent, before: TransactionState, now: float) -> list[TransactionCommand]:
-        """See what is to be asked by now; the state is UNCERTAIN."""
+        """The next questions; the state is UNCERTAIN."""
         if isinstance(event, Tick | PeerLost):
             if before is TransactionState.PREPARED:
                 self.since, self.unanswered = now, 0

@@ -1,4 +1,4 @@
-"""The states of a transaction, on the worker that decides it and on those that take part, and what each event does in each of them.
+"""The states of a transaction, on the coordinator and on participants, and the effect of each event in each state.
 
 Note [Participant]
     ::
@@ -17,18 +17,18 @@ Note [Participant]
           └──────► ABORTED ◄─ IN_DOUBT
                           AbortDecided
 
-    A participant that is ACTIVE may give up by itself, and its coordinator cannot have decided to commit without it. Once it is PREPARED it may
-    neither apply nor drop what it has until it learns the decision. Where the decision does not come it is UNCERTAIN: it asks the coordinator,
-    then the others, again and again. Any of them that has committed or aborted settles it. One that shows that nothing is decided yet makes it
-    PREPARED again, to wait on. Where nobody can tell until its lease ends it drops what it has and stays IN_DOUBT: what it knows is neither
-    "committed" nor "aborted", and it says so to whoever asks.
+    A participant that is ACTIVE may abort by itself, since its coordinator cannot have decided to commit without it. Once it is PREPARED it may
+    neither apply nor drop its changes until it learns the decision. If the decision does not come it is UNCERTAIN: it asks the coordinator, then the
+    others, again and again. Any of them that has committed or aborted settles it. An answer that shows that nothing is decided yet makes it PREPARED
+    again, and it continues to wait. If no worker can tell until its lease ends, it drops its changes and stays IN_DOUBT: it knows neither "committed"
+    nor "aborted", and answers so to every question.
 
-    One that is *read-only* has nothing to apply, so no doubt is left behind. One that does not even vote, a *listener*, is only told, and applies
-    then what it can: a commit in one phase. Nothing that it says of itself, except that it was told of a commit, says anything about the decision.
+    One that is *read-only* has nothing to apply, so no doubt is left behind. One that does not even vote, a *listener*, is only told, and then
+    applies as much as is possible: a commit in one phase. Its answers tell nothing about the decision, except that it was told of a commit.
 
 Note [Presumed abort]
-    A coordinator remembers that it has committed until everybody has acknowledged that. So a coordinator that knows nothing of a transaction never
-    committed it. That another participant knows nothing of it means nothing: it may have forgotten.
+    A coordinator remembers that it has committed until all participants have acknowledged that. So a coordinator that knows nothing of a transaction
+    never committed it. A participant that knows nothing of it proves nothing: it may have forgotten.
 
 Note [Coordinator]
     ::
@@ -40,8 +40,8 @@ Note [Coordinator]
           │Lapsed                ▼
           └──────────────────► ABORTED
 
-    The moment of decision is the one in which the coordinator applies what it has itself: that may fail, and then nothing was decided. Since a
-    participant gives up what it has prepared when its lease ends, a coordinator decides only while everybody's promise to keep it holds.
+    The moment of decision is the moment in which the coordinator applies its own changes: that may fail, and then nothing was decided. Since a
+    participant drops its prepared changes when its lease ends, a coordinator decides only while the promises of all participants to keep theirs hold.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _NOTHING, _REFUSED, _REPLY = TransitionRule
 
 StateTransitions = Mapping[type[on.TransactionEvent], TransactionState | TransitionRule]
 
-#: of a participant that waits for nothing more, whatever it was told of the decision: an event comes late, or cannot come
+#: of a participant that waits for nothing more, after either decision: an event comes late, or cannot come
 _DECIDED: StateTransitions = {
     on.Prepared: _REFUSED,
     on.Failed: _NOTHING,
@@ -103,11 +103,11 @@ TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
         on.Failed: _ABORTED,
         on.Heard: _ACTIVE,
         on.PeerLost: _ABORTED,
-        on.Tick: _ABORTED,  # nobody has wanted anything of it for too long
+        on.Tick: _ABORTED,  # it has got no message for too long
         on.OutcomeReply: _NOTHING,
         on.Unanswered: _NOTHING,
         on.LeaseEnded: _REFUSED,
-        on.CommitDecided: _REFUSED,  # nobody can have decided that without it
+        on.CommitDecided: _REFUSED,  # a commit is not decided without it
         on.AbortDecided: _ABORTED,
         on.Applied: _REFUSED,
         on.ApplyFailed: _REFUSED,
@@ -146,7 +146,7 @@ TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
     TransactionState.COMMITTING: {
         **_DECIDED,
         on.CommitDecided: _NOTHING,  # told again
-        on.AbortDecided: _NOTHING,  # what is decided stays
+        on.AbortDecided: _NOTHING,  # a decision stays
         on.Applied: _COMMITTED,
         on.ApplyFailed: _PREPARED,  # nothing was applied; it asks again, and tries again
     },
@@ -164,7 +164,7 @@ TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
     TransactionState.IN_DOUBT: {
         **_DECIDED,
         on.CommitDecided: _REFUSED,  # it has nothing to apply any more
-        on.AbortDecided: _ABORTED,  # it was right to drop what it had
+        on.AbortDecided: _ABORTED,  # it was right to drop its changes
     },
 }
 
@@ -181,14 +181,14 @@ REPLIES: Mapping[tuple[Outcome, bool], type[on.TransactionEvent]] = {
     (Outcome.ABORTED, True): on.AbortDecided,
     (Outcome.ABORTED, False): on.AbortDecided,
     (Outcome.UNDECIDED, True): on.Heard,
-    (Outcome.UNDECIDED, False): on.Heard,  # nobody can have decided without it
+    (Outcome.UNDECIDED, False): on.Heard,  # no decision can have been made without it
     (Outcome.PREPARED, True): on.Heard,
     (Outcome.PREPARED, False): on.Unanswered,  # it does not know either
     (Outcome.UNKNOWN, True): on.AbortDecided,
     (Outcome.UNKNOWN, False): on.Unanswered,
 }
 
-#: the outcome that a participant in this state answers to others who ask
+#: the outcome that a participant in this state answers to questions
 OUTCOMES: Mapping[TransactionState, Outcome] = {
     TransactionState.ACTIVE: Outcome.UNDECIDED,
     TransactionState.PREPARED: Outcome.PREPARED,
@@ -248,10 +248,10 @@ COORDINATOR_TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
     },
     TransactionState.ABORTED: {
         **_COORDINATOR_DECIDED,
-        on.ParticipantsJoined: _ABORTED,  # who turns out to have taken part is told
+        on.ParticipantsJoined: _ABORTED,  # a late participant is told
         on.ParticipantsLeft: _ABORTED,
         on.Acknowledged: _ABORTED,
-        on.TellFailed: _NOTHING,  # who is not told finds out
+        on.TellFailed: _NOTHING,  # a worker that is not told will ask
         on.Settle: _ABORTED,
     },
 }

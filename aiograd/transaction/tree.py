@@ -1,11 +1,11 @@
-"""How a decision reaches many participants: by a tree of them, and whom each of them asks where it does not come.
+"""How a decision reaches many participants: by a tree of them; and the workers that a participant asks if it does not come.
 
 Note [A tree of receivers]
     A coordinator that tells n participants of its decision sends n messages and waits for n answers. Where they are many it tells some, each of
     which acts on the message, passes it on to a branch of the others at the same time, and answers for all of its branch. Nothing else changes: the
-    coordinator alone decides, and a participant has acknowledged a decision only when its own answer has come, by whatever way. Whoever the tree
-    has not reached, because somebody on the way was lost, did not know the way or was slow, is told directly. So a message may come twice, and
-    late, which every participant has to cope with anyway; and nobody is told anything that was not decided.
+    coordinator alone decides, and a participant has acknowledged a decision only when its own answer has come, by any way. A participant that the
+    tree has not reached, because a worker on the way was lost, did not know the way or was slow, is told directly. So a message may come twice, and
+    late, which every participant has to cope with anyway; and no participant is told more than the decision.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def branches(receivers: Sequence[T]) -> list[Sequence[T]]:
 
 
 def witnesses(participants: Sequence[str], name: str) -> list[str]:
-    """Those whom a participant asks what was decided, besides the coordinator: all others, or of many a few.
+    """The workers that a participant asks for the decision, besides the coordinator: all others, or a few of many.
 
-    If participants stand in a circle these are the neighbours at distances 1, 2, 4, ... on both sides. So whatever one of them knows reaches all that
-    ask within as many rounds as the logarithm of their number, and each has to know few.
+    If participants stand in a circle these are the neighbours at distances 1, 2, 4, ... on both sides. So the knowledge of one reaches all within as
+    many rounds as the logarithm of their number, and each has to know few.
 
     Args:
         participants: names, sorted.

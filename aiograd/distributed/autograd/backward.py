@@ -390,7 +390,7 @@ class BackwardPasses:
                     if name in {*participant.others, *participant.downstream, *participant.behind}:
                         participant.fail(error, PeerLost())
                 elif participant.transaction.is_prepared:
-                    if name in (participant.initiator, participant.parent):  # who is lost may have been the only one who could tell of the decision
+                    if name in (participant.initiator, participant.parent):  # the lost worker may have been the only one that knew the decision
                         participant.ask_around()
                 elif name == participant.initiator and participant.state is TransactionState.ACTIVE:
                     participant.fail(error, PeerLost())

@@ -39,7 +39,7 @@ from aiograd.transaction import History
 
 #: names one pass: the worker that started it, and its number there
 PassId = tuple[str, int]
-#: the number of passes of a context whose outcome is remembered, to answer other workers and late messages
+#: the number of passes of a context with a remembered outcome, to answer other workers and late messages
 REMEMBERED = 4096
 
 
@@ -139,7 +139,7 @@ class Context:
     Args:
         key: 128 random bits.
         origin: name of the worker that opened it.
-        principal: on whose behalf.
+        principal: the principal that it belongs to.
         here: name of this worker.
         incarnation: of this worker.
         runner: carries out passes.
@@ -201,7 +201,7 @@ class Context:
 
     @property
     def in_doubt(self) -> set[PassId]:
-        """Passes whose outcome this worker could not learn, or whose commit not all workers have acknowledged."""
+        """Passes with an outcome that this worker could not learn, or a commit that not all workers have acknowledged."""
         return self.history.in_doubt
 
     @property

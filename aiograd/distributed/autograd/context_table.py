@@ -10,7 +10,7 @@ Note [Access to contexts]
 
 Note [Leases]
     A worker keeps a context for the workers that opened it there: each renews its lease now and then. When the last lease has run out, or
-    the worker that first opened the context releases it, the context is dropped, and so are those that it opened on further workers.
+    the worker that first opened the context releases it, the context is dropped, and so are the contexts that it opened on further workers.
 
     Workers that call each other open the context on each other, so leases form cycles. A renewal therefore carries a counter that only the worker
     which first opened the context increments and the others pass on, and a lease is renewed only by a counter value that is
@@ -177,7 +177,7 @@ class ContextTable:
                 context.openers[opener] = now + self.limits.lease_seconds
 
     def expired(self, now: float) -> list[Context]:
-        """Contexts whose last lease has run out."""
+        """Contexts without a valid lease."""
         over: list[Context] = []
         for context in self:
             if not context.openers:

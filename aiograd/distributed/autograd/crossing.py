@@ -1,6 +1,6 @@
 """Crossing: finds out if a pass that wants only some inputs has to go through other workers.
 
-At a recv node the graph of this worker ends and that of another worker goes on, which may come back to this worker at a send node.
+At a recv node the graph of this worker ends and another worker's goes on, which may come back to this worker at a send node.
 So recv nodes of a context matter to a pass if one of the send nodes of the context leads to a wanted input; the distributed
 pass itself finds out which of them do (see `discovery`). If none matters, the pass stays local, and no message is sent.
 """
@@ -93,7 +93,7 @@ async def crossings(task: GraphTask) -> list[RecvNode]:
 
 
 async def _reached(starts: Iterable[Node], stop: Collection[Node] = ()) -> set[Node]:
-    """The nodes that a walk from `starts` reaches; it does not go on from those of `stop`."""
+    """The nodes that a walk from `starts` reaches; it does not go on from nodes of `stop`."""
     stack = list(starts)
     reached = set(stack)
     steps = 0

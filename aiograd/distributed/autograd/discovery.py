@@ -9,9 +9,9 @@ Note [Edges of the asker]
     asking it in turn.
 
 Note [Foresight]
-    A worker that answers a call knows what its result depends on. If that is little (`FORESIGHT` nodes) and leads to other workers only through
-    values that came from the caller, the answer names these edges. A pass whose roots depend on nothing but such results needs no
-    questions: the initiator walks its own graph alone, and the gradients tell each worker its edges that take part. A worker whose graph has been
+    A worker that answers a call knows the nodes that its result depends on. If these are few (`FORESIGHT` nodes) and lead to other workers only
+    through values that came from the caller, the answer names these edges. A pass whose roots depend on nothing but such results needs no
+    questions: the initiator walks its own graph alone, and the gradients tell each worker its edges that take part. A worker with a graph that has
     changed since its answer refuses.
 
 Note [Discovery that fails]
@@ -78,7 +78,7 @@ class EdgeDiscovery(ParticipantHelper):
         self.leading, self.sends = {}, {}
 
     async def foresee(self, starts: Iterable[Node]) -> set[str] | None:
-        """Do what `mark` does without asking anybody, on the initiator; see Note [Foresight].
+        """Do the work of `mark` without questions to other workers, on the initiator; see Note [Foresight].
 
         Cancelling stops it.
 
@@ -171,7 +171,7 @@ class EdgeDiscovery(ParticipantHelper):
         return names - {here}, back
 
     def take_sends(self, edges: Iterable[int], peer: str) -> list[Node]:
-        """Let send nodes take part; returns those that did not already.
+        """Add send nodes to the pass; returns the ones that were not in it.
 
         Raises:
             ProtocolError: there is no such edge to `peer`.
@@ -186,7 +186,7 @@ class EdgeDiscovery(ParticipantHelper):
         return new
 
     def take_recvs(self, edges: Iterable[int], peer: str) -> list[Node]:
-        """Let recv nodes that were reached send gradients; returns those that did not already.
+        """Let recv nodes that were reached send gradients; returns the ones that did not already.
 
         Raises:
             ProtocolError: there is no such edge from `peer`.
@@ -285,7 +285,7 @@ def foresight(send: SendNode, context: Context) -> list[int] | None:
 
 
 def check_foreseen(send: SendNode, context: Context) -> None:
-    """Check that what is behind a send node is what its receiver was told.
+    """Check that the graph behind a send node is the one that its receiver was told of.
 
     Raises:
         ProtocolError: it was told nothing. GraphError: the graph has been changed since.

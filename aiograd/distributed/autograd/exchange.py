@@ -2,7 +2,7 @@
 
 Note [Termination]
     The answer to the first gradients that reach a worker is held back until it is prepared; later ones are answered at once. So the
-    workers form a tree with the initiator as its root, whatever cycles the graph has among them, and an answered tree is a prepared one.
+    workers form a tree with the initiator as its root, for any cycles of the graph among them, and an answered tree is a prepared one.
     (Dijkstra and Scholten, Termination detection for diffusing computations, 1980.)
 
 Note [Fewer messages]
@@ -60,7 +60,7 @@ class GradientExchange(ParticipantHelper):
 
     def __init__(self, participant: PassRecord) -> None:
         super().__init__(participant)
-        #: the worker whose first gradients have not been answered yet
+        #: the worker that waits for the answer to its first gradients
         self.asker: str | None = None
         #: gradients that have not been answered, by the task that sends them
         self.outgoing: dict[asyncio.Task[Any], RecvNode] = {}

@@ -82,7 +82,7 @@ class RecvNode(Node):
         super().__init__()
         if sequence is not None:
             if self._seq != sequence + 1:
-                Node.any_reordered = True  # what came may depend on what was sent meanwhile, whose numbers are higher
+                Node.any_reordered = True  # the received values may depend on values sent meanwhile, with higher numbers
             self._seq = sequence
         self.edge = edge
         self.peer = peer
@@ -123,7 +123,7 @@ class RecvNode(Node):
             Nothing: the node has no edges on this worker.
 
         Raises:
-            ContextReleasedError: the context is gone. ContextError: the pass is a local one, or that of another context.
+            ContextReleasedError: the context is gone. ContextError: the pass is a local one, or belongs to another context.
         """
         context = self._context()
         if context is None or context.is_released:

@@ -63,14 +63,14 @@ class PassRecord(ABC):
         self.deadline = deadline
         #: the known workers that take part
         self.others: list[str] = []
-        #: the worker whose first gradients made this one begin
+        #: the worker with the first gradients, which made this one begin
         self.parent = ""
         #: workers behind this one that have answered, and workers to which requests or gradients were sent
         self.behind: set[str] = set()
         self.downstream: set[str] = set()
-        #: those of them that have said that they have nothing to commit; see Note [Nothing to commit] in `participant`
+        #: the ones of them that have nothing to commit; see Note [Nothing to commit] in `participant`
         self.idle: set[str] = set()
-        #: the send nodes whose gradients come from other workers
+        #: the send nodes with gradients from other workers
         self.sends: dict[SendNode, None] = {}
         #: on the initiator: worker -> its edges that take part, where that was known without asking; see Note [Foresight] in `discovery`
         self.foreseen: dict[str, list[int]] = {}

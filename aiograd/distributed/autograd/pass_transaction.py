@@ -198,7 +198,7 @@ class PassTransaction(PassRecord, TransactionClient):
 
     def applied(self) -> None:
         """The gradients are committed: hooks and callbacks have time until the deadline."""
-        if self.task is None:  # nothing here leads to what is wanted
+        if self.task is None:  # no node here leads to a wanted gradient
             self._end()
         elif self._deadline_here != math.inf:
             self._timer = self.call_at(self._deadline_here, self._end_hooks)

@@ -21,8 +21,8 @@ class Announcements:
 
     Args:
         tell: tells a worker the URLs of others by name; None as a URL: it is no longer one of the cluster.
-        receivers: names of those who are to be told now.
-        context: the one that announcements are made in, whoever asks for them.
+        receivers: names of the workers that are to be told now.
+        context: the context that all announcements are made in.
     """
 
     def __init__(
@@ -69,4 +69,4 @@ class Announcements:
 
 def _look_at(task: asyncio.Task[None]) -> None:
     if not task.cancelled():
-        task.exception()  # of everybody who waits for it
+        task.exception()  # its waiting callers have the error

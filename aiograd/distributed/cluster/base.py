@@ -14,7 +14,7 @@ from aiograd.errors import EngineClosedError
 class BaseCluster:
     """A driver and its workers, by name.
 
-    A subclass makes `_roster` when it is entered, and puts what has to be undone into `_exits`.
+    A subclass makes `_roster` when it is entered, and registers its clean-up in `_exits`.
 
     Args:
         names: of the workers that it will have; empty where they are not known beforehand.

@@ -1,4 +1,4 @@
-"""JoinCluster: a driver that waits for workers which somebody else starts: Slurm, Kubernetes, compose, systemd, or a person in another terminal."""
+"""JoinCluster: a driver that waits for workers started elsewhere: by Slurm, Kubernetes, compose, systemd, or a person in another terminal."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ class JoinCluster(BaseCluster):
         """
         roster = self._open()
         roster.member(name)
-        self._incarnations.pop(name, None)  # its end is nobody's surprise
+        self._incarnations.pop(name, None)  # its end is expected
         await roster.dismiss(GOODBYE_SECONDS, name)
         await roster.forget(name)
 
@@ -225,7 +225,7 @@ class JoinCluster(BaseCluster):
             roster.lost(name, UNKNOWN_STATUS, is_returning=True)
 
     async def __aenter__(self) -> Self:
-        """Listen, and wait for the workers. Cancelled, it tells those that are there that the cluster is closed.
+        """Listen, and wait for the workers. Cancelled, it tells the present workers that the cluster is closed.
 
         Raises:
             DeadlineError: they were not all there within `timeout`. OSError: the driver cannot listen there.

@@ -1,6 +1,6 @@
 """Joining: a worker's side of a `JoinCluster`, as ``aiograd worker --join`` runs it.
 
-A worker asks the driver to be taken in, and asks again while nobody listens there: who starts first does not matter. From then on it serves,
+A worker asks the driver to be taken in, and asks again while no process listens there: the order of starts does not matter. From then on it serves,
 until the driver closes the cluster, wants it to start anew, or is lost. A driver that was lost may be back soon: it is asked again for a while.
 """
 
@@ -112,7 +112,7 @@ async def wait_for_way(name: str, url: str, stopping: asyncio.Event) -> str | No
         name: the worker's, for the log. url: of the driver. stopping: set when the worker shall end.
 
     Raises:
-        ArgumentError: it is no URL. PermissionError: it leads where nobody may go.
+        ArgumentError: it is no URL. PermissionError: it leads to a forbidden address.
     """
     pause = FIRST_PAUSE
     while (address := await way_to(url)) is None:

@@ -17,7 +17,7 @@ def load_service(path: str) -> Service:
     """The Service that ``module:name`` names; the module is imported.
 
     Raises:
-        ArgumentError: there is none. Whatever the module raises when it is imported.
+        ArgumentError: there is none. Errors of the module's import.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
@@ -47,12 +47,12 @@ def _services_in(module: Any) -> str:
 def make_tls(
     certificate: Path | str | None, key: Path | str | None, ca: Path | str | None
 ) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """TLS for those who connect and TLS for connecting; None where the defaults will do.
+    """TLS for incoming connections and TLS for connecting; None where the defaults will do.
 
-    With `ca` both sides show certificates, and those come from it.
+    With `ca` both sides show certificates that it has issued.
 
     Raises:
-        ArgumentError: files are missing, or not what they should be.
+        ArgumentError: files are missing or invalid.
     """
     if (certificate is None) != (key is None):
         raise ArgumentError("TLS needs both --certificate and --key")

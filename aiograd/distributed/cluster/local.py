@@ -107,7 +107,7 @@ class LocalCluster(BaseCluster):
         self._restarts_left: dict[str, int] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._processes: dict[str, WorkerProcess] = {}
-        #: processes whose end is nobody's surprise
+        #: processes with an expected end
         self._dismissed: set[WorkerProcess] = set()
         self._restarting: dict[str, asyncio.Task[None]] = {}
         self._is_closing = False
@@ -122,9 +122,9 @@ class LocalCluster(BaseCluster):
     # ---------------------------------------------------------------- losing and restarting
 
     async def restart(self, name: str) -> None:
-        """Start a worker anew, after killing it if it runs, and tell everybody where it is now. It has lost its state.
+        """Start a worker anew, after killing it if it runs, and tell all workers its new address. It has lost its state.
 
-        Whoever asks for it while it is under way waits for the same restart. Cancelled, it may leave the worker killed and not started.
+        A call while a restart is under way waits for the same restart. Cancelled, it may leave the worker killed and not started.
 
         Args:
             name: name of the worker.
@@ -182,7 +182,7 @@ class LocalCluster(BaseCluster):
         )  # fmt: skip
 
     async def add(self, name: str) -> None:
-        """Start another worker, and tell everybody where it is. Cancelled, it ends the worker again.
+        """Start another worker, and tell all workers its address. Cancelled, it ends the worker again.
 
         Args:
             name: its name.
@@ -288,7 +288,7 @@ class LocalCluster(BaseCluster):
         self._processes[name] = process
 
     async def __aenter__(self) -> Self:
-        """Start everything. Cancelled, or where something fails, it ends what has been started.
+        """Start everything. Cancelled, or after a failure, it ends the workers that have been started.
 
         Raises:
             WorkerLostError: a worker ended instead of listening. DeadlineError: it did not listen within `start_timeout`.

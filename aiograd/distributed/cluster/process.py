@@ -152,7 +152,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def _story(self) -> str:
         return "".join(f"\n  {line}" for line in self._last)
 
-    # ---------------------------------------------------------------- what the loop calls
+    # ---------------------------------------------------------------- called by the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.SubprocessTransport", transport)
@@ -190,7 +190,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             out.write(f"[{self.name}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
             out.flush()
         except (AttributeError, OSError, ValueError):
-            pass  # there is no standard error, or nobody reads it; no reason to disturb the loop
+            pass  # there is no standard error, or it has no reader; no reason to disturb the loop
 
     def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
         rest = self._pending.get(fd)

@@ -29,7 +29,7 @@ class Cluster(Protocol):
         """The URL of the driver's dashboard, with the token that opens it."""
 
     async def restart(self, name: str) -> None:
-        """Start a worker anew, without its state, and tell everybody where it is now.
+        """Start a worker anew, without its state, and tell all workers its new address.
 
         Args:
             name: name of the worker.
@@ -68,7 +68,7 @@ class Cluster(Protocol):
         """
 
     async def wait_running(self, name: str) -> None:
-        """Wait until this worker runs; raises `WorkerLostError` where nobody starts it again.
+        """Wait until this worker runs; raises `WorkerLostError` if it is not started again.
 
         Args:
             name: name of the worker.
@@ -77,7 +77,7 @@ class Cluster(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Close the driver and end what the cluster has started.
+        """Close the driver and end the workers that the cluster has started.
 
         Cancelled, it kills the workers that it has started and that have not ended by themselves.
         """

@@ -1,8 +1,8 @@
-"""RayCluster: workers as actors of a Ray cluster. Ray places them, restarts those that die and holds their resources; gradients do not go through it.
+"""RayCluster: workers as actors of a Ray cluster. Ray places them, restarts dead ones and holds their resources; gradients do not go through it.
 
-Note [Who does what]
+Note [Ray's part and aiograd's]
     Ray knows nodes, resources and processes. It is asked for a placement group with one bundle per worker and an actor in each. aiograd's own
-    connections carry everything else, so a pass across nodes costs what it costs on one machine. Each actor has one call that never returns
+    connections carry everything else, so a pass across nodes costs the same as on one machine. Each actor has one call that never returns
     (`lifetime`); Ray fails it when the actor dies, which is how the driver hears of a death that it did not notice itself.
 
 Note [Coming back]
@@ -47,7 +47,7 @@ log = structured_logger("aiograd.distributed")
 START_SECONDS = PLACE_SECONDS
 #: seconds that workers have to close in order when the cluster does, and that Ray has to report their end
 STOP_GRACE = 5.0
-#: seconds between questions to an actor that Ray is making again, at first and at most; the latter is also what a worker has to show it is there
+#: seconds between questions to an actor that Ray is making again, at first and at most; the latter is also the time that a worker has to answer
 ASK_SECONDS = 0.05, 1.0
 #: Ray does not tell how a process ended
 UNKNOWN_STATUS = 1
@@ -212,7 +212,7 @@ class RayCluster(BaseCluster):
         url = member.url
         async with self._locks[name]:
             if member.is_running and member.url != url:
-                return  # somebody else has just restarted it
+                return  # another caller has just restarted it
             await self._end(name)
             roster.lost(name, UNKNOWN_STATUS, is_returning=True, was_asked=True)
             try:
@@ -269,7 +269,7 @@ class RayCluster(BaseCluster):
     # ---------------------------------------------------------------- starting and stopping
 
     async def __aenter__(self) -> Self:
-        """Start everything. Cancelled, or where something fails, it ends what has been started.
+        """Start everything. Cancelled, or after a failure, it ends the workers that have been started.
 
         Raises:
             ClusterError: Ray cannot be reached, or lacks the requested resources, within `start_timeout`. VersionMismatch: the nodes have another
@@ -404,7 +404,7 @@ class RayCluster(BaseCluster):
 
 
 async def _settled(reference: Any) -> None:
-    """Wait until a call of an actor has ended, in whatever way; None: there was none."""
+    """Wait until a call of an actor has ended, with or without an error; None: there was none."""
     if reference is not None:
         with contextlib.suppress(Exception):
             await reference

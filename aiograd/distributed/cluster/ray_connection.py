@@ -26,7 +26,7 @@ CLIENT = "ray://"
 
 
 def import_ray() -> Any:
-    """Ray, with what it has for placing actors.
+    """The module `ray`, with its submodules for placing actors.
 
     Raises:
         ClusterError: it is not installed.
@@ -51,20 +51,21 @@ class Connection(enum.Enum):
 async def connect(
     ray: Any, address: str | None, namespace: str, runtime_env: Mapping[str, Any], cpus: int, exits: contextlib.AsyncExitStack
 ) -> Connection:
-    """Be a driver of a Ray.
+    """Connect this process to Ray as a driver.
 
-    Cancelled, or where it fails, what has been begun is undone by `exits`, as it is when they are closed.
+    Cancelled, or after a failure, `exits` undoes the finished steps, as it does when it is closed.
 
     Args:
         ray: the module.
-        address: of the head node; "auto": the Ray that runs on this machine; None: that of ``RAY_ADDRESS``, else "auto", else one is started.
+        address: of the head node; "auto": the Ray that runs on this machine; None: the address in ``RAY_ADDRESS``, else "auto", else a new Ray is
+        started.
         namespace: of the actors.
         runtime_env: of all of them, unless this process was connected before.
         cpus: how many a Ray that is started here takes this machine to have.
         exits: where leaving this Ray is left, unless this process was connected to it before.
 
     Raises:
-        ClusterError: nobody answers there, it is of another version, or it is reached by Ray's client.
+        ClusterError: there is no answer, it is of another version, or it is reached by Ray's client.
     """
     if ray.util.client.ray.is_connected():
         raise ClusterError(_no_client("in a process that is connected to ray://..."))
@@ -84,7 +85,7 @@ async def connect(
     try:
         await through_cancellation(asyncio.to_thread(ray.init, address=address or "auto", **options))
         return Connection.MADE
-    except Exception as error:  # of many kinds: nobody there, another version of Ray or of Python
+    except Exception as error:  # of many kinds: no process there, another version of Ray or of Python
         if address is not None or not isinstance(error, ConnectionError):
             raise ClusterError(f"RayCluster(address={address!r}): connecting to Ray failed: {story(error)}") from error
     options |= {"num_cpus": cpus, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}  # see Note [Priority]

@@ -13,7 +13,7 @@ from aiograd.errors import ArgumentError, ClusterError
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
 #: seconds until all workers have been placed
 PLACE_SECONDS = 30.0
-#: the same where no node that is there has what a worker needs
+#: the same if no present node has the resources that a worker needs
 HOPELESS_SECONDS = 5.0
 
 
@@ -47,7 +47,7 @@ class RayPlacement:
         """Give each of these workers a place: a free one, or one in a new placement group. Cancelled, none has one.
 
         Raises:
-            ClusterError: Ray has no room for them in time; it says what is missing.
+            ClusterError: Ray has no room for them in time; the message names the missing resources.
         """
         missing = len(names) - len(self._free)
         if missing > 0:

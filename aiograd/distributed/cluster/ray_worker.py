@@ -38,7 +38,7 @@ class WorkerHandshake:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How a worker is started. Nothing here is secret: Ray shows arguments to whoever asks."""
+    """Settings of a worker at its start. Nothing here is secret: Ray shows arguments to all its users."""
 
     name: str
     leader: str

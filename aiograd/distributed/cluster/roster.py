@@ -1,7 +1,7 @@
-"""Roster: the workers of a cluster as its driver knows them: where each one is, what has become of it, and who has to be told.
+"""Roster: the workers of a cluster as its driver knows them: their addresses and states, and the announcements that are due.
 
 Every cluster keeps one. The cluster starts processes, or waits for them, and says what happens; the roster introduces workers to each other, over
-the same authenticated connections that calls take, wakes those who wait for a worker, and calls back.
+the same authenticated connections that calls take, wakes the callers that wait for a worker, and calls back.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Roster:
     # ---------------------------------------------------------------- what happens
 
     async def introduce(self, name: str, url: str) -> None:
-        """A worker listens, for the first time or again: tell it where everybody is, and everybody where it is.
+        """Introduce a worker that listens, for the first time or again: tell it all addresses, and tell all workers its address.
 
         A worker that is lost meanwhile is passed over: it is told when it is back. Cancelled, some may not have been told.
 
@@ -105,7 +105,7 @@ class Roster:
         member = self.member(name)
         if member.ended.done():
             member.ended = asyncio.get_running_loop().create_future()
-        member.url = url  # known from here on, so that of two that are introduced at the same time each is told of the other
+        member.url = url  # known from here on, so that two workers that are introduced at the same time are told of each other
         self.driver.add_peer(name, url)
         others = {other: where for other, where in self.urls.items() if other != name}
         for result in await asyncio.gather(self._ask(name, SetPeers({**others})), self._announcements.announce(name, url), return_exceptions=True):
@@ -130,7 +130,7 @@ class Roster:
         self._wake(member)
 
     async def forget(self, name: str) -> None:
-        """A worker is no longer one of the cluster: nobody dials it any more."""
+        """Remove a worker from the cluster: it is not dialled any more."""
         member = self._members.pop(name)
         member.is_running = member.is_returning = False
         if not member.ended.done():
@@ -141,7 +141,7 @@ class Roster:
             await self._announcements.announce(name, None)
 
     async def dismiss(self, seconds: float, *names: str) -> None:
-        """Tell these workers, or all, that the cluster needs them no more; those that cannot be reached in time find out by themselves."""
+        """Tell these workers, or all, that the cluster needs them no more; workers that cannot be reached in time find out by themselves."""
         running = [name for name in names or self._members if self.member(name).is_running]
         await asyncio.gather(*(self._ask(name, Dismiss(), timeout=seconds) for name in running), return_exceptions=True)
 
@@ -162,7 +162,7 @@ class Roster:
         """Wait until this worker runs. Cancelling changes nothing.
 
         Raises:
-            WorkerLostError: it has ended, and nobody starts it again.
+            WorkerLostError: it has ended, and is not started again.
         """
         member = self.member(name)
         while True:

@@ -1,8 +1,8 @@
-"""How a secret gets to a worker through somebody else's hands: both sides agree on a key first, and the secret travels under it.
+"""Sealed secrets: a secret on its way to a worker through a scheduler. Both sides agree on a key first, and the secret travels under it.
 
 A scheduler such as Ray keeps arguments of tasks and of actors in tables, logs and memory that others can read. So the worker makes a key pair and
-shows the public half; the driver makes one of its own, and what it sends can be opened by that worker alone. This keeps the secret from whoever
-reads along. It does not protect from a scheduler that lies about which worker it is: whoever can do that can run any code in the worker anyway.
+shows the public half; the driver makes one of its own, and only that worker can open its message. This keeps the secret from readers of those tables.
+It does not protect from a scheduler that puts another key in the place of the worker's: such a scheduler can run any code in the worker anyway.
 
 Source: X25519 (RFC 7748) with HKDF (RFC 5869) and AES-256-GCM, as HPKE's base mode (RFC 9180) combines them.
 """
@@ -37,7 +37,7 @@ class Recipient:
         """The secret that `seal` was given.
 
         Raises:
-            AuthenticationError: it was sealed for somebody else, or altered.
+            AuthenticationError: it was sealed for another worker, or altered.
         """
         sender, message = sealed[:32], sealed[32:]
         try:
@@ -48,7 +48,7 @@ class Recipient:
 
 
 def seal(secret: bytes, recipient: bytes) -> bytes:
-    """`secret` for whoever has the private half of `recipient`."""
+    """Seal a secret for the owner of the private half of `recipient`."""
     private = X25519PrivateKey.generate()
     public = private.public_key().public_bytes_raw()
     shared = private.exchange(X25519PublicKey.from_public_bytes(recipient))

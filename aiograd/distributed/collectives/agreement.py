@@ -1,4 +1,4 @@
-"""GroupAgreements: decisions that a group takes together: every member applies what it has prepared, or none does.
+"""GroupAgreements: decisions that a group takes together: every member applies its prepared change, or none does.
 
 Note [Agreement]
     Rank 0 decides (see `aiograd.transaction`). Each other member that is prepared asks it for the decision. That request is its vote, and the answer
@@ -161,7 +161,7 @@ class GroupAgreements(TransactionClient):
         drive.handle(event)
 
     def failed(self, error: DistributedError) -> None:
-        """The group has failed: this member votes no more, and what is not decided here is not.
+        """The group has failed: this member votes no more, so undecided agreements abort.
 
         Args:
             error: the reason.
@@ -180,7 +180,7 @@ class GroupAgreements(TransactionClient):
         return None
 
     def apply_failed(self, error: BaseException) -> None:
-        """Take note that this member's work is lost; a participant drops it, whatever was decided."""
+        """Note that this member's work is lost; a participant drops it, for either decision."""
         self.error, self._has_raised = error, True
         if isinstance(self._drive, ParticipantDrive):
             self._drive.handle(OwnerClosed())

@@ -1,21 +1,21 @@
-"""MeshExchange: one collective operation on one rank of a few: what it sends, adds up and waits for. Pure: it decides, and `group` sends.
+"""MeshExchange: one collective operation on one rank of a small group: its messages, sums and waits. Pure: it decides, and `group` sends.
 
 Note [Two rounds]
     Every rank owns one part of the buffers. In the first round each rank sends every other rank its contribution to that rank's part; the owner
-    adds up the contributions in the order of the ranks, whatever the order in which they arrive, and in the second round sends the sum to all
+    adds up the contributions in the order of the ranks, for any order of arrival, and in the second round sends the sum to all
     others. So each rank sends and receives ``2 (size - 1) / size`` times the bytes of the arrays, as in a ring, which is the least that is
     possible, in two messages of latency instead of ``2 (size - 1)``. A ring adds up each part beginning at another rank; here an element is
     ``((rank 0 + rank 1) + rank 2) + ...`` wherever it lies, so results depend neither on sizes nor on timing. Parts travel in pieces, so sending,
     adding and receiving overlap. Many members exchange otherwise: see `ring`.
 
-    Small arrays take one round: everybody sends everything to everybody, and everybody adds up. So do larger ones between two members, where that is
+    Small arrays take one round: every rank sends everything to every other one, and adds up. So do larger ones between two members, where that is
     no more to send, and one message where there would be two; but not those beyond the caches, as each element is then read and written more often.
 
     Reduce-scatter is the first round alone, all-gather the second; of a broadcast the root sends each rank one part in the first, which that
     rank sends to the others in the second.
 
 Note [Heard from all]
-    An operation ends on a rank when every rank is known to have begun the same one: in sums and gathers each contributes, and what a rank sends is
+    An operation ends on a rank when every rank is known to have begun the same one: in sums and gathers each contributes, and a rank's message is
     taken where the same operation has begun. Of a broadcast most ranks have nothing to send, and the root's values alone say nothing of the others.
     So they tell each other that they have begun it; in a large group rank 0 is told, and tells all. The shapes and dtypes that come with that are
     compared too, also by ranks that have given none of their own.
@@ -40,7 +40,7 @@ from aiograd.running.types import Array
 DIRECT = 1 << 15
 #: operations of two members on at most so many pieces take one round
 PAIR = 8
-#: a contribution to a part, for its owner; the values of a part, for everybody; a broadcast that has begun, see Note [Heard from all]
+#: a contribution to a part, for its owner; the values of a part, for all ranks; a broadcast that has begun, see Note [Heard from all]
 CONTRIBUTION, VALUES, BEGUN = 1, 2, 3
 #: stands for a part in a message with all that its receiver adds up
 WHOLE = -1
@@ -52,7 +52,7 @@ class Message(NamedTuple):
     to: int
     #: CONTRIBUTION, VALUES or BEGUN
     round: int
-    #: the rank to whose part they belong, and the index of the message there
+    #: the rank that owns the part, and the index of the message in it
     part: int
     piece: int
     arrays: list[Array]
@@ -71,7 +71,7 @@ class OrderedSum:
     def __init__(self, reduction: str, size: int, target: Array) -> None:
         self.reduction = reduction
         self.size = size
-        #: the rank whose contribution is added next
+        #: the rank of the contribution that is added next
         self.next = 0
         self._target = target
         self._first: Array | None = None
@@ -104,14 +104,14 @@ class OrderedSum:
 
 
 class CollectiveExchange(ABC):
-    """One operation on one rank; the subclasses differ in who sends what to whom.
+    """One operation on one rank; the subclasses differ in the ways of messages between ranks.
 
     Args:
         operation: as this rank carries it out.
         rank, size: of this rank, and of the group.
         arrays: C-contiguous; empty for a rank that only receives. They must not change until the operation is over.
         piece: bytes of a piece: at most, or at least where there are that many; the same on all ranks.
-        direct: bytes of an operation whose arrays are not cut into pieces, at most; the same on all ranks.
+        direct: the most bytes of an operation with arrays that are not cut into pieces; the same on all ranks.
     """
 
     def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int, direct: int) -> None:
@@ -176,7 +176,7 @@ class CollectiveExchange(ABC):
 class MeshExchange(CollectiveExchange):
     """One operation on one rank of a group in which every rank sends to every other one; see Note [Two rounds].
 
-    The arguments are those of `CollectiveExchange`.
+    It takes the arguments of `CollectiveExchange`.
     """
 
     def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = PIECE, direct: int = DIRECT) -> None:
@@ -232,7 +232,7 @@ class MeshExchange(CollectiveExchange):
         return self._begin_reduction()
 
     def _others(self) -> list[int]:
-        """The other ranks, the next one first, so that not everybody sends to the same."""
+        """The other ranks, the next one first, so that not all send to the same rank."""
         return [(self.rank + distance) % self.size for distance in range(1, self.size)]
 
     def _begin_gather(self) -> list[Message]:
@@ -299,7 +299,7 @@ class MeshExchange(CollectiveExchange):
         layout = layout_of(operation.specs, 1 if is_gather else self.size, by_rows, self._piece)
         self.is_direct = not is_gather and layout.nbytes <= self._direct
         if (self.is_direct and not by_rows) or (is_pair and layout.nbytes <= PAIR * self._piece):
-            layout = layout_of(operation.specs, 1, by_rows, self._piece)  # everybody adds up all of it
+            layout = layout_of(operation.specs, 1, by_rows, self._piece)  # every rank adds up all of it
         self._layouts[key] = layout
         return layout
 
@@ -350,7 +350,7 @@ class MeshExchange(CollectiveExchange):
             return []
         layout = self._layouts.get(0)
         if layout is None:
-            self.operation = operation  # that of the root
+            self.operation = operation  # the root's
             layout = self._layout_for(0, operation)
             self._results[0] = layout.empty()
             for other in self._missing:
@@ -371,7 +371,7 @@ class MeshExchange(CollectiveExchange):
         return [Message(other, VALUES, part, piece, values) for other in self._others() if other != root]
 
     def _contribute(self, part: int, piece: int, rank: int, values: Sequence[Array]) -> list[Message]:
-        """Add a contribution; returns the sum for everybody else, once it is complete and they want it."""
+        """Add a contribution; returns the sum for all other ranks, once it is complete and they want it."""
         folds = self._folds[part, piece]
         for fold, array in zip(folds, values, strict=True):
             fold.add(rank, array)
@@ -425,7 +425,7 @@ def _is_complete(folds: Sequence[OrderedSum]) -> bool:
 
 
 def _fits(arrays: list[Array], layout: BufferLayout, part: int, piece: int) -> bool:
-    """True if arrays are what the message of this index has."""
+    """True if arrays fit the message of this index."""
     return 0 <= part < layout.size and 0 <= piece < len(layout.messages[part]) and _fit(arrays, layout, layout.messages[part][piece])
 
 

@@ -3,20 +3,20 @@
 Note [Forming a group]
     Each member that calls `join_group` draws a nonce, and asks every other member to join with it; the answer, given as soon as that one has called
     `join_group` as well, is that member's nonce. The group's key is a hash of its names and all nonces: a member that failed and joins again
-    makes another group, and messages of the former one find nothing. Requests of members that are ahead of this worker wait until it joins.
+    makes another group, and messages of the previous one find nothing. Requests of members that are ahead of this worker wait until it joins.
 
-    Members of a large group (see `ring`) ask rank 0 alone, which answers with the nonces of all once it has them. Whoever has no answer after a while
-    asks others too, so that a loss that it cannot see itself is noticed: rank 0 those that have not come, the others their neighbour.
+    Members of a large group (see `ring`) ask rank 0 alone, which answers with the nonces of all once it has them. A member without an answer after a
+    while asks others too, so that a loss that it cannot see itself is noticed: rank 0 asks the missing members, the others their neighbour.
 
 Note [A member that has not started]
-    Processes of one program start at different times. So a member at whose URL nobody listens is waited for, if it was never there; one that was
-    there is lost, which is an error at once.
+    Processes of one program start at different times. So a member without a listening process at its URL is waited for, if it was never there; one
+    that was there is lost, which is an error at once.
 
 Note [A member that gives up joining]
-    A member gives up when its time is over, when it is cancelled, and when one that it has met is lost or has given up. It tells those that it has
-    met, and they give up for the same reason, which their error names; in a large group, rank 0 tells those that wait for its answer. Members that
-    it has not met may come later, and are told when they ask it to join: each once, until the time of the attempt is over, unless this worker joins
-    again before that.
+    A member gives up when its time is over, when it is cancelled, and when one that it has met is lost or has given up. It tells the members that it
+    has met, and they give up for the same reason, which their error names; in a large group, rank 0 tells the members that wait for its answer.
+    Members that it has not met may come later, and are told when they ask it to join: each once, until the time of the attempt is over, unless this
+    worker joins again before that.
 
     A group can fail on a member that has formed it before another one has: that one is told when it has formed the group, or when its own question
     comes, whichever is first. So the groups of this worker are remembered for a while when they are over.
@@ -48,7 +48,7 @@ _TYPED = (CollectiveError, DeadlineError, WorkerLostError)
 
 
 class FormedGroups(Protocol):
-    """The groups of a worker, as those that are formed see them."""
+    """The groups of a worker, as the forming of a group sees them."""
 
     core: WorkerCore
 
@@ -59,7 +59,7 @@ class FormedGroups(Protocol):
         """The groups of a name that this worker is in."""
 
     def former(self, principal: str, name: str) -> list[Group]:
-        """This worker's groups of a name: present ones, and those that ended lately."""
+        """This worker's groups of a name: present ones, and recently ended ones."""
 
 
 class _Joining:
@@ -169,7 +169,7 @@ class GroupForming:
         finally:
             del self._joining[where]
             if not joining.formed.cancel() and not joining.formed.cancelled():
-                joining.formed.exception()  # raised here already, or somebody else's error was
+                joining.formed.exception()  # raised here already, or another error was
             for task in asking:
                 task.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
@@ -215,7 +215,7 @@ class GroupForming:
         joining.add(nonces)
 
     async def _ask_later(self, joining: _Joining, name: str, seconds: float, principal: str) -> None:
-        """In a large group: ask those whom this member has not asked before; see Note [Forming a group]."""
+        """In a large group: ask the members that this one has not asked before; see Note [Forming a group]."""
         await asyncio.sleep(self._core.limits.silence)
         rank = joining.names.index(self._core.name)
         others = [other for other in joining.names if other not in joining.nonces]
@@ -238,7 +238,7 @@ class GroupForming:
         return ", ".join(other for other in joining.names if other in joining.unanswered or other not in joining.nonces)
 
     def _give_up(self, where: tuple[str, str], joining: _Joining, error: BaseException) -> None:
-        """Tell those that wait for this member; see Note [A member that gives up joining]."""
+        """Tell the members that wait for this one; see Note [A member that gives up joining]."""
         core, (principal, name) = self._core, where
         if not isinstance(error, _TYPED):
             why = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
@@ -265,7 +265,7 @@ class GroupForming:
             return  # lost as well, or it knows
 
     def _told(self, name: str, other: str, value: Any) -> DistributedError:
-        """The error of a member that has given up, as that of one that it tells."""
+        """The error of a member that has given up, as an error of a member that it tells."""
         error = from_wire(value, other)
         if isinstance(error, _TYPED):
             return error
@@ -332,7 +332,7 @@ class GroupForming:
         return self._known(joining.nonces, names)
 
     def _known(self, nonces: Mapping[str, bytes], names: Sequence[str]) -> bytes | list[bytes]:
-        """The answer to a member that joins as well: this worker's nonce; of a large group those of all, by rank."""
+        """The answer to a member that joins as well: this worker's nonce; of a large group all nonces, by rank."""
         return [nonces[each] for each in names] if is_large(len(names)) else nonces[self._core.name]
 
     async def on_withdraw(self, caller: PeerIdentity, withdrawal: GroupWithdraw, timeout: float) -> bool:

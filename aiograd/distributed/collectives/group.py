@@ -1,15 +1,15 @@
 """Group: workers that carry out collectives together.
 
 Note [A group that fails]
-    The operations of a group are numbered on each rank in the order in which they begin, and operations of one number belong together. So a rank
-    that gives one up, for whatever reason, cannot take part in a later one: the group has failed, on this rank at once and on the others as soon as
-    they hear of it, and every operation that is under way or begins later raises the same error. Nothing of it is seen by the caller, since
-    results are new arrays. Survivors form a new group: `Group.without`, `Group.with_`.
+    The operations of a group are numbered on each rank in the order in which they begin, and operations of one number belong together. So a rank that
+    gives one up, for any reason, cannot take part in a later one: the group has failed, on this rank at once and on the others as soon as they hear
+    of it, and every operation that is under way or begins later raises the same error. Nothing of it is seen by the caller, since results are new
+    arrays. Survivors form a new group: `Group.without`, `Group.with_`.
 
 Note [News of a large group]
     Members of a large group (see `ring`) are connected to rank 0 and to their neighbours. So they tell rank 0 that the group has failed or that they
-    leave it, and rank 0 tells all others; that it is lost itself everybody notices. Those who leave at about the same time, as all do at the end,
-    are told of in one message.
+    leave it, and rank 0 tells all others; every member notices the loss of rank 0 itself. Members that leave at about the same time, as all do at the
+    end, are announced in one message.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from aiograd.running.caller import called
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore
 
-#: seconds in which rank 0 of a large group gathers who leaves it
+#: seconds in which rank 0 of a large group gathers the names of leaving members
 GATHERING = 0.02
 
 
@@ -64,7 +64,7 @@ class Group:
     """Workers that carry out collectives together; this worker is one of them. Made by `join_group`; use it with ``async with``.
 
     Every member calls the same operations in the same order. An operation takes numpy arrays or Tensors and returns new numpy arrays, which are the
-    same on every rank, to the bit, whatever arrives first: an element of a sum is ``((rank 0 + rank 1) + rank 2) + ...``. Several operations may be
+    same on every rank, to the bit, for any order of arrival: an element of a sum is ``((rank 0 + rank 1) + rank 2) + ...``. Several operations may be
     under way at once; they are told apart by the order in which they began. Arrays must not change until the operation has returned.
 
     If a member is lost, gives up (an error, a deadline, a cancellation) or calls something else, the group has failed: all operations on all members
@@ -75,7 +75,7 @@ class Group:
         owner: the worker's groups.
         name, names: see below.
         key: names the group in messages; made from `nonces`.
-        principal: on whose behalf the members speak.
+        principal: the principal that the members act for.
         nonces: random bytes of each member.
 
     Attributes:
@@ -104,7 +104,7 @@ class Group:
         self.operations = RunningOperations(self)
         #: the decisions of the group
         self.agreements = GroupAgreements(self)
-        #: those of them of whom the others have yet to be told; see Note [News of a large group]
+        #: the leaving members that have to be announced to the others; see Note [News of a large group]
         self._leavers: dict[int, int] = {}
 
     def __repr__(self) -> str:
@@ -199,8 +199,8 @@ class Group:
         """The arrays of one rank, on all ranks.
 
         Args:
-            arrays: a list of arrays, or one array. On other ranks than the root None, or arrays of the same shapes and dtypes, whose values are
-                not used.
+            arrays: a list of arrays, or one array. On other ranks than the root None, or arrays of the same shapes and dtypes; their values are not
+                used.
             root: the rank that has the values.
             timeout: as of `all_reduce`.
 
@@ -235,7 +235,7 @@ class Group:
     async def commit(self, apply: Callable[[], None], *, timeout: float | None = None) -> None:
         """Apply something on every member, or on none.
 
-        Every member calls it once it is ready, and `apply` is called when all are: on rank 0 first, where it may raise, which means that nobody
+        Every member calls it once it is ready, and `apply` is called when all are: on rank 0 first, where it may raise, which means that no member
         applies anything. On other ranks it must not raise.
 
         Args:
@@ -269,7 +269,7 @@ class Group:
         return await self._reform([each for each in self.names if each != name], timeout)
 
     async def with_(self, name: str, *, timeout: float | None = None) -> Group:
-        """A new group of all members and one more, whose rank is the last; this one is over.
+        """A new group of all members and one more, which gets the last rank; this one is over.
 
         All members call it, and the new one calls `join_group` with all names.
 
@@ -377,7 +377,7 @@ class Group:
         """This member has given up something that all take part in: the group is over.
 
         Args:
-            what: a noun for what it was.
+            what: a noun for the operation.
             error: the reason.
         """
         if isinstance(error, DistributedError):

@@ -44,7 +44,7 @@ class GroupServer:
         self.core = core
         #: by principal and key
         self._groups: dict[tuple[str, bytes], Group] = {}
-        #: those and the last that are over: members may still ask what they decided, or be about to form one of them
+        #: those and recently ended ones: members may still ask for their decisions, or be about to form one of them
         self._former: dict[tuple[str, bytes], Group] = {}
         self.forming = GroupForming(self)
         core.serve(
@@ -70,7 +70,7 @@ class GroupServer:
         return [group for group in self._groups.values() if (group.principal, group.name) == (principal, name)]
 
     def former(self, principal: str, name: str) -> list[Group]:
-        """This worker's groups of a name: present ones, and those that ended lately."""
+        """This worker's groups of a name: present ones, and recently ended ones."""
         return [group for (whose, _), group in self._former.items() if (whose, group.name) == (principal, name)]
 
     async def form(self, names: Sequence[str], name: str, timeout: float | None) -> Group:
@@ -78,7 +78,7 @@ class GroupServer:
         return await self.forming.form(names, name, timeout)
 
     def open(self, name: str, names: tuple[str, ...], key: bytes, principal: str, nonces: Mapping[str, bytes]) -> Group:
-        """A new group; the arguments are those of `Group`."""
+        """A new group, with the arguments of `Group`."""
         group = Group(self, name, names, key, principal, nonces)
         self._groups[principal, key] = group
         self._former[principal, key] = group

@@ -21,7 +21,7 @@ from aiograd.running.types import Array
 
 #: bytes of a piece at most
 PIECE = (1 << 20) - (4 << 10)
-#: a message has the bytes of so many pieces at most, the last one those of half a piece more
+#: a message has the bytes of so many pieces at most, the last one half a piece more
 PIECES = 4
 
 
@@ -114,7 +114,7 @@ class BufferLayout:
                 left = PIECES * self.piece
             messages[-1].append(piece)
             left -= nbytes
-        if len(messages) > 1 and left >= (PIECES - 0.5) * self.piece:  # what is left over goes with the message before
+        if len(messages) > 1 and left >= (PIECES - 0.5) * self.piece:  # the rest goes with the message before
             rest = messages.pop()
             messages[-1] += rest
         return messages
@@ -131,7 +131,7 @@ class BufferLayout:
 
         Args:
             arrays: C-contiguous arrays of the layout's shapes and dtypes.
-            copy: also copy those that are a buffer by themselves.
+            copy: also copy arrays that are a buffer by themselves.
         """
         grouped: list[list[Array]] = [[] for _ in self.buffers]
         for array, place in zip(arrays, self.places, strict=True):

@@ -24,7 +24,7 @@ class OperationKind(StrEnum):
     BARRIER = "barrier"
 
 
-#: the function that adds one more contribution to those of the ranks before
+#: the function that adds one more contribution to the sum of the ranks before
 REDUCTIONS: Mapping[str, Callable[..., Any]] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 #: kinds of dtypes that each of them takes
 _NUMBERS, _FRACTIONS, _ORDERED = "iufc", "fc", "biuf"
@@ -37,7 +37,7 @@ ArraySpec = tuple[tuple[int, ...], str]
 
 
 class Operation(NamedTuple):
-    """A collective operation. Ranks whose operations differ cannot carry it out together; see `mismatch`."""
+    """A collective operation. Ranks with different operations cannot carry them out together; see `mismatch`."""
 
     kind: OperationKind
     #: of all_reduce and reduce_scatter: a name in `REDUCTIONS`
@@ -59,7 +59,7 @@ class Operation(NamedTuple):
     def mismatch(self, other: Operation) -> bool:
         """True if a rank that carries out `other` cannot do so together with one that carries out this."""
         if self.kind is OperationKind.ALL_GATHER or (self.kind is OperationKind.BROADCAST and not (self.specs and other.specs)):
-            return self[:3] != other[:3]  # shapes may differ, or only the root knows what comes
+            return self[:3] != other[:3]  # shapes may differ, or only the root knows them
         return self != other
 
     @lru_cache(maxsize=256)  # noqa: B019 (an operation is a value, and training carries out the same ones in each step)
@@ -87,7 +87,7 @@ def specs_of(arrays: Sequence[Array]) -> tuple[ArraySpec, ...]:
 
 
 def check_arrays(what: str, arrays: Sequence[Any], kinds: str = SENDABLE_KINDS) -> list[Any]:
-    """The arrays of an argument: those of the host C-contiguous, copied only where they are not; those of devices as they are.
+    """The arrays of an argument: arrays of the host C-contiguous, copied only if they are not; arrays of devices unchanged.
 
     Args:
         what: the operation, for errors.

@@ -2,8 +2,8 @@
 
 Note [Few connections]
     Where every rank sends to every other one, a group of n members has n (n - 1) / 2 connections and as many messages in each round: nothing for a
-    few members, and for many of them what they are busy with. So in groups of more than `MESH` members a rank sends to the next one and exchanges
-    small arrays with rank 0, and that is all: two connections for a member, n - 1 more for rank 0.
+    few members, and most of the time for many. So in groups of more than `MESH` members a rank sends to the next one and exchanges small arrays with
+    rank 0, and that is all: two connections for a member, n - 1 more for rank 0.
 
 Note [A ring in the order of ranks]
     Sums on a ring usually begin at another rank for each part, so that all are busy from the start; then elements are associated differently
@@ -11,7 +11,7 @@ Note [A ring in the order of ranks]
     last rank has the result, which goes on around the ring, from rank 0 to the last but one. Pieces follow each other, so all ranks are busy as
     soon as there are as many pieces as ranks. A rank sends each element at most twice, and so n / (n - 1) times as much as is possible at least.
 
-    A piece of a reduce-scatter goes around only until it has reached the rank whose rows it has. An all-gather is the second round alone, begun
+    A piece of a reduce-scatter goes around only until it has reached the rank that owns its rows. An all-gather is the second round alone, begun
     at every rank with its own array; of a broadcast the root sends pieces around.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009), for the ring.
@@ -68,7 +68,7 @@ def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Ar
 class RingExchange(CollectiveExchange):
     """One operation on one rank of a group of at least two; see Note [A ring in the order of ranks].
 
-    The arguments are those of `CollectiveExchange`: pieces have at least `piece` bytes where there are that many, and operations on at most `direct`
+    It takes the arguments of `CollectiveExchange`: pieces have at least `piece` bytes where there are that many, and operations on at most `direct`
     bytes go by way of rank 0.
     """
 
@@ -94,7 +94,7 @@ class RingExchange(CollectiveExchange):
 
     @property
     def awaited(self) -> list[int]:
-        """The neighbours that send to this rank, whoever is late further away."""
+        """The neighbours that send to this rank, even if the delay is further away."""
         return sorted({self._before} if self._missing is None else {sender for sender, *_ in self._missing} | self._unheard)
 
     def result(self) -> list[Array]:
@@ -194,7 +194,7 @@ class RingExchange(CollectiveExchange):
         return self._came_around(part, piece, values)
 
     def _expect_broadcast(self, operation: Operation, sender: int, part: int) -> None:
-        self.operation = operation  # that of the root
+        self.operation = operation  # the root's
         layout = self._layout = self._layout_of(operation)
         self._results = layout.empty()
         places = self._places(layout)
@@ -215,7 +215,7 @@ class RingExchange(CollectiveExchange):
         return [Message(self._next, VALUES, WHOLE, 0, arrays)] if is_around and self._next != self.operation.root else []
 
     def _add(self, rank: int, arrays: list[Array]) -> list[Message]:
-        """On rank 0: add a contribution; returns the results for everybody else, once all are there."""
+        """On rank 0: add a contribution; returns the results for all other ranks, once all are there."""
         for total, values in zip(self._sums, arrays, strict=True):
             total.add(rank, values)
         if self._missing:
@@ -240,7 +240,7 @@ class RingExchange(CollectiveExchange):
         return [Message(0, VALUES, part, piece, [target])] if self._passes(part, 0) else []
 
     def _came_around(self, part: int, piece: int, values: Array) -> list[Message]:
-        """A result, or a part of what is broadcast."""
+        """Take a result, or a part of a broadcast, that has come around the ring."""
         kind = self.operation.kind
         if self._layout is not None and (kind is not OperationKind.REDUCE_SCATTER or part == self.rank):
             np.copyto(view_of(self._results, _piece(self._layout, (part, piece))), values)
@@ -248,7 +248,7 @@ class RingExchange(CollectiveExchange):
         return [Message(self._next, VALUES, part, piece, [values])] if goes_on else []
 
     def _fits(self, part: int, piece: int, arrays: list[Array]) -> bool:
-        """True if arrays are what a message with this piece has."""
+        """True if arrays fit a message with this piece."""
         layout = self._layout
         if self.operation.kind is OperationKind.ALL_GATHER:
             return len(arrays) == 1

@@ -2,7 +2,8 @@
 
 Note [Begun when called]
     An operation gets its number, and its first messages are sent, when the method is called, not when its result is awaited: so operations that
-    are handed to `asyncio.gather` begin in the order of the calls, and one whose task is cancelled before it runs does not make the others wait.
+    are handed to `asyncio.gather` begin in the order of the calls, and an operation with a task that is cancelled before it runs does not make the
+    others wait.
 
 Note [One request for two messages]
     Where two ranks exchange one message each (`CollectiveExchange.is_symmetric`) the lower one asks the higher one, and the answer is the other
@@ -100,7 +101,7 @@ class RunningOperations:
 
     Attributes:
         next: the number of the next operation.
-        running: those that are under way, by number.
+        running: the operations that are under way, by number.
         here: this rank, for messages.
     """
 
@@ -108,7 +109,7 @@ class RunningOperations:
         self._group = group
         self._names = group.names
         self.next = 0
-        #: those that have a number and have not begun
+        #: numbers of operations that have not begun
         self._unstarted: set[int] = set()
         self.running: dict[int, RunningOperation] = {}
         #: set and replaced whenever an operation begins, or the group is over
@@ -255,7 +256,7 @@ class RunningOperations:
         self._advance(running)
 
     def _advance(self, running: RunningOperation) -> None:
-        """See whether everything has arrived, and everybody has what this rank sent."""
+        """End an operation once everything has arrived, and every other rank has this rank's messages."""
         if running.is_complete and not running.finished.done():
             self.running.pop(running.number, None)
             running.finish()

@@ -2,16 +2,16 @@
 
 =============================  ====================================================================================================
 `controller`                   replicas that one process drives (`DataParallel`)
-`coordinator`                  all replicas as that process sees them: a step, its commit, who joins and who is lost
+`coordinator`                  all replicas as that process sees them: a step, its commit, joining and lost replicas
 `replica_member`               one replica on its worker, as a member of steps
 `remote_replica`               such a replica, as the coordinating process sees it
-`replica`                      the module, the optimizer and what else makes up the state of a replica
+`replica`                      the module, the optimizer and the rest of the state of a replica
 `replica_step`                 one step of it, up to the commit
-`staged_optimizer`             an optimizer step whose result waits until it is written or dropped
+`staged_optimizer`             an optimizer step with a result that waits until it is written or dropped
 `replica_state`                states of replicas as arrays and an outline, on their way to others; pure
 `distributed_data_parallel`    the same program on every worker (`DistributedDataParallel`)
 `reducer`                      gradients of local backward passes, combined over a group of workers
-`zero_redundancy_optimizer`    an optimizer whose state is divided among the members
+`zero_redundancy_optimizer`    an optimizer with its state divided among the members
 =============================  ====================================================================================================
 """
 

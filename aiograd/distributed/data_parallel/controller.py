@@ -92,13 +92,13 @@ class DataParallel:
             method: name of the method that computes the loss, ``module.loss(*shard)``: a 0-d Tensor, the mean over the rows of the shard.
                 ``def`` runs on the executor, ``async def`` on the loop.
             clip_norm: gradients are scaled so that their norm, over all parameters, is at most this; None: they are not.
-            accumulate: number of steps whose gradients, each divided by this number, are added up before the optimizer takes a step.
+            accumulate: number of steps; their gradients, each divided by this number, are added up before the optimizer takes a step.
             bucket_bytes: gradients are sent in buckets of so many bytes or a little more, each as soon as it is complete.
             shard_optimizer: True: the replicas divide the state of the optimizer. Of n replicas each has 2/n of it, as each shard is on two of them,
                 and computes that part of a step; the bits are the same. For optimizers that update each element by itself (SGD, Adam, AdamW, RMSprop,
                 Adagrad, NAdam, RAdam), and contiguous parameters of the host. When one replica is lost the others have the whole state, and the next
                 step divides it anew. When both replicas that have a shard are lost before that, steps raise a DistributedError until
-                `load_optimizer_state_dict` loads the state of a checkpoint; load that of the module after it.
+                `load_optimizer_state_dict` loads the state of a checkpoint; load the module's after it.
             timeout: seconds for each request to a worker; None: the driver's default.
 
         Returns:
@@ -158,13 +158,13 @@ class DataParallel:
         """Forward, backward and a step of the optimizer, for one batch.
 
         Either all replicas have taken the step, or it raises and none has: parameters, optimizer and buffers are as they were. Buffers, such as
-        running statistics, are those of the first replica afterwards, on all. No ``grad`` is touched. Random numbers, such as those of dropout, are
+        running statistics, have the first replica's values afterwards, on all. No ``grad`` is touched. Random numbers, as for dropout, are
         drawn by replica and step, the same when a step is taken again. Steps run one after the other. Cancelling withdraws the step, unless it
         is decided already: then it is carried out, and the error that is raised has ``committed`` True.
 
         Args:
             shards: for each replica, in the order of `names`, a tuple of arrays: the arguments of the loss. A shard weighs by the rows
-                of its first array, so the gradient is that of the mean over all rows. One without rows takes no part.
+                of its first array, so it is the gradient of the mean over all rows. One without rows takes no part.
 
         Returns:
             The loss of each replica, the mean over the rows of its shard: 0-d Tensors, NaN where there are none.
@@ -294,13 +294,13 @@ class DataParallel:
             await store(coordinator.driver, first.optimizer, LoadOptimizer, flatten(values.items()), timeout, head)
             await (coordinator.end_optimizer_load() if coordinator.is_sharded else coordinator.end_load())
 
-    # ---------------------------------------------------------------- who takes part
+    # ---------------------------------------------------------------- membership
 
     async def remove(self, name: str) -> None:
-        """Go on without the replica on a worker, which may be lost. The others keep their order, and nobody else does anything.
+        """Go on without the replica on a worker, which may be lost. The others keep their order, and no other worker has to act.
 
-        With ``shard_optimizer`` the others divide the state of the optimizer anew, at once if all of them can be reached. Remove those that are lost
-        before others.
+        With ``shard_optimizer`` the others divide the state of the optimizer anew, at once if all of them can be reached. Remove lost replicas before
+        others.
 
         Cancelled, the replica is removed all the same, but its worker may not know.
 
@@ -323,7 +323,7 @@ class DataParallel:
         """Take in another replica, with the state of one that is there. Its rank is the last.
 
         Where there was one on this worker, and it is lost, the new one takes its place and its rank; if it is not lost, nothing happens.
-        Cancelled or failed, the replicas are those of before.
+        Cancelled or failed, the replicas are the same as before.
 
         Args:
             name: of the worker, which the driver and the other workers know.

@@ -8,8 +8,9 @@ Note [Equal replicas]
 
 Note [Lost after the decision]
     A step that is decided was taken, as soon as one replica confirms it: a replica that was lost before it could confirm settles it when it is
-    reached again, or it is removed, or made anew with the state of another. Where nobody confirms because all were out of reach it is not known
-    (`CommitUnknown`). Where all of them had given the step up before they heard of the decision, nobody has taken it, and it may be tried again.
+    reached again, or it is removed, or made anew with the state of another. If no replica confirms because all were out of reach, the outcome is not
+    known (`CommitUnknown`). If all of them had aborted the step before they heard of the decision, no replica has taken it, and it may be tried
+    again.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         #: how often a state of the optimizer was loaded from outside, where it is divided
         self._optimizer_loads = 0
         self._steps = 0
-        #: versions of the state: that of all replicas, as far as is known; and how often a state was loaded
+        #: the version of the state of all replicas, as far as it is known; and the number of loads of a state
         self.version = (0, 0)
         #: nothing has happened since all have joined
         self._is_ready = False
@@ -97,7 +98,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         making = asyncio.get_running_loop().create_task(self._make_all(names), name="aiograd:replicas:make")
         try:
             return await asyncio.shield(making)
-        except asyncio.CancelledError:  # what is being made can be dropped once it has a reference
+        except asyncio.CancelledError:  # a replica that is being made can be dropped once it has a reference
             await asyncio.wait([making], timeout=current_engine().cancel_grace)
             await end([making], current_engine().cancel_grace)
             if not making.cancelled() and making.exception() is None:
@@ -105,7 +106,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
             raise
 
     async def _make_all(self, names: Sequence[str]) -> list[RemoteReplica]:
-        """All that are asked for are waited for, whatever fails: what was given up midway could not be dropped."""
+        """Make replicas; all are awaited, even after a failure, since a replica abandoned midway could not be dropped."""
         made = await asyncio.gather(*map(self._make, names), return_exceptions=True)
         failed = [each for each in made if isinstance(each, BaseException)]
         if failed:
@@ -132,11 +133,11 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         await self._forget(ref for each in replicas for ref in (each.ref, each.optimizer, each.module) if ref is not None)
 
     async def check_equal(self, replicas: Sequence[RemoteReplica]) -> None:
-        """Raise unless the models of all are like that of the first; see `check_alike`."""
+        """Raise unless the models of all are like the first one's; see `check_alike`."""
         await self.check_alike(replicas, f"replicas of {getattr(self._module_class, '__name__', self._module_class)}")
 
     async def aclose(self) -> None:
-        """Let every worker forget its replica. Those that cannot be reached are left alone."""
+        """Let every worker forget its replica. Unreachable workers are left alone."""
         refs = [ref for each in self.remotes for ref in (each.optimizer, each.module)]
         await super().aclose()
         await self._forget(refs)
@@ -199,7 +200,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         """See that all replicas are there, have the same state and are in one group. See Note [Equal replicas].
 
         Raises:
-            WorkerLostError: a replica is lost. DistributedError: those that have the state of the last step are lost.
+            WorkerLostError: a replica is lost. DistributedError: the replicas with the state of the last step are lost.
         """
         if self._is_ready:
             return
@@ -248,9 +249,9 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         """Replicas that can be reached and have the optimizer's whole state between them.
 
         Raises:
-            WorkerLostError: those that cannot be reached may have what is missing. DistributedError: it is lost.
+            WorkerLostError: unreachable replicas may have the missing part. DistributedError: it is lost.
         """
-        await self.source()  # settles what was decided
+        await self.source()  # settles earlier steps
         answers, failed = await self._ask_reachable(self.remotes, lambda each: self.ask(each, "held"))
         held = [list(map(stamp_of, answers.get(each, ())))[-1:] for each in self.remotes]  # the part in use
         sources = covering(held, self.version[1])
@@ -275,7 +276,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         """A replica that has the state of all and can be reached.
 
         Raises:
-            WorkerLostError: there is none, and those that cannot be reached may have it. DistributedError: it is lost.
+            WorkerLostError: there is none, and unreachable replicas may have it. DistributedError: it is lost.
         """
         await self._tell_all(None)
         return self._newest(*await self._ask_reachable(self.remotes, self._version))
@@ -312,7 +313,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         return next(each for each, version in versions.items() if version == newest)
 
     async def begin_load(self) -> RemoteReplica:
-        """The replica that is to get a state from outside, which is then that of all; see `end_load`."""
+        """The replica that is to get a state from outside, which all get then; see `end_load`."""
         await self.get_ready()
         first = self.remotes[0]
         self._is_ready = False
@@ -405,7 +406,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         raise doubt from first
 
     async def _tell_all(self, step: int | None) -> dict[RemoteReplica, BaseException]:
-        """Tell replicas what was decided about a step, or about all; returns those that have not confirmed it, with the error."""
+        """Tell replicas the decision about a step, or about all; returns the replicas that have not confirmed it, with their errors."""
         failed: dict[RemoteReplica, BaseException] = {}
         for told, error in (await self.decisions.attempt(step)).items():
             replica = next((each for each in self.remotes if each is told), None)

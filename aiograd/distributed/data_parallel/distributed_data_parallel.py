@@ -2,7 +2,7 @@
 
 Note [When members exchange something]
     *First call.* All members get the parameters and buffers of rank 0, which they otherwise would not agree on. So the first call is a coroutine, and
-    later ones return what the module returns: ``await ddp(x)`` is right in both cases.
+    later ones return the module's result: ``await ddp(x)`` is right in both cases.
 
     *Backward.* Gradients are averaged while the pass runs, and committed on all members or on none; see `reducer`. With them travel the buffers of
     rank 0: a forward needs nothing from others then, and evaluation right after a step sees the same buffers everywhere.
@@ -30,7 +30,7 @@ from aiograd.tensors.creation import asarray
 
 
 class DistributedDataParallel:
-    """A module whose gradients are averaged over a group of workers.
+    """A module with gradients that are averaged over a group of workers.
 
     ::
 
@@ -199,7 +199,7 @@ class DistributedDataParallel:
         """See `aiograd.nn.Module.parameters`.
 
         Args:
-            recurse: False: only those of the module itself.
+            recurse: False: without modules inside of the module.
 
         Returns:
             An iterator over Parameters.
@@ -211,7 +211,7 @@ class DistributedDataParallel:
 
         Args:
             prefix: path of the module.
-            recurse: False: only those of the module itself.
+            recurse: False: without modules inside of the module.
 
         Returns:
             An iterator over pairs of path and Parameter.
@@ -222,7 +222,7 @@ class DistributedDataParallel:
         """See `aiograd.nn.Module.buffers`.
 
         Args:
-            recurse: False: only those of the module itself.
+            recurse: False: without modules inside of the module.
 
         Returns:
             An iterator over Tensors.
@@ -234,7 +234,7 @@ class DistributedDataParallel:
 
         Args:
             prefix: path of the module.
-            recurse: False: only those of the module itself.
+            recurse: False: without modules inside of the module.
 
         Returns:
             An iterator over pairs of path and Tensor.
@@ -250,7 +250,7 @@ class DistributedDataParallel:
         self.module.zero_grad(set_to_none)
 
     def state_dict(self, prefix: str = "") -> dict[str, Any]:
-        """See `aiograd.nn.Module.state_dict`: that of the module, which fits the module without this around it.
+        """See `aiograd.nn.Module.state_dict`: the module's own, which fits the module without this around it.
 
         Args:
             prefix: put before each path.

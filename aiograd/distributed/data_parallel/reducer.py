@@ -2,14 +2,14 @@
 
 Note [A reduced pass]
     The complete gradient of a leaf goes into its bucket instead of being staged (see `aiograd.graph.reducing`). Buckets are reduced in one
-    order, each as soon as it and all before it are complete, so every rank begins the same collectives in the same order, whatever becomes ready
-    first. Parameters that the pass does not reach on this rank count as zeros. When the pass has nothing else to do it waits for the buckets, stages
-    what came out, and commits. So a failure before that leaves no trace.
+    order, each as soon as it and all before it are complete, so every rank begins the same collectives in the same order, for any order in which
+    gradients become ready. Parameters that the pass does not reach on this rank count as zeros. When the pass has nothing else to do it waits for the
+    buckets, stages what came out, and commits. So a failure before that leaves no trace.
 
 Note [Gradients that were not reduced]
-    Passes while `GradientReducer.is_enabled` is False accumulate as usual. The next pass that is reduced then combines all that a leaf has by
-    then, its gradient and that of the pass, and puts the result in its place. Otherwise only the gradients of the pass are combined, and are added
-    to the leaf's, which is the same on all ranks.
+    Passes while `GradientReducer.is_enabled` is False accumulate as usual. The next pass that is reduced then combines the sum of a leaf's gradient
+    and the pass's, and puts the result in the place of the leaf's gradient. Otherwise only the gradients of the pass are combined, and are added to
+    the leaf's, which is the same on all ranks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Replacing(Staged):
 
 
 class GradientReducer:
-    """Combines the gradients of a module's parameters with those of the same parameters on other workers, in every backward pass.
+    """Combines the gradients of a module's parameters with the gradients of the same parameters on other workers, in every backward pass.
 
     Attach it; from then on ``await loss.backward()`` on all members of the group leaves the same gradients on all of them, to the bit. Every member
     runs the same passes in the same order, one at a time.
@@ -154,12 +154,12 @@ class GradientReducer:
 
 
 class _PassEnd:
-    """A pass whose gradients are reduced: takes part in its end."""
+    """Takes part in the end of a pass with reduced gradients."""
 
     def __init__(self, reducer: GradientReducer, task: GraphTask) -> None:
         self.reducer = reducer
         self.task = task
-        #: gradients include those that leaves had
+        #: True if the combined gradients include the earlier gradients of leaves
         self.replaces = reducer.has_unreduced
         self.reduced = ReducedPass(reducer.group, reducer.buckets, reducer.op, reducer.timeout, (self.replaces,))
         self._seen: dict[int, Any] = {}

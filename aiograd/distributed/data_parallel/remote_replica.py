@@ -35,7 +35,7 @@ def missing_state(what: str, advice: str, failed: Mapping[RemoteReplica, Distrib
     Args:
         what: the part.
         advice: for the case that it is lost.
-        failed: replicas that could not be asked, with their errors; those that are not known to be gone may have it.
+        failed: replicas that could not be asked, with their errors; replicas that are not known to be gone may have it.
     """
     perhaps = {each.owner: error for each, error in (failed or {}).items() if not (isinstance(error, WorkerLostError) and error.is_gone)}
     if not perhaps:

@@ -96,7 +96,7 @@ class Replica:
         self.running = running
 
     def load(self, state: ReceivedState) -> None:
-        """Take the state of another replica; without that of the optimizer, where it is divided.
+        """Take the state of another replica; without the optimizer's, if that is divided.
 
         Raises:
             ArgumentError: the state of its optimizer does not fit.

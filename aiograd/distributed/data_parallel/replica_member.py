@@ -2,7 +2,7 @@
 
 Note [Order of a replica's life]
     A member is made around a module and its optimizer. Before the first step, and again after every failure and every change of the membership,
-    all members join a group (`join`), with the version of their state; a member whose state is behind gets the state of another before
+    all members join a group (`join`), with the version of their state; a member with an older state gets the state of another before
     (`synchronise`). Then there are steps: `run` computes and reduces gradients and leaves the member prepared, `commit` writes, `abort` drops.
 """
 
@@ -74,7 +74,7 @@ class ReplicaMember(StepMember[StepWork]):
     def _others(self, session: StepSession[StepWork]) -> Sequence[Any]:
         return self.others
 
-    # ---------------------------------------------------------------- what the coordinating process asks
+    # ---------------------------------------------------------------- called by the coordinating process
 
     async def outline(self) -> list[list[Any]]:
         """The model's parameters and buffers, see `outline_of`."""
@@ -87,7 +87,7 @@ class ReplicaMember(StepMember[StepWork]):
             return list(replica.version)
 
     async def begin_load(self, loads: int) -> bool:
-        """The state is about to be replaced from outside, which makes it newer than that of the others.
+        """The state is about to be replaced from outside, which makes it newer than the others' state.
 
         Args:
             loads: how often states have been loaded then.
@@ -101,8 +101,8 @@ class ReplicaMember(StepMember[StepWork]):
         """Take the state of the first of some replicas, or give it. Cancelled or failed, the state is as it was.
 
         Args:
-            names: of the workers; the first one's state is that of all then.
-            group: name for the group of these workers, which nothing else has.
+            names: of the workers; all get the first one's state.
+            group: an unused name for the group of these workers.
         """
         replica, worker = self._replica, self._worker
         async with replica.alone(), await worker.join(names, group) as gathered:
@@ -127,11 +127,11 @@ class ReplicaMember(StepMember[StepWork]):
             return [[*each.stamp[:3], list(each.shards)] for each in replica.parts()]
 
     async def divide(self, names: list[str], group: str, wanted: list[Any], sources: list[list[Any]]) -> bool:
-        """Get this replica's part of the optimizer's state from those that have all shards; it waits beside the old one until `join`.
+        """Get this replica's part of the optimizer's state from replicas that together have all shards; it waits beside the old one until `join`.
 
         Args:
             names: of the workers of all replicas, in the order of their ranks.
-            group: name for the group of these workers, which nothing else has.
+            group: an unused name for the group of these workers.
             wanted: the stamp of the part.
             sources: ranks, with the stamps of the parts that they send; none: there is no state yet.
         """
@@ -170,7 +170,7 @@ class ReplicaMember(StepMember[StepWork]):
     async def join(
         self, names: list[str], group: str, version: list[int], coordinator: Any, others: list[Any], shards: list[Any] | None = None
     ) -> bool:
-        """Join the other replicas; steps can be taken from then on. Earlier steps are over, whatever was known of them here.
+        """Join the other replicas; steps can be taken from then on. Earlier steps are over, even if they are in doubt here.
 
         Args:
             names: of the workers, in the order of their ranks.

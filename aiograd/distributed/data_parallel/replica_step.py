@@ -6,8 +6,8 @@ Note [A step of replicas]
     these, rank 0 begins its contribution with the sum so far: then all that one process would add up is added in the order in which it would.
     Gradients are summed in buckets, while backward still runs.
 
-    Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients and the buffers (those of rank 0, for all)
-    wait beside the old ones until the step is committed.
+    Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients and the buffers (rank 0's, for all) wait
+    beside the old ones until the step is committed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ReplicaStep:
         self._replica = replica
         self._group = group
         self._running: list[Array | None] | None = None
-        #: parameters whose gradients are being summed
+        #: parameters with gradients that are being summed
         self._taken: set[int] = set()
         #: buffers as the loss has left them, and the buffers with the values that they are to have
         self._statistics: list[Array] = []
@@ -96,7 +96,7 @@ class ReplicaStep:
         return loss
 
     async def _backward(self, shard: Sequence[Any], weight: float, seed: Sequence[int], sums: ReducedPass) -> Any:
-        """The loss of the shard, whose weighted gradients are being summed when this returns.
+        """The loss of the shard; its weighted gradients are being summed when this returns.
 
         Buffers are then as they were before, and `_statistics` has their new values.
         """

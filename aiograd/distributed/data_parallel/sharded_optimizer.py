@@ -1,15 +1,15 @@
 """ShardedOptimizer: the part of a replica's optimizer that has the state of some elements of the parameters; the replicas together have all.
 
 Note [Two copies of each shard]
-    The elements are divided into as many shards as there are replicas (`ParameterLine`), and a replica has its own shard and that of the rank before,
-    so each shard is there twice: when one replica is lost, the others still have the whole state. All have the reduced gradients. Both owners of a
-    shard compute the same bits from them, so the copy costs arithmetic and no messages. The new values of each replica's own shard go to all
+    The elements are divided into as many shards as there are replicas (`ParameterLine`), and a replica has its own shard and the one of the rank
+    before, so each shard is there twice: when one replica is lost, the others still have the whole state. All have the reduced gradients. Both owners
+    of a shard compute the same bits from them, so the copy costs arithmetic and no messages. The new values of each replica's own shard go to all
     others, and wait there until the step is committed.
 
 Note [Dividing anew]
-    When the replicas are others than before, some that have all shards of one division between them send their shards to all, and everybody picks
-    its new part out of them. The new part waits beside the old one until all have theirs and join for the next step, and the old one goes when that
-    is committed, so a failure in between loses nothing. A part is known by its `stamp`.
+    When the replicas are others than before, some that have all shards of one division between them send their shards to all, and each picks its new
+    part out of them. The new part waits beside the old one until all have theirs and join for the next step, and the old one goes when that is
+    committed, so a failure in between loses nothing. A part is known by its `stamp`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from aiograd.tensors.tensor import Tensor
 
 #: replicas that have the state of a shard
 SHARD_COPIES = 2
-#: loads of the optimizer's state and steps taken when it has this state; shards of the division; those that are here
+#: loads of the optimizer's state and steps taken when it has this state; number of shards of the division; the shards that are here
 ShardStamp = tuple[int, int, int, tuple[int, ...]]
 #: number of the parameter, first element, behind the last one, name in the state, value: a flat array or a number
 ShardEntry = tuple[int, int, int, str, Any]
@@ -76,7 +76,7 @@ def covering(held: Sequence[Sequence[ShardStamp]], taken: int) -> list[tuple[int
 
 
 def assembled(pieces: Sequence[ParameterPiece], entries: Iterable[ShardEntry]) -> dict[int, dict[str, Any]]:
-    """The state of pieces by their index, from that of others which cover them.
+    """The state of pieces by their index, from the state of other pieces that cover them.
 
     Raises:
         ValueError: they do not cover one of them.
@@ -108,7 +108,7 @@ def assembled(pieces: Sequence[ParameterPiece], entries: Iterable[ShardEntry]) -
 
 
 def whole_state(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The ``state_dict`` of an optimizer that is not divided, from those of `ShardedOptimizer` that have all shards."""
+    """The ``state_dict`` of an optimizer that is not divided, from the ``state_dict`` of each `ShardedOptimizer`, which together have all shards."""
     shapes = {n: tuple(shape) for group in parts[0]["param_groups"] for n, shape in zip(group["numbers"], group["shapes"], strict=True)}
     whole = [ParameterPiece(n, 0, int(np.prod(shapes[n]))) for n in sorted(shapes)]
     state = assembled(whole, (entry for part in parts for entry in _entries(part)))
@@ -135,9 +135,9 @@ class ShardedOptimizer:
 
     Args:
         optimizer: the optimizer, over the parameters themselves and without any state.
-        parameters: those that get gradients.
+        parameters: the parameters that get gradients.
         size: shards of the division; 0: none, the replica has no part yet.
-        shards: those that are here, the replica's own first.
+        shards: the shards that are here, the replica's own first.
 
     Raises:
         ArgumentTypeError: its class needs whole parameters. ArgumentError: a parameter that is not floating, contiguous and of the host.
@@ -217,7 +217,7 @@ class ShardedOptimizer:
             self._inner.compute(given, withdrawn)
 
     async def exchange(self, group: Group) -> None:
-        """Send the new values of the own shard, and get those of the others. Cancelling makes the group fail.
+        """Send the new values of the own shard, and get the values of the others. Cancelling makes the group fail.
 
         Raises:
             ProtocolError: a replica sent the values of other elements.

@@ -27,7 +27,7 @@ class StagedOptimizer:
 
     Args:
         optimizer: the optimizer, over the parameters themselves; it is copied.
-        parameters: those that get gradients.
+        parameters: the parameters that get gradients.
 
     Attributes:
         current: the optimizer after the last step that was committed; its parameters are copies.

@@ -1,4 +1,4 @@
-"""ZeroRedundancyOptimizer: an optimizer whose state is divided among the members of a group.
+"""ZeroRedundancyOptimizer: an optimizer with a state that is divided among the members of a group.
 
 Note [Shards]
     The parameters of one dtype are one line of elements, which is divided evenly among the members, wherever parameters begin and end. Each member
@@ -88,7 +88,7 @@ class ParameterLine:
 
 
 class ZeroRedundancyOptimizer:
-    """An optimizer whose state is divided among the members of a group: each keeps ``1 / size`` of it.
+    """An optimizer with a state that is divided among the members of a group: each keeps ``1 / size`` of it.
 
     ::
 
@@ -105,7 +105,7 @@ class ZeroRedundancyOptimizer:
         optimizer_class: a class of `aiograd.optim` that updates each element by itself: SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam.
         group: the members.
         clip_norm: scale gradients so that their norm, taken together, is at most this; None: as they are.
-        reduce_gradients: True if ``grad`` is that of each member alone, from passes that were not reduced; the step then averages them and sends half
+        reduce_gradients: True if each member has a ``grad`` of its own, from passes that were not reduced; the step then averages them and sends half
             as much. False if they are the same on all members already.
         timeout: seconds that members may be apart in a step; None: `Limits.default_deadline`.
         **options: of the optimizer.
@@ -114,7 +114,7 @@ class ZeroRedundancyOptimizer:
         param_groups: options by group, for schedules; their ``params`` are this member's pieces.
 
     Raises:
-        ArgumentTypeError: a class whose formula needs whole parameters. ArgumentError: parameters of a device, or as the class raises.
+        ArgumentTypeError: a class with a formula that needs whole parameters. ArgumentError: parameters of a device, or as the class raises.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class JoinRefused(WireMessage):
 
 @message(kind=9, name="COLLECTIVE", word="join", code="collective", answer=Nonce | list[Nonce] | JoinRefused)
 class GroupJoin(WireMessage):
-    """The sender joins a group. The answer has the nonce of the receiver; of a large group those of all members, by rank."""
+    """The sender joins a group. The answer has the nonce of the receiver; of a large group the nonces of all members, by rank."""
 
     name: str
     #: of all members, by rank

@@ -1,7 +1,7 @@
 """Calls of the library's own functions on another worker.
 
-Such a message goes as a `FunctionCall`: its name is that of the function, its fields are the positional arguments. The fields hold what the call's
-arguments and results may hold: a `RemoteRef` for a reference, Tensors in fields of type `Any`.
+Such a message goes as a `FunctionCall`: it has the function's name, its fields are the positional arguments. The fields hold the same types as the
+call's arguments and results: a `RemoteRef` for a reference, Tensors in fields of type `Any`.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class _Pools:
         self._size = max_batch_size
 
     def backward_pool(self, count: int) -> TaskPool:
-        """The pool for requests of `count` inputs, whose gradients follow them."""
+        """The pool for requests of `count` inputs followed by their gradients."""
         pool = self.backward.get(count)
         if pool is None:
 
@@ -124,7 +124,7 @@ def serve_experts(service: Service, experts: Mapping[str, ExpertBackend], *, max
 
     Raises:
         ArgumentError: a uid is malformed, or the service has experts already.
-        NotExposedError: raised to a caller who asks for an expert that is not served.
+        NotExposedError: raised in a call of an expert that is not served.
     """
     pools = {str(parse_uid(uid)): _Pools(backend, max_batch_size) for uid, backend in experts.items()}
     if not pools:

@@ -26,7 +26,7 @@ class Grid:
 
     Args:
         shape: how many coordinates there are in each dimension.
-        experts: those that exist.
+        experts: the existing experts.
 
     Raises:
         ArgumentError: an expert has other coordinates.
@@ -110,13 +110,13 @@ def expert_scores(scores: Sequence[Any], places: Sequence[Sequence[tuple[int, ..
 
 
 def combine_experts(logits: Any, outputs: Any, alive: Any, *, allow_zero_outputs: bool = False) -> Any:
-    """The sum of experts' outputs, weighted by a softmax over those that answered. Whatever the logits, the weights are never NaN.
+    """The sum of experts' outputs, weighted by a softmax over the answers. The weights are never NaN, for any logits.
 
     Args:
-        logits: scores ``(batch, k)``; those of experts that did not answer have no influence. As limits of the softmax have it, an expert with
-            minus infinity has the weight 0, and those with infinity share everything; where all of a sample have minus infinity they share alike.
+        logits: scores ``(batch, k)``; scores of experts that did not answer have no influence. As limits of the softmax have it, an expert with minus
+            infinity has the weight 0, and experts with infinity share everything; where all of a sample have minus infinity they share alike.
         outputs: ``(batch, k, ...)``.
-        alive: booleans ``(batch, k)``: who answered.
+        alive: booleans ``(batch, k)``: True for the experts that answered.
         allow_zero_outputs: a sample without any answer gives zeros, instead of an error.
 
     Returns:

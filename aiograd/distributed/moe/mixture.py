@@ -1,4 +1,4 @@
-"""Mixtures of experts over workers: a gate chooses experts for each sample, and combines what they answer.
+"""Mixtures of experts over workers: a gate chooses experts for each sample, and combines their answers.
 
 Source: hivemind ``moe/client/moe.py`` and ``switch_moe.py``; Shazeer et al., Outrageously large neural networks, 2017; Fedus et al., Switch
 transformers, 2021.
@@ -21,7 +21,7 @@ from aiograd.tensors.core import make
 
 
 class RemoteMixtureOfExperts:
-    """For each sample the `k_best` experts by the gate's scores, weighted by a softmax over those that answered.
+    """For each sample the `k_best` experts by the gate's scores, weighted by a softmax over the answers.
 
     ::
 
@@ -31,12 +31,12 @@ class RemoteMixtureOfExperts:
     Args:
         in_features: last dimension of the input; middle dimensions are averaged for the gate.
         grid_size: extent of the grid of experts.
-        experts: async callables by uid; those whose uid begins with `prefix` take part.
+        experts: async callables by uid; a uid that begins with `prefix` takes part.
         prefix: such as ``"ffn."``.
         k_best: experts per sample.
         beam: prefixes kept by the beam search; `k_best` by default.
-        allow_zero_outputs: a sample that nobody answered gives zeros, instead of an error. If nobody answers any sample, these have the shape of
-            the answers before, or that of the input if there has been none.
+        allow_zero_outputs: a sample without an answer gives zeros, instead of an error. If no sample has an answer, the zeros have the shape of
+            earlier answers, or of the input if there have been none.
         seed: of the gate's initial weights.
         options: of `call_many`.
 
@@ -44,7 +44,7 @@ class RemoteMixtureOfExperts:
         ArgumentError: sizes, uids or options that cannot be.
     """
 
-    #: statistics of the last forward: who answered, who was lost
+    #: statistics of the last forward: experts that answered, experts that were lost
     last: CallManyResult | None = None
     #: shape of an answer to one sample, once there has been one
     _answer_shape: tuple[int, ...] | None = None
@@ -157,7 +157,7 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
     """One expert per sample, a residual around it, and a loss that keeps the experts equally busy.
 
     Args:
-        jitter: the gate, and nobody else, sees the input multiplied by random numbers from ``1 - jitter`` to ``1 + jitter``.
+        jitter: only the gate sees the input multiplied by random numbers from ``1 - jitter`` to ``1 + jitter``.
         grid_dropout: probability that a coordinate is left out of a dimension's choice (never all of them).
         utilization_alpha: weight of the past in the running mean of how often each coordinate is used.
         training: True if jitter and dropout are on.

@@ -1,7 +1,7 @@
 """AdapterHost: the worker that an adapter lives on, as the adapter sees it.
 
-An adapter answers requests, and each of them runs on behalf of its caller and with what is left of its deadline. Work that an adapter does by
-itself, because nobody has asked for too long, belongs to no request: it runs here, on behalf of the principal that had the adapter made.
+An adapter answers requests, and each of them runs for its caller and with the rest of its deadline. Work that an adapter does by itself, because no
+request has come for too long, belongs to no request: it runs here, for the principal that made the adapter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class AdapterHost:
 
     Args:
         core: the worker.
-        principal: who had the adapter made.
+        principal: the principal that made the adapter.
     """
 
     __slots__ = ("_core", "_principal")

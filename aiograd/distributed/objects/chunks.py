@@ -16,7 +16,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError
 from aiograd.tensors.core import TensorCore, make
 
-#: bytes allowed for what a message says of each value beside its elements: name, type, shape, alignment
+#: bytes allowed for the description of each value in a message: name, type, shape, alignment
 EACH = 512
 
 

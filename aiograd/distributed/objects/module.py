@@ -30,9 +30,9 @@ class RemoteModule:
             await ctx.backward((await model(x)).sum())
             await optimizer.step(ctx)
 
-    ``await worker.remote_module(peer, cls, ...)`` is short for ``RemoteModule(worker, peer, await worker.remote(peer, cls, ...))``. Whatever is
-    awaited here takes a `timeout` in seconds as `Worker.call` does, and raises as it, and `ReferenceLostError` where the module is gone: deleted, or
-    its worker restarted.
+    ``await worker.remote_module(peer, cls, ...)`` is short for ``RemoteModule(worker, peer, await worker.remote(peer, cls, ...))``. Each awaited
+    method takes a `timeout` in seconds and raises errors like `Worker.call`, and `ReferenceLostError` if the module is gone: deleted, or its worker
+    restarted.
 
     Args:
         worker: this worker.
@@ -64,7 +64,7 @@ class RemoteModule:
             **kwargs: inputs by name.
 
         Returns:
-            What the module returned.
+            The result of the module's forward.
         """
         return await self.ref.call("__call__", *args, timeout=timeout, **kwargs)
 

@@ -4,7 +4,7 @@ Note [Adapters]
     Other parts of the library have objects of their own that live on workers, such as the host of a pipeline's stages. They know nothing of this
     package, nor this one of them: the top of the package registers their classes by name, a closed table. An adapter is made around objects that
     the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object. For work on
-    its own account it uses its `AdapterHost`. Gradients that it keeps back may be in doubt, like those of a context: see `Adapter`.
+    its own account it uses its `AdapterHost`. Gradients that it keeps back may be in doubt, like a context's: see `Adapter`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Adapter(Protocol):
     """
 
     def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
-        """The error if gradients are in doubt: those of some leaves of this worker (given by their nodes), or those on some workers; else None."""
+        """The error if gradients are in doubt, of some leaves of this worker (given by their nodes) or on some workers; else None."""
 
     def _leave(self) -> None:
         """Release everything: the last reference has been deleted."""
@@ -74,7 +74,7 @@ def register_adapter(name: str, load: Callable[[], type[Any]]) -> None:
     """Let `RemoteRef.adapt` make adapters of a class on other workers.
 
     ``cls(values, options, host)`` takes the objects behind the references, a dict of plain values, and the worker as an `AdapterHost`; it makes
-    an `Adapter`. Its public methods may then be called by whoever had it made; they are ``async def``.
+    an `Adapter`. Its public methods may then be called by the principal that made it; they are ``async def``.
 
     Args:
         name: the name by which peers request it.
@@ -133,7 +133,7 @@ class ObjectServer:
     # ---------------------------------------------------------------- on the side that holds a reference
 
     def refer(self, value: Any) -> RemoteRef:
-        """A reference to an object of this worker's own code; it belongs to whom that code serves."""
+        """A reference to an object of this worker's own code; it belongs to the principal that the code serves."""
         exposed, adapter = self.core.service.class_of(value), None
         if exposed is None and isinstance(value, Adapter):
             exposed, adapter = _exposed_adapter(type(value)), value
@@ -145,7 +145,7 @@ class ObjectServer:
     def check_certain(self, *, leaves: Iterable[Any] = (), owners: Iterable[str] = ()) -> None:
         """Raise if an adapter keeps back gradients of these leaves of this worker, or of leaves on those workers, and they are in doubt.
 
-        The workers are those that the principal knows by these names on whose behalf the running code acts.
+        The workers are the ones with these names in the view of the principal that the running code acts for.
 
         Raises:
             CommitUnknown: they are.

@@ -27,7 +27,7 @@ from aiograd.tensors.norms import factor_for, norm_of, sum_of
 
 logger = structured_logger("aiograd.distributed")
 
-#: stands for the worker in what a context notes as in doubt, where that is no pass
+#: stands for the worker in a context's notes of doubt that is not about a pass
 CLIPPING = ""
 _clippings = count()
 
@@ -124,7 +124,7 @@ class DistributedOptimizer:
         carried out on all workers: cancelling only stops the waiting, and the next step waits for it.
 
         Args:
-            ctx: the context whose gradients to use, open on this worker. None: those in ``grad`` of the parameters, which are forgotten then.
+            ctx: the context with the gradients to use, open on this worker. None: the ``grad`` of the parameters, which are forgotten then.
             timeout: seconds for the whole step.
 
         Raises:
@@ -154,7 +154,7 @@ class DistributedOptimizer:
         same, as a step is.
 
         Args:
-            ctx: the context whose gradients to scale, open on this worker.
+            ctx: the context with the gradients to scale, open on this worker.
             max_norm, norm_type, error_if_nonfinite: as of `aiograd.optim.clip_grad_norm_`.
             timeout: seconds for each of: asking for sizes, scaling.
 
@@ -212,7 +212,7 @@ class DistributedOptimizer:
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _carry_out(self, work: Coroutine[Any, Any, Any], what: str) -> Any:
-        """Do something on all workers, after what was begun before; cancelling stops the waiting only, once it has begun."""
+        """Carry out work on all workers, after earlier work; once it has begun, cancelling stops the waiting only."""
         try:
             await self._lock.acquire()
         except BaseException:
@@ -224,7 +224,7 @@ class DistributedOptimizer:
 
     def _taken(self, taking: asyncio.Task[Any]) -> None:
         self._lock.release()
-        if not taking.cancelled() and (error := taking.exception()) is not None:  # who asked for it may have gone
+        if not taking.cancelled() and (error := taking.exception()) is not None:  # its caller may have gone
             logger.info("worker %s: %s", self.worker.name, error)
 
     async def _step(self, ctx: Any, timeout: float | None) -> None:
@@ -301,7 +301,7 @@ class DistributedOptimizer:
             await self._load(states, state["steps"], timeout)
 
     async def restore(self, refs: Iterable[Any], state: Mapping[str, Any], *, timeout: float | None = None) -> None:
-        """Begin anew from a checkpoint with other references, after workers were lost and what they held was made again.
+        """Begin anew from a checkpoint with other references, after workers were lost and their objects were made again.
 
         ::
 
@@ -339,7 +339,7 @@ class DistributedOptimizer:
             self._is_half_restored = False
 
     async def remove(self, name: str) -> None:
-        """Go on without the parameters on a worker, which may be lost: those of a replica that `Pipeline.remove` has removed, for instance.
+        """Drop the parameters on a worker, which may be lost: of a replica that `Pipeline.remove` has removed, for instance.
 
         Cancelled, they are removed all the same, but the worker may keep its optimizer until the reference's lease ends.
 
@@ -363,8 +363,8 @@ class DistributedOptimizer:
         Cancelled or failed, everything is as it was.
 
         Args:
-            refs: as of the constructor, all on one worker: with as many parameters as those on `like`, in the same order.
-            like: name of the worker whose optimizer has the state.
+            refs: as of the constructor, all on one worker: with as many parameters as on `like`, in the same order.
+            like: name of the worker with the optimizer that has the state.
             timeout: seconds for each of: reading the state, making an optimizer, loading.
 
         Raises:

@@ -3,9 +3,9 @@
 Note [Optimizer steps]
     A step of an optimizer over several workers is a transaction in one phase: a request to take it says that it is decided, and a worker has nothing
     to prepare. So it is not atomic over workers, but each takes it at most once: steps are numbered, and one that arrives a second time is answered
-    without being taken again. One that leaves a gap is refused, for then this worker has missed one and has to be restored; and so is one whose
-    number was taken with the gradients of another context: its sender never heard of that, so other workers may not have taken it. A step that has
-    begun is carried out to its end whatever becomes of the request and the context.
+    without being taken again. One that leaves a gap is refused, for then this worker has missed one and has to be restored; and so is one with a
+    number that was taken with the gradients of another context: its sender never heard of that, so other workers may not have taken it. A step that
+    has begun is carried out to its end, even if the request is cancelled or the context ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def register_optimizers(*classes: type[Any]) -> None:
     """Let `DistributedOptimizer` make these on other workers.
 
     They take parameters and options, have ``step(gradients)`` (or ``async def astep(gradients)``, where a step takes long) and, for
-    checkpoints, ``state_dict`` and ``load_state_dict``, as those of ``ag.optim``. A class that a worker's service exposes needs this not.
+    checkpoints, ``state_dict`` and ``load_state_dict``, like the optimizers of ``ag.optim``. A class that a worker's service exposes needs this not.
 
     Args:
         *classes: the classes, known by their names.
@@ -67,7 +67,7 @@ class SteppedOptimizer:
         self.parameters = parameters
         #: number of the last step that was taken
         self.taken = 0
-        #: the last step that was asked for, by number and the context whose gradients to take; None after a restore
+        #: the last requested step: its number and the context of its gradients; None after a restore
         self._step: tuple[int, bytes] | None = None
         self._transaction = Participant("", lease=math.inf, pause=math.inf, votes=False)
         self.lock = asyncio.Lock()

@@ -71,7 +71,7 @@ class ReferenceTable:
         """The object behind a reference.
 
         Raises:
-            ReferenceLostError: there is none (or it is somebody else's, which looks the same).
+            ReferenceLostError: there is none (or it belongs to another principal, which looks the same).
         """
         if epoch != self.epoch:
             raise ReferenceLostError(f"worker {self.owner} has been restarted since this reference was made: make the object anew, restore its state")
@@ -81,7 +81,7 @@ class ReferenceTable:
         return held
 
     def principal_of(self, key: bytes) -> str | None:
-        """To whom an object belongs; None where there is none."""
+        """The principal that an object belongs to; None if there is no such object."""
         held = self._held.get(key)
         return None if held is None else held.principal
 

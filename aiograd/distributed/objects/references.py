@@ -1,6 +1,6 @@
 """RemoteRef: an object that lives on another worker.
 
-A reference is a name nobody can guess, of an object in the memory of one process: it carries the owner's incarnation (`epoch`), so that a
+A reference is an unguessable name of an object in the memory of one process: it carries the owner's incarnation (`epoch`), so that a
 reference to an object of a process that has been restarted is an error and never another object.
 
 Source: PyTorch ``rref_impl``; the epoch as in actor handles of Ray.
@@ -90,7 +90,7 @@ class RemoteRef:
 
         Args:
             values: of types that can be sent.
-            waits: False where nobody waits for the coroutine now: the answer may then take some milliseconds more.
+            waits: False if the result is not awaited now: the answer may then take some milliseconds more.
             timeout: seconds; None: the worker's default.
 
         Returns:
@@ -104,7 +104,7 @@ class RemoteRef:
     def call_all(self, refs: Sequence[RemoteRef], method: str, /, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Call a method of many objects, on a worker each, which pass the call on to one another: see `aiograd.distributed.multicast`.
 
-        For methods that may be called twice and mean the same whoever calls them. Nothing is recorded. Cancelling stops the waiting.
+        For methods that may be called twice and have the same effect for every caller. Nothing is recorded. Cancelling stops the waiting.
 
         Args:
             refs: the objects, this one among them or not.

@@ -37,14 +37,14 @@ OPEN = 2
 
 class _Transfer(NamedTuple):
     key: bytes
-    #: the chunks still to be sent, or those that have come so far, and their bytes
+    #: the chunks still to be sent, or the received ones, and their bytes
     outgoing: Iterator[list[StateChunk]]
     incoming: list[StateChunk]
     size: int
 
 
 class Transfers:
-    """The transfers that are under way with the objects of one worker. Whoever begins one draws a number for it, 16 bytes.
+    """The transfers that are under way with the objects of one worker. The side that begins one draws a number for it, 16 bytes.
 
     Args:
         limits: the worker's own.
@@ -117,12 +117,12 @@ class Transfers:
         self._open[caller, number] = transfer
 
     def forget(self, identity: PeerIdentity) -> None:
-        """End those of a worker that is lost."""
+        """End the transfers of a worker that is lost."""
         for caller, number in [(caller, number) for caller, number in self._open if caller == tuple(identity)]:
             del self._open[caller, number]
 
     def drop(self, key: bytes) -> None:
-        """End those of an object that is deleted."""
+        """End the transfers of an object that is deleted."""
         for each in [each for each, transfer in self._open.items() if transfer.key == key]:
             del self._open[each]
 

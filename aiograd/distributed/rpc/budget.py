@@ -36,7 +36,7 @@ class PeerBudget:
     """The bytes held for one peer; may serve several sessions with it.
 
     Attributes:
-        limit: bytes that can be held at most, were nobody else there.
+        limit: the most bytes that can be held if there are no other holders.
         held: bytes that are reserved now.
     """
 

@@ -6,7 +6,7 @@ used twice with one key, and records of another connection or of the other direc
 
 Note [One record after the other]
     Channels carry frames once and in order, so the receiver opens each record with the counter that comes next and no other. One that was
-    seen before, or before which another is missing, fails by its tag like one whose bytes were altered: an `AuthenticationError`, and the channel
+    seen before, or before which another is missing, fails by its tag like an altered one: an `AuthenticationError`, and the channel
     is closed.
 
 Note [How much one key may protect]
@@ -18,15 +18,15 @@ Note [Small and large frames]
     copies of a join, at the cost of setting up a context (3 us).
 
 Note [Buffers that are used again]
-    Large records lie in buffers that belong to the connection and serve again as soon as nobody has a view of them, which a
-    bytearray knows: it cannot be resized then. Views stay valid for as long as they are held; a buffer that is still looked at is left
-    alone and another one is made. Allocating afresh instead makes the C library return the pages to the system and fault them in again for
-    each frame, ten times the cost of the cipher (1.0 GB/s against 9 for both sides at 1 MiB, where page faults are dear).
+    Large records lie in buffers that belong to the connection and serve again as soon as no view of them is left, which a bytearray knows: it cannot
+    be resized then. Views stay valid for as long as they are held; a buffer that is still looked at is left alone and another one is made. Allocating
+    afresh instead makes the C library return the pages to the system and fault them in again for each frame, ten times the cost of the cipher (1.0
+    GB/s against 9 for both sides at 1 MiB, where page faults are dear).
 
 Note [Heads and bodies]
     The first bytes of a large frame say where the rest of it belongs, so that it is decrypted to there and not copied. They are
-    decrypted first, and are worth nothing until the tag has been checked, when all is decrypted: who is asked for a place for the
-    body must do no more than that.
+    decrypted first, and are worth nothing until the tag has been checked, when all is decrypted: the code that gives a place for the body must do no
+    more than that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_BYTES = 1 << 52
 LARGE = 64 << 10
 #: large records that a connection keeps for sending: as many as its channel holds before it asks to stop
 KEPT_RECORDS = 3
-#: gives memory for the body of a frame, all of whose bytes will be overwritten; None: it is to be new
+#: gives memory for the body of a frame, which overwrites all of it; None: new memory is to be made
 Place: TypeAlias = Callable[[Buffer], memoryview | None]
 
 #: of a counter
@@ -185,7 +185,7 @@ class Open:
             place: called with that head for the place of the body.
 
         Returns:
-            The frame and None; or the head, and the body as a writable view: of its place, or of memory that nobody else has.
+            The frame and None; or the head, and the body as a writable view: of its place, or of memory of its own.
 
         Raises:
             AuthenticationError: as for `open`, and after it everything is as it was before, but for the bytes at the place of the body.

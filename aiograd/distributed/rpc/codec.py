@@ -8,7 +8,7 @@ Note [A message]
         zeros up to a multiple of 64, where there is a payload
         payload: the data of the tensors
 
-    Little-endian throughout; whatever cannot be told from the bytes alone is refused. A message that breaks the format raises
+    Little-endian throughout; content with a meaning that the bytes alone do not give is refused. A message that breaks the format raises
     `ProtocolError`, whose `code` names the check; one that is well-formed, but larger than this worker takes, raises `LimitError`, which
     names the limit. The codes, in the order of the checks:
 

@@ -131,7 +131,7 @@ class EarlierRequests:
                 self._settle_one(older, NOT_KNOWN)
 
     def end(self, successor: EarlierRequests | None) -> None:
-        """The session itself ends: its successor may learn what it did not; without one all are lost."""
+        """End the session itself: its successor may still learn the fate of these requests; without one all are lost."""
         for session, ended in self._ended.items():
             if ended.timer is not None:
                 ended.timer.cancel()
@@ -143,7 +143,7 @@ class EarlierRequests:
         self._ended.clear()
 
     def _watch(self, session: bytes, ended: _Ended) -> None:
-        """Fail the requests of an ended session whose deadlines have passed, and all of them when the peer's time to report has ended."""
+        """Fail the requests of an ended session with expired deadlines, and all of them when the peer's time to report has ended."""
         now = self._loop.time()
         for request in [request for request, outbound in ended.requests.items() if outbound.deadline <= now]:
             del ended.requests[request]

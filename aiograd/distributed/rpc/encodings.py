@@ -1,9 +1,9 @@
-"""Reduced-precision encodings: tensors that take a half, a quarter or an eighth of their bytes on the wire, where somebody asked for it.
+"""Reduced-precision encodings: tensors that take a half, a quarter or an eighth of their bytes on the wire, if the user asks for it.
 
-The dtype of a tensor stays what it was; only its values are rounded, once, by the sender. All is off by default.
+The dtype of a tensor is unchanged; only its values are rounded, once, by the sender. All is off by default.
 
-Note [What becomes of values that do not fit]
-    Finite values stay finite: what is too large becomes the largest value that the encoding has, with its sign. All rounding is to
+Note [Values that do not fit]
+    Finite values stay finite: a value that is too large becomes the largest value of the encoding, with its sign. All rounding is to
     nearest, ties to even, straight from the source: a float64 is not rounded to float32 first.
 
     ========= ========================= ======================== =================================================
@@ -15,7 +15,7 @@ Note [What becomes of values that do not fit]
     ========= ========================= ======================== =================================================
 
     A NaN stays a NaN, its payload does not. BLOCK8 writes 127 times each value over the largest of its block, and that largest as a
-    float32 in front; it is for gradients and activations of like size. Blocks run over the values in C order, whatever the shape.
+    float32 in front; it is for gradients and activations of like size. Blocks run over the values in C order, for any shape.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def pack(array: Array, encoding: Encoding) -> Buffer:
 
     Args:
         array: float32 or float64 of any shape and strides; of PLAIN any dtype without objects.
-        encoding: how to write them; see Note [What becomes of values that do not fit].
+        encoding: how to write them; see Note [Values that do not fit].
 
     Returns:
         `packed_size` bytes; of PLAIN possibly a view of the array.

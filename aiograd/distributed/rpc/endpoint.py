@@ -51,8 +51,8 @@ class Endpoint:
         limits: limits on requests of peers, and timeouts.
         handler: ``await handler(peer, kind, value, timeout)`` answers a request, in a task of its own, which is cancelled when the
             requester gives up, the deadline passes or the peer is lost.
-        prompt_handlers: by kind of request, those that are served as they come, without a task, by ``handler(peer, value)``: it returns
-            True where the requester waits for the answer, which is None; else that may be held for a moment, to go with something else.
+        prompt_handlers: by kind of request, the handlers of requests that are served as they come, without a task, by ``handler(peer, value)``: it
+            returns True where the requester waits for the answer, which is None; else that may be held for a moment, to go with something else.
         on_lost: called with a peer that is lost, after requests that waited for it have failed; may be called again for one that comes
             back and is lost again.
         incarnation: 16 bytes that differ each time the worker starts; None: drawn.
@@ -181,7 +181,7 @@ class Endpoint:
         """Set the URL of a peer. A URL given before is replaced; connections stay.
 
         Args:
-            principal: the principal for whom the URL holds; None: all principals without a URL of their own.
+            principal: the principal that the URL holds for; None: all principals without a URL of their own.
 
         Raises:
             ArgumentError, ArgumentTypeError: a name cannot be used, or is this worker's own with another URL.
@@ -219,7 +219,7 @@ class Endpoint:
     ) -> Any:
         """Send a request to a peer and wait for the answer. Connects first where needed; the peer may be this worker itself.
 
-        Cancelling it tells the peer, whose handler is cancelled; the handler may have run to its end before.
+        Cancelling it tells the peer, which cancels the handler; the handler may have run to its end before.
 
         Args:
             peer: name of a worker.
@@ -227,7 +227,7 @@ class Endpoint:
             kind: the kind of the request, 0 to 255.
             value: a value for `encode`; its arrays must not change until the answer has come.
             timeout: seconds for everything: connecting, waiting for room, the handler, the answer.
-            principal: the principal on whose behalf the request is made; None: the keyring's default.
+            principal: the principal that the request is made for; None: the keyring's default.
 
         Returns:
             The result of the peer's handler.
@@ -381,7 +381,7 @@ class Endpoint:
         """True if there was a session with a peer, lately, that has ended."""
         return any(whose.peer == peer for whose, _, _ in self._ended.get(peer.principal, {}).values())
 
-    # ---- those who dial
+    # ---- incoming connections
 
     def _accept(self, channel: Channel) -> None:
         if not self._is_open or len(self._handshakes) >= self.limits.connections:

@@ -6,8 +6,8 @@ the frames of a request.
 
 Note [Order of the checks]
     Is the header complete, is it ours (magic, version, kind, reserved bits), do its numbers fit the limits and each other? Nothing is
-    allocated for a header's claims, and no check reads the body: the seal of the record that carried the frame has shown that nobody
-    has altered it. Each check has a code of its own in `ProtocolError.code`:
+    allocated for a header's claims, and no check reads the body: the seal of the record that carried the frame has shown that it is unaltered. Each
+    check has a code of its own in `ProtocolError.code`:
 
     ========== ====================================================================================
     short      fewer bytes than a header has

@@ -29,9 +29,8 @@ Note [Protection of the handshake]
 
 Note [One refusal]
     Wrong key, unknown key id, wrong name, altered, replayed, oversized or foreign bytes: one error with one text, and not a byte in return,
-    so that attempts reveal nothing. An unknown key id costs the same MAC as a wrong key. Only a peer whose hello is authentic is told that
-    the versions do not match. Malformed content of an authentic message is a fault of the peer, hence a `ProtocolError` that may name
-    the fault.
+    so that attempts reveal nothing. An unknown key id costs the same MAC as a wrong key. Only a peer with an authentic hello is told that the
+    versions do not match. Malformed content of an authentic message is a fault of the peer, hence a `ProtocolError` that may name the fault.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Secured(NamedTuple):
 
 
 def taken(name: str, peer: str) -> NameTakenError:
-    """The error for a worker whose name another worker has."""
+    """The error for a worker with the name of another worker."""
     return NameTakenError(f"worker {peer!r} is connected to another worker named {name!r}: give each worker of a cluster a name of its own")
 
 
@@ -212,10 +211,10 @@ class Dialler:
 
 
 class Answerer:
-    """The side that accepted the connection. `receive` the hello, send what it returns, `receive` the finish; then `result` is there.
+    """The side that accepted the connection. `receive` the hello, send the returned answer, `receive` the finish; then `result` is there.
 
     Args:
-        name, incarnation: who this worker is; the incarnation is 16 bytes.
+        name, incarnation: the identity of this worker; the incarnation is 16 bytes.
         keyring: the keys that are accepted.
         entropy: gives unguessable bytes.
         limits: `frame_bytes` is what this side takes.
@@ -417,7 +416,7 @@ def _ephemeral(entropy: Callable[[int], bytes]) -> X25519PrivateKey:
 
 def _draw(entropy: Callable[[int], bytes], count: int) -> bytes:
     drawn = entropy(count)
-    if len(drawn) != count:  # packing would fill up with zeros, which anybody can guess
+    if len(drawn) != count:  # packing would fill up with zeros, which are easy to guess
         raise ArgumentError(f"drawing {count} random bytes: the transport's entropy gave {len(drawn)}")
     return drawn
 

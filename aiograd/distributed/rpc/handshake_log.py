@@ -1,6 +1,6 @@
-"""The log's view of handshakes that fail: the first one in full, those that follow as a number.
+"""The log's view of handshakes that fail: the first one in full, the following ones as a number.
 
-Anybody who can connect can let handshakes fail, thousands a second; a line for each would fill the disk and hide everything else.
+Any computer that can connect can make handshakes fail, thousands a second; a line for each would fill the disk and hide everything else.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class HandshakeLog:
             self._arm(context)
 
     def close(self) -> None:
-        """Write what has not been written."""
+        """Write the number of failures that are not in the log yet."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

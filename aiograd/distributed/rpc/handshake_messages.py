@@ -64,7 +64,7 @@ class Payload(NamedTuple):
 
     @classmethod
     def unpack(cls, payload: bytes) -> Payload | None:
-        """None for what is too long or too short."""
+        """The payload of these bytes; None if they are too many or too few."""
         return cls(*_PAYLOAD.unpack(payload)) if len(payload) == _PAYLOAD.size else None
 
 
@@ -93,7 +93,7 @@ def envelope(kind: MessageType, versions: tuple[int, int], kid: str, sender: str
 
 
 def body_of(kind: MessageType, message: Buffer) -> bytes | None:
-    """The bytes of a message behind its prefix; None for what is no such message. Looks at no more than `MESSAGE_BYTES`."""
+    """The bytes of a message behind its prefix; None for bytes that are no such message. Looks at no more than `MESSAGE_BYTES`."""
     if len(message) > MESSAGE_BYTES or message[: _PREFIX.size] != prefix(kind):
         return None
     return bytes(message[_PREFIX.size :])

@@ -1,4 +1,4 @@
-"""Identities: peers are found by the name of a worker and the principal on whose behalf it speaks, never by the name alone.
+"""Identities: peers are found by the name of a worker and the principal that it acts for, never by the name alone.
 
 Note [Names of tenants]
     A name is as good as the key that it is proved with, so each principal has names of its own: "w1" of one and "w1" of another are two
@@ -20,7 +20,7 @@ class PeerId(NamedTuple):
 
 
 class PeerIdentity(NamedTuple):
-    """The proven identity of a peer: a worker's name, 16 bytes that differ each time it is started, and on whose behalf it speaks."""
+    """The proven identity of a peer: a worker's name, 16 bytes that differ each time it is started, and the principal that it acts for."""
 
     name: str
     incarnation: bytes

@@ -19,7 +19,7 @@ Note [Exactly once]
     ASSEMBLING ends with the channel: over the next one the request comes from its beginning.
 
 Note [Limits]
-    Before memory is taken for a message its bytes are reserved; before a request is delivered those that run are counted. A request over
+    Before memory is taken for a message its bytes are reserved; before a request is delivered the running ones are counted. A request over
     the limit is answered with the failure that the driver supplies, and that answer is remembered like any other, so that the refused request
     is never run by a late copy of itself. Answers are kept for the requester, so they count too: one that lets more than its budget of
     them pile up is refused new requests.
@@ -46,7 +46,7 @@ from aiograd.errors import ProtocolError
 #: of the time a requester has left, the part that its answer may take on the way back, and the most that this is, seconds
 SHARE_OF_RETURN = 0.05
 LONGEST_RETURN = 0.05
-#: requests of answered requests that a peer may leave unresolved, in multiples of those that may run, and in any case
+#: requests of answered requests that a peer may leave unresolved, in multiples of the number that may run, and in any case
 UNRESOLVED_PER_RUNNING = 16
 UNRESOLVED_ANYWAY = 1024
 
@@ -143,7 +143,7 @@ class InboundRequests:
                 self._say(request)
             return
         if request is None and (frame.offset or id < self.watermark):
-            return  # the rest of one that was given up, or nobody waits for it
+            return  # the rest of an abandoned request, or one without a waiting caller
         left = self._seconds_left(frame, age)
         if left <= 0:  # its caller has gone
             if request is not None:
@@ -302,7 +302,7 @@ class InboundRequests:
                 self._outbox.put(message)
 
     def tick(self, now: float) -> None:
-        """Abandon what is due."""
+        """Abandon the requests that are due."""
         for id in self.timers.take(now):
             request = self.requests[id]
             if request.state is _ASSEMBLING:
@@ -328,7 +328,7 @@ class InboundRequests:
             self._outbox.control[FrameKind.RECEIVED, request.id] = None
 
     def _settle(self, request: InboundRequest, kind: FrameKind, message: Sequence[Buffer]) -> None:
-        """Answer with `message`, and remember it, instead of what was answered before."""
+        """Answer with `message`, and remember it in the place of an earlier answer."""
         self._forget_answer(request)
         request.answer = answer = Outgoing(kind, request.id, message, self._limits)
         request.state = _DONE
@@ -337,7 +337,7 @@ class InboundRequests:
         self._outbox.put(answer)
 
     def _end(self, request: InboundRequest) -> None:
-        """Nobody waits for the answer: free what is held for it and tell the driver."""
+        """The caller no longer waits: free the memory held for the answer and abandon the handler."""
         if request.state is _RUNNING:
             self._effects.append(Abandon(request.id))
         if request.state is _RUNNING or request.state is _ASSEMBLING:
@@ -357,7 +357,7 @@ class InboundRequests:
             request.answer = None
 
     def _release(self, request: InboundRequest) -> None:
-        """Give back what a request holds while it is assembled and runs."""
+        """Release the memory that a request holds while it is assembled and runs."""
         self.running -= 1
         request.assembly = None
         held, request.held = request.held, 0

@@ -1,7 +1,7 @@
-"""Keyring: the secrets that a worker shares with its peers, and on whose behalf each of them speaks.
+"""Keyring: the secrets that a worker shares with its peers, and the principal of each.
 
-A key has an id (kid) that travels in the clear, 32 secret bytes that never do, and a principal: the tenant that owns what is opened under
-it. Nothing here shows a secret: not in a repr, not in an error.
+A key has an id (kid) that travels in the clear, 32 secret bytes that never do, and a principal: the tenant that owns everything opened under it.
+Nothing here shows a secret: not in a repr, not in an error.
 
 Note [Rotation]
     Several keys of one principal are accepted side by side; one of them, the primary, is used for dialling. To change a secret without a
@@ -69,7 +69,7 @@ def check_secret(what: str, secret: bytes) -> bytes:
     """`secret` as bytes, if it has the right type and length.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it has not; the text says what was found, without the value.
+        ArgumentTypeError, ArgumentError: the secret is not valid; the text names the fault, without the value.
     """
     if not isinstance(secret, bytes | bytearray | memoryview):
         raise ArgumentTypeError(f"{what}: expected {SECRET_BYTES} bytes, got {type(secret).__name__}; text goes through parse_secret")
@@ -86,7 +86,7 @@ def kid_of(secret: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Key:
-    """One secret, its id and whose it is. Compared by identity, so that no comparison takes a time that depends on the secret."""
+    """One secret, its id and its principal. Compared by identity, so that no comparison takes a time that depends on the secret."""
 
     kid: str
     secret: bytes
@@ -96,7 +96,7 @@ class Key:
         return f"Key(kid={self.kid!r}, principal={self.principal!r})"
 
     def derive(self, purpose: bytes) -> bytes:
-        """A key for one purpose only, so that what is made for one never passes for another."""
+        """A key for one purpose only, so that a tag made for one purpose never passes for another."""
         return hmac.digest(self.secret, b"aiograd " + purpose, "sha256")
 
 
@@ -106,7 +106,7 @@ class Keyring:
     Args:
         secret: the first key: 32 bytes.
         kid: its id; None: a fingerprint of the secret (both sides must use the same).
-        principal: whom it belongs to; the principal of calls that name none.
+        principal: the owner of the key; the principal of calls that name none.
 
     Raises:
         ArgumentError, ArgumentTypeError: the secret or a name cannot be used.
@@ -129,7 +129,7 @@ class Keyring:
         Args:
             kid: id of the key, the same on both sides.
             secret: 32 bytes, known to no other principal.
-            principal: whom it belongs to.
+            principal: the owner of the key.
             primary: use it for dialling from now on.
 
         Raises:
@@ -181,7 +181,7 @@ class Keyring:
 
     @property
     def principals(self) -> tuple[str, ...]:
-        """Everybody who has a key here, in the order in which they got their first one."""
+        """The principals with a key here, in the order of their first keys."""
         return tuple(self._primary)
 
     def key_for(self, principal: str) -> Key:

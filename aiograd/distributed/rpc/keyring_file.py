@@ -1,4 +1,4 @@
-"""Secrets from outside: from text in an environment variable and from files that nobody else can read.
+"""Secrets from outside: from text in an environment variable and from files that only the user can read.
 
 Apart from the keyring because it reads files. Never from the command line or a URL: other users see those.
 """
@@ -72,7 +72,7 @@ def read_secret_file(path: str | os.PathLike[str]) -> bytes:
         FileNotFoundError: there is no such file. OSError: it cannot be opened.
         ArgumentError: it is no such file, or does not hold a secret.
     """
-    # Non-blocking, so that a named pipe cannot hold us; examined by descriptor, so that nobody swaps the file in between.
+    # Non-blocking, so that a named pipe cannot hold us; examined by descriptor, so that the file cannot be swapped in between.
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as error:

@@ -77,7 +77,7 @@ class Loopback:
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
         if not task.cancelled():
-            task.exception()  # of a handler that was given up: nobody asks for it
+            task.exception()  # of an abandoned handler: its error is not awaited
 
     def close(self) -> list[asyncio.Task[None]]:
         """Fail what waits and cancel what runs; returns the tasks to wait for."""

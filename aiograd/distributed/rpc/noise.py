@@ -7,8 +7,8 @@
       <- e, ee
 
 Two sides that have a secret in common (the pre-shared key) exchange a message each, get a key for each direction out of it, and know that
-they agree on everything said before (the prologue) and in it (the payloads). The classes and methods are those of section 5 of the
-specification, which says why each line is as it is; only what NNpsk0 needs is here. Payloads, and who believes what when, are for `handshake`.
+they agree on everything said before (the prologue) and in it (the payloads). The classes and methods follow section 5 of the specification, which
+gives the reason for each line; only the part for NNpsk0 is here. Payloads, and the trust that each message earns, are for `handshake`.
 
 Note [No plaintext]
     Every message of NNpsk0 mixes a key before its payload, so the state without a key, in which the specification sends payloads in the
@@ -54,7 +54,7 @@ class CipherState:
         """The plaintext. After an error the state is as before.
 
         Raises:
-            InvalidTag: this is not what the other side encrypted next, with this `ad`.
+            InvalidTag: the other side has not encrypted this next, with this `ad`.
         """
         plaintext = AESGCM(self.key).decrypt(_NONCE.pack(self._count), ciphertext, ad)
         self._count += 1
@@ -97,7 +97,7 @@ class SymmetricState:
         """The other side's payload.
 
         Raises:
-            InvalidTag: the two sides differ in their keys or in what was said.
+            InvalidTag: the two sides differ in their keys or in the messages before.
         """
         plaintext = self._cipher.decrypt_with_ad(self.handshake_hash, ciphertext)
         self.mix_hash(ciphertext)
@@ -139,7 +139,7 @@ class HandshakeState:
         """This side's message.
 
         Args:
-            payload: the content. A holder of the pre-shared key can read that of the first message, only the initiator that of the second.
+            payload: the content. A holder of the pre-shared key can read the first message's, only the initiator the second one's.
             ephemeral: drawn for this message.
 
         Raises:
@@ -162,7 +162,7 @@ class HandshakeState:
         return self._symmetric.decrypt_and_hash(message[KEY_BYTES:])
 
     def split(self) -> tuple[CipherState, CipherState]:
-        """After both messages: the cipher of what the initiator sends, and of what the responder sends."""
+        """After both messages: the initiator's cipher for sending, and the responder's."""
         return self._symmetric.split()
 
     def _mix(self, public: bytes) -> None:

@@ -2,14 +2,14 @@
 
 Note [Resending]
     A request keeps its id however often it is sent, so that the answerer knows it again. A channel carries everything once and in order
-    until it closes, and then an unknown part of what was on its way is lost, requests and answers. So when the next channel is there, and
+    until it closes, and then an unknown part of the requests and answers on their way is lost. So when the next channel is there, and
     not before, each request that had been sent is seen to: a small one is simply sent again, a larger one is asked after with a PROBE, which
     costs a header. The answer is RECEIVED, or the response again, or UNKNOWN, and only then the whole message goes out again. Messages of
     which a part had arrived are forgotten with the channel, and sent from their beginning over the next.
 
     One thing is asked for again over the same channel: an answer for which there was no room, once there may be some.
 
-Note [What is resolved]
+Note [Resolved requests]
     A request is resolved when its answer was handed on, its deadline passed, or the answerer confirmed its cancellation. Answers must be
     remembered by the answerer until then, so it is told: each frame carries the lowest unresolved id (the watermark), which in quiet
     times is all. While one slow request keeps the watermark down, heartbeats carry the ids that are unresolved, and a heartbeat is sent
@@ -76,7 +76,7 @@ class OutboundRequest(Outgoing):
 
 
 class OutboundRequests:
-    """All requests of one side that are not resolved. See Note [Resending] and Note [What is resolved].
+    """All requests of one side that are not resolved. See Note [Resending] and Note [Resolved requests].
 
     Attributes:
         requests: by id, ascending.
@@ -150,7 +150,7 @@ class OutboundRequests:
 
     @property
     def round_trip(self) -> float | None:
-        """Seconds to the quickest of the latest answers, on average; None before the first. Answers to what was sent again do not count."""
+        """Seconds to the quickest of the latest answers, on average; None before the first. Answers to requests that were sent again do not count."""
         if not self._times:
             return None
         least = min(self._times)
@@ -247,14 +247,14 @@ class OutboundRequests:
             self._drop_assembly(request)
 
     def attach(self) -> None:
-        """A new channel: what became of what the old one carried?"""
+        """Attach a new channel: send requests again, or ask for the fate of the old channel's."""
         for request in list(self.requests.values()):
             if request.started and not request.queued:
                 self.resent += 1
                 self._ask(request)
 
     def tick(self, now: float) -> None:
-        """Expire what is due, and ask again for answers for which there was no room."""
+        """Expire requests that are due, and ask again for answers that had no room."""
         for id in self.timers.take(now):
             request = self.requests[id]
             if now >= request.deadline:

@@ -22,7 +22,7 @@ class OutboundRoom:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._taken = 0
-        #: those that wait, in order, with their bytes
+        #: the waiting callers, in order, with their bytes
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
@@ -31,7 +31,7 @@ class OutboundRoom:
         return bool(self._waiting)
 
     def take(self, size: int) -> bool:
-        """Take room if there is some, and nobody waits for it; returns whether it was taken."""
+        """Take room if there is enough and no other caller waits for it; returns True if it was taken."""
         if self._waiting or (self._taken and self._taken + size > self._limit):
             return False
         self._taken += size
@@ -78,7 +78,7 @@ class OutboundRoom:
                 room.set_result(None)
 
     def close(self, loss: Callable[[], BaseException] | None) -> None:
-        """Let those that wait go on without room, or with an error that is made for each."""
+        """Wake the waiting callers without room, or with an error that is made for each."""
         while self._waiting:
             _, room = self._waiting.popleft()
             if room.done():

@@ -2,17 +2,17 @@
 
 Note [Fairness]
     Control frames go first: they are small and the peer waits for them. Messages of one frame come next, in the order they were queued.
-    Larger ones share what is left, one frame of each in turn, so that a small message waits for one frame of a large one at most. When
+    Larger ones share the rest, one frame of each in turn, so that a small message waits for one frame of a large one at most. When
     small messages never end, a large one still gets a frame for each frame's worth of them.
 
 Note [No copies]
     A message is a list of buffers which are never joined: a frame is its header and slices of those buffers. A fragment that spans the
     end of a buffer is two slices. The buffers belong to the session until the message is done with, since it may have to be sent again;
-    whoever queues a message must not change them.
+    so they must not be changed after a message is queued.
 
 Note [Messages that are held]
-    A packet of its own costs the peer a wake-up, which is more than a small answer is worth that nobody waits for. Such a message is held until
-    there is something else to send, which it precedes, or until the time is over that whoever queues it allows.
+    A packet of its own costs the peer a wake-up, which is more than a small answer is worth if no caller waits for it. Such a message is held until
+    there is something else to send, which it precedes, or until its allowed time is over.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class SessionOutbox:
         self.held_until = math.inf
 
     def withdraw(self, message: Outgoing) -> None:
-        """Take a message out, whatever is left of it. Idempotent."""
+        """Take a message out, even if it is sent in part. Idempotent."""
         if message.queued:
             message.queued = False
             self.unsent -= message.total - message.offset
@@ -229,7 +229,7 @@ class SessionOutbox:
         self._credit = min(self._credit, frame_bytes)
 
     def interrupt(self, frame_bytes: int) -> list[Outgoing]:
-        """The channel is gone, or another one is there: what was sent in part has to start again.
+        """The channel is gone, or another one is there: messages that were sent in part have to start again.
 
         Args:
             frame_bytes: bytes of a message in one frame of the next channel.

@@ -1,11 +1,11 @@
 """FramePacer: how large the frames on one link are, so that none occupies it for longer than `LONGEST` seconds.
 
 Note [Slow links]
-    What is sent goes out one frame after the other, so whatever is urgent waits for the frame before it: on a link of 100 kB/s ten seconds for a
-    frame of 1 MiB. A link therefore begins with frames of `SMALLEST` bytes. The channel says how many bytes of what it took have not
-    left. Where all has left at once, the next frame is twice as large; where some of it waits, what left since the last look tells the rate, and a
-    frame gets what leaves in `LONGEST` seconds at that rate, at most twice as much as before. The channel takes two frames ahead
-    (`Channel.pace`), so that the link never runs dry.
+    Frames go out one after the other, so an urgent one waits for the frame before it: on a link of 100 kB/s ten seconds for a
+    frame of 1 MiB. A link therefore begins with frames of `SMALLEST` bytes. The channel says how many of the bytes that it took have not left. Where
+    all has left at once, the next frame is twice as large; where some of it waits, the bytes that left since the last look tell the rate, and a frame
+    gets the bytes that leave in `LONGEST` seconds at that rate, at most twice as much as before. The channel takes two frames ahead (`Channel.pace`),
+    so that the link never runs dry.
 """
 
 from __future__ import annotations

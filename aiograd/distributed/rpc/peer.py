@@ -26,7 +26,7 @@ Note [A peer that starts afresh]
 Note [Handshakes that overtake each other]
     A worker that loses its channel just after the handshake dials again and asks for a session that the peer may not know yet: the last message of
     the first handshake can still be under way, with requests behind it. A peer that has answered "no such session" keeps to it: a session
-    that came into being meanwhile ends, its report says what was run of it, and one that would come into being later is refused.
+    that came into being meanwhile ends, its report names the requests that were run, and one that would come into being later is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Assembly: one message being put together from its fragments, which come one after the other.
 
-Its memory is allocated once, at the size the first fragment announces; whoever makes an Assembly has checked that size against limits and
-budget.
+Its memory is allocated once, at the size the first fragment announces; the maker of an Assembly has checked that size against limits and budget.
 
 Note [Bodies in place]
     The body of a large frame is decrypted where it belongs, which saves a copy. Its header says where that is, and neither is

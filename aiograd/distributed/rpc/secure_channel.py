@@ -30,7 +30,7 @@ class SecureChannel:
     """One authenticated, encrypted connection to a peer.
 
     Args:
-        channel: whose handshake is complete.
+        channel: a channel with a complete handshake.
         secured: the result of the handshake.
         round_trip: seconds that the handshake's message took to be answered.
         answered: True on the dialled side. Its clock begins with its answer, the dialler's clock with the end of the handshake.
@@ -163,7 +163,7 @@ class SecureChannel:
                         return
                 return
             self._on_frame(frame, body)
-        except (DistributedError, MemoryError) as error:  # what was to be received comes again over the next connection
+        except (DistributedError, MemoryError) as error:  # the frame comes again over the next connection
             self.close(error)
         except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
             self._loop.call_exception_handler({"message": "receiving a frame failed", "exception": error})
@@ -193,7 +193,7 @@ class SecureChannel:
 
 
 async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dialler], peer: str, seconds: float) -> SecureChannel:
-    """Connect to `url` and prove to each other who is who.
+    """Connect to `url` and prove the identities of both sides.
 
     Cancelling it closes the channel.
 
@@ -206,7 +206,7 @@ async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dial
         ConnectionRefusedError: no process listens there.
         OSError, TimeoutError: it cannot be reached now.
         HandshakeError: it hung up before the handshake was complete.
-        AuthenticationError, ProtocolError: what it sent does not prove that it is `peer`.
+        AuthenticationError, ProtocolError: its messages do not prove that it is `peer`.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -338,4 +338,4 @@ def _nowhere(head: Buffer) -> None:
 
 
 def _nothing() -> None:
-    """Handshake messages are few and short; nobody waits for room."""
+    """Handshake messages are few and short; so there is no waiting for room."""

@@ -1,7 +1,7 @@
 """RpcSession: requests that run at most once and answers that arrive, between two workers, over channels that break and are replaced.
 
 A session belongs to one peer and outlives its channels: when one closes, the next one is attached and nothing is lost or done twice. It
-decides and does nothing else: frames, times and what the driver wants come in, frames to send and effects to carry out come out.
+decides and does nothing else: frames, times and requests come in, frames to send and effects to carry out come out.
 Requests go both ways at the same time; `outbound` has the requester's side of it, `inbound` the answerer's, `outbox` the order in which
 frames leave.
 
@@ -84,7 +84,7 @@ class RpcSession:
         overloaded: makes the message of the failure that refuses a request for lack of room.
 
     Attributes:
-        effects: the commands to the driver, in order; it removes those that it has carried out.
+        effects: the commands to the driver, in order; it removes them as it carries them out.
         last_heard: when the last frame came, or the channel, seconds.
     """
 
@@ -153,7 +153,7 @@ class RpcSession:
         return [request for request in self._requests.requests.values() if not request.cancelled]
 
     def repeat(self, request: OutboundRequest, now: float) -> int:
-        """Ask for what was asked for in another session, which has ended without running it; returns the new id."""
+        """Send a request of another session again, which has ended without running it; returns the new id."""
         return self._requests.repeat(request, now)
 
     # ---- answerer
@@ -164,11 +164,11 @@ class RpcSession:
         return self._answers.delivered
 
     def tell_ended(self, ended: SessionEnded) -> None:
-        """Tell the peer what was delivered in an earlier session."""
+        """Tell the peer which requests were delivered in an earlier session."""
         self._ended.append(ended)
 
     def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False, hold: float = 0.0) -> None:
-        """Answer a request that was delivered. Ignored where nobody waits for it any more.
+        """Answer a request that was delivered. Ignored if the caller no longer waits.
 
         Args:
             id: from `Deliver`.
@@ -229,7 +229,7 @@ class RpcSession:
         self._answers.detach()
 
     def place(self, header: Buffer) -> memoryview | None:
-        """Memory for the body of a frame whose header has come, if it goes on with a message; the frame need not be authenticated yet.
+        """Memory for the body of a frame after its header has come, if it continues a message; the frame need not be authenticated yet.
 
         See Note [Bodies in place] in `reassembly`. A call of `receive` with this memory follows, or none at all.
         """
@@ -295,7 +295,7 @@ class RpcSession:
 
     @property
     def unsent(self) -> int:
-        """Bytes of messages that no frame has carried yet: what a driver holds its callers back by."""
+        """Bytes of messages that no frame has carried yet: the amount by which callers are held back."""
         return self._outbox.unsent
 
     def next_frame(self, now: float) -> tuple[Buffer, ...] | None:
@@ -371,7 +371,7 @@ class RpcSession:
     # ---- time
 
     def tick(self, now: float) -> None:
-        """Do what is due; harmless when nothing is."""
+        """Run due timers; harmless when there are none."""
         self._ticked_at = now
         if now >= self._outbox.held_until:
             self._outbox.release()
@@ -413,7 +413,7 @@ class RpcSession:
     # ---- end
 
     def goodbye(self, now: float) -> None:
-        """Tell the peer that this side leaves: after answers of one frame that wait, before what is left of larger messages.
+        """Tell the peer that this side leaves: after waiting answers of one frame, before the rest of larger messages.
 
         Nothing is sent after it.
         """

@@ -1,4 +1,4 @@
-"""Statistics: what an endpoint has done and with whom, frozen at one moment."""
+"""Statistics: counts of an endpoint and of its peers, frozen at one moment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class EndpointStatistics:
     peers: tuple[PeerStatistics, ...]
     #: bytes of messages of all peers that are on their way in or being worked on
     bytes_held: int
-    #: connections whose handshake is going on, and handshakes that failed
+    #: connections with an unfinished handshake, and handshakes that failed
     handshakes: int
     failed_handshakes: int
     #: conversations that ended without a goodbye

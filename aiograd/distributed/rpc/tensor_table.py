@@ -4,9 +4,9 @@ A descriptor says the dtype (a code in a closed table, never text for numpy to i
 shape, and where the data is. Data starts at multiples of 64 bytes, in the order of the descriptors, without gaps other than zeros up to
 the next multiple, and ends where the message ends; so no two tensors share bytes and no byte of a message is without meaning.
 
-Note [Nothing is made for what is only claimed]
+Note [Claims take no memory]
     All descriptors are checked against each other, the limits and the length of the message before the first array exists. Arrays of
-    PLAIN tensors are views into the message; those of reduced-precision encodings are new, and the bytes of all of them together, counted
+    PLAIN tensors are views into the message; arrays of reduced-precision encodings are new, and the bytes of all of them together, counted
     as decoded, are held to `Limits.message_bytes`. A shape such as (2**31 - 1, 2**31 - 1, 0) has no bytes, but reductions over it would
     have many, so zeros count as ones when a shape is held to that limit.
 """
@@ -152,17 +152,17 @@ _Plan: TypeAlias = "tuple[np.dtype[Any], int, Encoding, tuple[int, ...], int, in
 
 
 def read_descriptors(head: bytes, position: int, tensors: list[WireTensor], payload: int, limits: Limits) -> list[_Plan]:
-    """Check all descriptors of a message and note in `tensors` what they say.
+    """Check all descriptors of a message and fill in `tensors`.
 
     Args:
         head: of the message; it must end with the last descriptor.
         position: of the first descriptor in it.
         tensors: as many as the message has, their arrays still missing.
         payload: bytes of data the message has.
-        limits: see Note [Nothing is made for what is only claimed].
+        limits: see Note [Claims take no memory].
 
     Raises:
-        ProtocolError, LimitError: what is wrong.
+        ProtocolError, LimitError: a check has failed.
     """
     plans: list[_Plan] = []
     last = decoded = 0

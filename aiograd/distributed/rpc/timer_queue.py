@@ -1,6 +1,6 @@
 """TimerQueue: which entry of a table is due next.
 
-A heap whose entries are corrected when they reach its top, because nearly every entry is removed or postponed before it is due: both cost
+A heap that corrects entries when they reach its top, because nearly every entry is removed or postponed before it is due: both cost
 a dictionary operation and leave the heap alone. It is rebuilt when most of it is out of date, so it stays as small as the table.
 """
 
@@ -66,7 +66,7 @@ class TimerQueue:
         return not heap or heap[0][0] >= when
 
     def take(self, now: float) -> list[int]:
-        """Remove and return what is due at `now`, earliest first."""
+        """Remove and return the entries that are due at `now`, earliest first."""
         found: list[int] = []
         while (when := self.next()) is not None and when <= now:
             id = heappop(self._heap)[1]

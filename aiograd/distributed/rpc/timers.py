@@ -1,7 +1,7 @@
 """Timers that do not hold on to the context they were set in.
 
 asyncio keeps a cancelled timer until its time would have come, and with it the ContextVars of the code that set it: the autograd context
-among them, with all its gradients. So what is set while a user's code runs is set in the context in which the worker was opened.
+among them, with all its gradients. So timers that are set while a user's code runs get the context in which the worker was opened.
 """
 
 from __future__ import annotations

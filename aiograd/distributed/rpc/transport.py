@@ -1,6 +1,6 @@
-"""Transport and Channel: what carries frames between workers. HTTP is one transport, the simulated network another.
+"""Transport and Channel: the carriers of frames between workers. HTTP is one transport, the simulated network another.
 
-A channel moves whole frames and knows nothing of what is in them: who the peer is, encryption, retries and heartbeats are decided above
+A channel moves whole frames and knows nothing of their content: the peer's identity, encryption, retries and heartbeats are decided above
 it, so that every transport gets them.
 """
 
@@ -15,7 +15,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Channel(Protocol):
-    """A connection that carries frames both ways, each once and in order, until it is closed; what is on its way then may be lost.
+    """A connection that carries frames both ways, each once and in order, until it is closed; frames on their way then may be lost.
 
     All calls and callbacks are made on the event loop.
     """
@@ -70,7 +70,7 @@ class Channel(Protocol):
         """
 
     def close(self) -> None:
-        """Close at once; what is queued may be lost. Idempotent."""
+        """Close at once; queued frames may be lost. Idempotent."""
 
 
 class Transport(Protocol):
@@ -111,10 +111,10 @@ class Transport(Protocol):
             The channel.
 
         Raises:
-            ConnectionRefusedError: nobody listens there: the process is gone.
+            ConnectionRefusedError: no process listens there: it is gone.
             OSError, TimeoutError: it cannot be reached now.
 
-        Cancelling closes what was opened.
+        Cancelling closes the channel.
         """
 
     async def aclose(self) -> None:

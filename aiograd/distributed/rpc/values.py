@@ -18,7 +18,7 @@ Note [The tree]
 
     A value has one form only: equal messages are equal bytes.
 
-Note [Memory of what is read]
+Note [Memory of read values]
     Small values take more memory as Python objects than as bytes; an empty dict 88 bytes for 5. So a message has at most one value per
     64 bytes of `Limits.head_bytes` (16,384 by default), which holds the objects to twice `head_bytes`; more numbers than that belong in a
     tensor. Counts are held to the bytes that are there before any container is made. Text takes what Python needs for it, at worst four
@@ -33,7 +33,7 @@ Note [No MessagePack]
     slow way.
 
     Against that, for a call with eight small arguments: read in 3.5 µs with msgspec and that walk, in 10.5 here; written in 5.5, and 7 here (18 with
-    msgpack). With one more run-time dependency that is not worth what it gives up.
+    msgpack). That gain is not worth one more run-time dependency.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ REFERENCE: Final = 13
 
 #: bytes of `Limits.head_bytes` for each value that a message may have
 BYTES_PER_VALUE: Final = 64
-#: more levels would come near the interpreter's recursion limit, whatever the limits say
+#: more levels would come near the interpreter's recursion limit, for any limits
 _DEEPEST: Final = 200
 #: text from this size on is held to the limit at once, shorter one at the end
 _LONG: Final = 4096
@@ -239,9 +239,9 @@ class TreeReader:
     def __init__(self, limits: Limits, head: bytes, declared: int) -> None:
         self.limits = limits
         self.head = head
-        #: of the first byte after what has been read
+        #: offset of the first unread byte
         self.position = 0
-        #: those met so far, still without their arrays
+        #: the tensors met so far, still without their arrays
         self.tensors: list[WireTensor] = []
         self._declared = declared
         self._room = limits.head_bytes // BYTES_PER_VALUE
@@ -250,7 +250,7 @@ class TreeReader:
         """Read the value at the start of the head.
 
         Raises:
-            ProtocolError, LimitError: what is wrong.
+            ProtocolError, LimitError: a check has failed.
         """
         try:
             value = self._values(1, min(self.limits.depth, _DEEPEST) + 1)[0]
@@ -267,7 +267,7 @@ class TreeReader:
     def _values(self, count: int, depth: int) -> list[Any]:
         """Read `count` values; `depth` is how many levels there may be, these included.
 
-        A slice of too few bytes is noticed by whoever reads next, at the latest by `read`: nothing is ever made of what is not there.
+        A slice of too few bytes is noticed by the next reader, at the latest by `read`: no value is ever made of missing bytes.
         """
         if not depth:
             raise LimitError(f"read a message: a value is nested deeper than Limits.depth={self.limits.depth}")

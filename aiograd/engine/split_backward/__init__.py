@@ -23,8 +23,8 @@ Note [Work that cannot be divided]
 
 Note [Values kept between the halves]
     An upper node that runs again keeps its gradient and its saved values; the values of all other upper nodes are released in the input half. Values
-    that saved-tensor hooks had packed are unpacked once and handed on. In the weight half, a gradient is dropped as soon as its node has run. Nothing
-    that is kept refers to a tensor that a stage returned, to a pass, or back to the group.
+    that saved-tensor hooks had packed are unpacked once and handed on. In the weight half, a gradient is dropped as soon as its node has run. No kept
+    value refers to a tensor that a stage returned, to a pass, or back to the group.
 
 Note [Halves of small graphs are walked]
     The work around the rules costs a small stage several times as much as they do, and halves have more of it than an undivided pass. So where a walk

@@ -98,7 +98,7 @@ class IsolatedContext:
         return [(number, target) for number, target in enumerate(self._boundary.targets) if number not in own]
 
     def stand_in(self, number: int) -> Any:
-        """A Tensor without values whose gradient edge is the target of a boundary input; used as an argument of a new node to give it that edge.
+        """A Tensor without values; its gradient edge is the target of a boundary input; used as an argument of a new node to give it that edge.
 
         Args:
             number: number of the boundary's input.

@@ -3,7 +3,7 @@
 Note [One version counter]
     Each library counts writes into a tensor's memory, so that backward notices a saved value that has changed since. Where both use one memory,
     torch's counter is the only one: a `TorchCounter` stands in the Tensor's place for it, reads it, and counts writes of aiograd there. So each
-    library notices what the other has written.
+    library notices the other's writes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Note [Two graphs]
     A call runs the function on detached Tensors over torch's memory and records a graph of its own. The node in torch's graph pulls gradients
-    through that graph in one pass, which gives the gradients of the arguments; those of other Tensors, such as the function's parameters, are
+    through that graph in one pass, which gives the gradients of the arguments; gradients of other Tensors, such as the function's parameters, are
     held back until torch's whole pass has succeeded, and are then committed, all calls of the pass together (one commit for each loop, where
     calls are on several). A torch pass that fails changes no ``grad`` of aiograd.
 
@@ -52,9 +52,9 @@ else:
 def function(f: Callable[..., Any], *, loop: AnyLoop | None = None) -> Callable[..., Any]:
     """An aiograd function, ``def`` or ``async def``, as a function of torch tensors: one node of torch's graph.
 
-    It runs on an event loop in another thread, and the calling thread waits. Gradients of the arguments go on into torch's graph. Those of Tensors
-    that the function uses besides, such as the parameters of a module, arrive in their ``.grad`` when torch's pass has succeeded; called inside
-    a distributed context (``with worker.within(ctx):``, or in a thread that was started in its block) and with calls of other workers, in
+    It runs on an event loop in another thread, and the calling thread waits. Gradients of the arguments go on into torch's graph. Gradients of
+    Tensors that the function uses besides, such as the parameters of a module, arrive in their ``.grad`` when torch's pass has succeeded; called
+    inside a distributed context (``with worker.within(ctx):``, or in a thread that was started in its block) and with calls of other workers, in
     `ctx.grads` on every worker. The backward cannot be differentiated itself.
 
     Where torch records nothing (``torch.no_grad()``), neither does aiograd.

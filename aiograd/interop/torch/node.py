@@ -6,8 +6,8 @@ Note [Where it runs]
     A small one is run as rows are, by the short paths of a pass.
 
 Note [Gradients are given away]
-    Gradients that torch has made belong to the node alone, and the engine may take them over instead of copying them. Those that are the memory of
-    something else (a gradient that passes through, one for two sources, an expanded one) are copied here.
+    Gradients that torch has made belong to the node alone, and the engine may take them over instead of copying them. Gradients that are the memory
+    of something else (a gradient that passes through, one for two sources, an expanded one) are copied here.
 
 Note [Higher orders]
     With ``create_graph`` torch records the computation of the gradients, from the same sources and the gradients that came. That is the graph of

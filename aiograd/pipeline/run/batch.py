@@ -33,7 +33,7 @@ def check_arguments(tree: Any, leaves_process: bool) -> None:
 
 
 def rows_of(call: Call) -> int:
-    """The rows of a microbatch: those of its first Tensor."""
+    """The rows of a microbatch, i.e. of its first Tensor."""
     first = next((tensor for tensor in leaves_of(call, TensorCore) if tensor.ndim), None)
     return 0 if first is None else int(first.shape[0])
 

@@ -1,10 +1,10 @@
-"""PipelineCoordinator: all members of one pipeline, and the ranks of this process: what they do together.
+"""PipelineCoordinator: all members of one pipeline, and the ranks of this process: the steps that they take together.
 
 Note [Replacing a worker]
     With `respawn` the loss of a worker before a step is decided (see Note [Commit across workers] in `aiograd.coordination.coordinator`) is no
     failure. Its stages are put somewhere else, with the same parameters, and carry out the step from its start, since its sums of weight gradients
-    are gone: every backward that it had done is done again, with the forward before it, and the others repeat what they had sent (see Note
-    [Repeating what was sent] in `outbox`). Members that are done are asked now and then whether they are still there, for as long as others are
+    are gone: every backward that it had done is done again, with the forward before it, and the others send their values again (see Note [Repeating
+    sent values] in `outbox`). Members that are done are asked now and then whether they are still there, for as long as others are
     not: a replacement may wait for them. All that is computed again is computed in the same order from the same values and with the same random
     numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of earlier steps that a lost worker held are gone with it.
 
@@ -54,7 +54,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
     Args:
         replicas: for each everything that is to be done, as if it all were in this process.
         is_replicated: see Note [Replicas]. Otherwise there is one.
-        respawn: ``respawn(stage)`` gives another module for a stage whose worker was lost; may be ``async def``. None: a loss is a failure.
+        respawn: ``respawn(stage)`` gives another module for a stage of a lost worker; may be ``async def``. None: a loss is a failure.
         worker: this process's Worker, where others have to send values here; None: the one of the stages' RemoteModules.
         timeout: seconds for a step on another worker; None: the worker's default.
 
@@ -170,7 +170,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         await self._forget(remote.ref for remote in gone if remote.ref is not None)
 
     async def enter(self, replica: StageAssignment) -> None:
-        """Take in a new replica, with the state of the first. Cancelled or failed, the replicas are those of before."""
+        """Take in a new replica, with the state of the first. Cancelled or failed, the replicas are the same as before."""
         remotes = self._remotes_of(replica)
         self.replicas.append(replica)
         try:
@@ -305,7 +305,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             if self._respawn is None:
                 raise
             self._busy += 1
-            await self._run_elsewhere(remote, step, True)  # which scales as well, and gives what is known already
+            await self._run_elsewhere(remote, step, True)  # which scales as well, and returns the known results
 
     async def _run(self, remote: RemoteStages, step: int, trains: bool) -> dict[str, Any]:
         try:

@@ -29,7 +29,7 @@ class Mailbox:
             waiting.set_result(None)
 
     def has(self, key: Key) -> bool:
-        """True if a value has come and nobody has taken it or waits for it."""
+        """True if a value has come that is not taken and not waited for."""
         return key in self._values and key not in self._waiting
 
     def take(self, key: Key) -> Any:
@@ -41,7 +41,7 @@ class Mailbox:
         """Wait for a value and take it. Cancelling leaves it there.
 
         Raises:
-            GraphError: it has been taken, or somebody else waits for it.
+            GraphError: it has been taken, or another caller waits for it.
         """
         if key in self._taken or key in self._waiting:
             raise GraphError(f"{key[0]} of stage {key[1]}, microbatch {key[2]}, is received twice")

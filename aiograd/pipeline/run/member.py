@@ -79,7 +79,7 @@ class StageMember(StepMember[PipelineWork]):
         Args:
             names: of the workers, in the order of the replicas.
             group: name of the group.
-            copies: parameters, buffers and gradients become those of the first. Failed or cancelled, they are as they were.
+            copies: True: parameters, buffers and gradients become copies of the first one's. Failed or cancelled, they are as they were.
 
         Raises:
             As `join_group`.

@@ -1,10 +1,10 @@
 """StepOutbox: the values on their way from one process to ranks on others.
 
-Note [Repeating what was sent]
-    Where lost workers are replaced, an outbox keeps what it has sent until the step is over. A replacement begins with nothing: it carries out its
-    ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop what they have already.
-    So all it needs of the others is that they repeat what they had sent. An undelivered message is sent again until it is delivered, or until the
-    rank is somewhere else: it may be that only the two of them have lost contact.
+Note [Repeating sent values]
+    Where lost workers are replaced, an outbox keeps its sent values until the step is over. A replacement begins with nothing: it carries out its
+    ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop the values that they have
+    already. So all it needs of the others is that they send their values again. An undelivered message is sent again until it is delivered, or until
+    the rank is somewhere else: it may be that only the two of them have lost contact.
 
 Note [Values that go together]
     A message costs far more than a small value. So the values that are posted for a rank in one turn of the loop, such as the microbatches at the
@@ -50,7 +50,7 @@ class StepOutbox:
 
     Args:
         step: its number.
-        keeps: see Note [Repeating what was sent].
+        keeps: see Note [Repeating sent values].
     """
 
     def __init__(self, step: int, keeps: bool) -> None:
@@ -60,10 +60,10 @@ class StepOutbox:
         self._routes: dict[int, tuple[int, Any]] = {}
         self._entries: dict[Entry, None] = {}
         self._undelivered = 0
-        #: by rank, what was posted and is not on its way yet; see Note [Values that go together]
+        #: by rank, posted values that are not on their way yet; see Note [Values that go together]
         self._queues: dict[int, list[Entry]] = {}
         self._flushing: asyncio.Handle | None = None
-        #: somebody waits until everything has been delivered
+        #: True while a caller waits until everything has been delivered
         self._drains = False
         self._tasks: set[asyncio.Task[None]] = set()
         #: fails when a value could not be delivered
@@ -71,7 +71,7 @@ class StepOutbox:
         self._idle: asyncio.Future[None] | None = None
 
     def route(self, peers: Mapping[str, Sequence[Any]]) -> set[int]:
-        """Learn where ranks are; returns those that are somewhere else than before."""
+        """Learn the places of ranks; returns the ranks with another place than before."""
         changed = set()
         for name, (generation, ref) in peers.items():
             rank = int(name)
@@ -97,7 +97,7 @@ class StepOutbox:
         self._queues.setdefault(rank, []).append(entry)
 
     def _flush(self) -> None:
-        """Send what has been posted."""
+        """Send the posted values."""
         queues, self._queues = self._queues, {}
         for rank, entries in queues.items():
             for batch in _batches(entries):
@@ -149,7 +149,7 @@ class StepOutbox:
             self._idle.set_result(None)
 
     async def repeat(self, ranks: set[int]) -> None:
-        """Send again what has been delivered to these ranks. Cancelling stops it."""
+        """Send the delivered values of these ranks again. Cancelling stops it."""
         for entry in [entry for entry in self._entries if entry.rank in ranks and entry.is_delivered]:
             await self._send(entry.rank, [entry])
 
@@ -159,7 +159,7 @@ class StepOutbox:
         urged = {self._routes[entry.rank][1] for entry in self._entries if not entry.is_delivered and entry.rank in self._routes}
         urged -= {self._routes[rank][1] for rank in self._queues if rank in self._routes}
         self._flush()
-        for member in urged:  # what it has taken it may not have said yet
+        for member in urged:  # it may not have confirmed values yet
             self._start(_urge(member), "urge")
         while self._undelivered:
             self._idle = asyncio.get_running_loop().create_future()
@@ -168,7 +168,7 @@ class StepOutbox:
                 self.failure.result()
 
     def close(self) -> list[asyncio.Task[None]]:
-        """Give up what is on its way and let go of what was kept; returns what still ends."""
+        """Cancel sending and drop the kept values; returns the tasks that still end."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -198,7 +198,7 @@ def _batches(entries: list[Entry]) -> Iterator[list[Entry]]:
 
 
 async def _urge(member: Any) -> None:
-    """Let a member say at once what it has taken. Where it cannot be reached, the values themselves show it."""
+    """Make a member confirm its values at once. If it cannot be reached, the values themselves show it."""
     with contextlib.suppress(DistributedError):
         await member.post([])
 

@@ -8,7 +8,7 @@
 
 Note [One commit point]
     Each step has a `GradientAccumulator`. When every rank is done its sums are written to the leaves in one synchronous step;
-    before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in
+    before that nothing has changed, and any failure leaves it so. Across workers: see Note [Commit across workers] in
     `aiograd.coordination.coordinator`.
 
 Note [Scaling]
@@ -42,7 +42,7 @@ from aiograd.running import foreign_modes, tracing
 from aiograd.running.modes import current_mode, no_grad
 from aiograd.tensors.norms import checked_norm
 
-#: action kinds that can have a handler: those that compute and those about parameters
+#: action kinds that can have a handler: computations and actions on parameters
 HANDLED = tuple(kind for kind in ActionKind if not (kind.is_send or kind.is_receive))
 
 
@@ -58,27 +58,27 @@ class Pipeline:
 
     Each replica carries out the schedule for its part of the microbatches. The workers that have the same stage add up its gradients among
     themselves, while other stages still compute, and all replicas have the same gradients then, or none has any: everything is one step, with one
-    commit. The bits are those of one process that computes the gradient of each replica, microbatch by microbatch, and adds them up in the order of
-    the replicas. A replica weighs by its part of the rows of the batch. All replicas begin with the parameters of the first.
+    commit. The bits are the same as in one process that computes the gradient of each replica, microbatch by microbatch, and adds them up in the
+    order of the replicas. A replica weighs by its part of the rows of the batch. All replicas begin with the parameters of the first.
 
     Args:
         stages: one for each stage of the schedule: modules, callables, `Stage` objects, and RemoteModules or RemoteRefs to modules on other workers.
             Or a list of such lists, one for each replica: modules on workers, each of which has stages of one replica. Modules of one stage have the
-            same parameters and buffers; buffers are those of the first replica after every step.
-        schedule: who does what when; from `make_schedule` or your own.
+            same parameters and buffers; after every step buffers have the first replica's values.
+        schedule: the actions of each rank in order; from `make_schedule` or your own.
         loss_fn: ``loss_fn(output, target)`` gives the loss of a microbatch, a Tensor of one element; ``def`` or ``async def``. It runs here, also
             where the last stage does not: then every output comes here and every gradient goes back. Without one the last stage returns the loss
             itself, where it lives, and gets the target as its last argument; so it has to be in replicas.
         scale_gradients: divide by the number of microbatches, for losses that are means. See Note [Scaling].
         arg_specs, kwarg_specs, result_specs: how arguments are split and results put together, where that is not along the first axis; see
             `aiograd.pipeline.microbatch`.
-        worker: this process's Worker, for stages on others; None: that of the RemoteModules.
+        worker: this process's Worker, for stages on others; None: the RemoteModules' Worker.
         respawn: ``respawn(stage)``, ``def`` or ``async def``: called when the worker of a stage is lost in the middle of a step; returns another
-            module (or `Stage`) in its place, on another worker, with the same parameters. The step then goes on, and workers keep what they send to
-            each other until it is over. None: the loss of a worker is an error.
-            Not with replicas, of which another can take the place of one that has lost a worker: see `remove` and `add`.
-        clip_norm: the gradients that a step has added to are scaled so that their norm, over all stages together, is at most this; each
-            parameter counts once, whatever the number of replicas. None: they are not scaled.
+            module (or `Stage`) in its place, on another worker, with the same parameters. The step then goes on, and workers keep their sent values
+            until it is over. None: the loss of a worker is an error. Not with replicas, of which another can take the place of one that has lost a
+            worker: see `remove` and `add`.
+        clip_norm: the gradients that a step has added to are scaled so that their norm, over all stages together, is at most this; each parameter
+            counts once, for any number of replicas. None: they are not scaled.
         timeout: seconds that a step may take on other workers; None: their default.
 
     Attributes:
@@ -173,7 +173,7 @@ class Pipeline:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let other workers forget the pipeline. Waits for a step that is under way. Idempotent; cancelled, some may keep what they have.
+        """Let other workers forget the pipeline. Waits for a step that is under way. Idempotent; cancelled, some may keep their stages.
 
         >>> stages = [ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)]
         >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=3)
@@ -186,7 +186,7 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """The stages, with those that have taken the place of lost ones; of the first replica, where there are several."""
+        """The stages, with replacements in the places of lost ones; of the first replica, where there are several."""
         return tuple(self._coordinator.stages[index].module for index in range(self._assignment.last_stage + 1))
 
     @property
@@ -264,16 +264,16 @@ class Pipeline:
             await self._coordinator.leave(replica)
 
     async def add(self, stages: Iterable[Any]) -> None:
-        """Take in another replica, as the last. Its parameters, buffers and gradients become those of the first.
+        """Take in another replica, as the last. Its parameters, buffers and gradients become copies of the first one's.
 
         Of a replica that was removed since it had lost a worker, the other stages may be given again. The state of an optimizer is not this
-        object's; see `DistributedOptimizer.add`. Cancelled or failed, the replicas are those of before.
+        object's; see `DistributedOptimizer.add`. Cancelled or failed, the replicas are the same as before.
 
         Args:
             stages: modules on workers, as for a replica of the constructor.
 
         Raises:
-            ArgumentError, ArgumentTypeError: the stages do not fit those of the others. WorkerLostError: a worker cannot be reached.
+            ArgumentError, ArgumentTypeError: the stages do not fit the others'. WorkerLostError: a worker cannot be reached.
         """
         async with self._turn:
             coordinator = self._open()
@@ -327,7 +327,7 @@ class Pipeline:
 
         Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed, nor any buffer of the stages' modules,
         such as running statistics, once the calls on the executor have ended that a cancellation leaves behind. Other changes by forwards persist,
-        such as those of generators that stages have of their own. Random numbers of the default generator, such as those of dropout, are drawn by
+        such as the states of generators that stages have of their own. Random numbers of the default generator, as for dropout, are drawn by
         stage and microbatch and the same under every schedule; see `StepRandom`. Cancelling stops every rank. Steps of one pipeline run one after
         the other.
 
@@ -335,7 +335,7 @@ class Pipeline:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get
                 theirs, if the first stage is in this process.
             target: of the whole batch; split like `x`.
-            return_outputs: also return what the last stage gave, put together from its microbatches as by `eval`, outside of any graph. Else
+            return_outputs: also return the outputs of the last stage, put together from its microbatches as by `eval`, outside of any graph. Else
                 it is kept no longer than its microbatch needs it.
             arg_mbs, kwarg_mbs, target_mbs: lists of tuples, dicts and targets: the microbatches, where they are split already, in place of `x`,
                 `kwargs` and `target`.
@@ -347,7 +347,7 @@ class Pipeline:
         Raises:
             ModeError: grad mode is off. ArgumentError, ArgumentTypeError, MicrobatchError: the batch cannot be split. PipelineError: a stage failed;
             says which. WorkerLostError, DeadlineError: nothing has changed anywhere. With ``committed`` True, when the gradients are there:
-            what a post-accumulate hook raised, and CommitUnknown where a worker did not confirm; see `settle`. CommitUnknown with ``committed``
+            the error of a post-accumulate hook, and CommitUnknown where a worker did not confirm; see `settle`. CommitUnknown with ``committed``
             False: an earlier step is still in doubt, and this one was not begun.
 
         >>> stages = [ag.nn.Linear(2, 2), ag.nn.Linear(2, 1)]
@@ -404,7 +404,7 @@ class Pipeline:
             x, arg_mbs, kwarg_mbs, kwargs: as for `step`.
 
         Returns:
-            What the last stage returned, put together from its microbatches.
+            The outputs of the last stage, put together from its microbatches.
 
         Raises:
             As `step`.
@@ -457,7 +457,7 @@ class Pipeline:
         ranks, size = [each.stage_to_rank for each in self._coordinator.replicas], self._plan.microbatches
         for index in range(len(calls)):
             decision.work.put(ranks[index // size][0], (ENTRY, 0, index % size), calls[index])
-        calls.clear()  # nobody but the first stage holds on to the microbatches
+        calls.clear()  # only the first stage keeps the microbatches
         last = self._assignment.loss_stage
         for index in range(self._count):
             decision.work.put(ranks[index // size][last], (TARGET, last, index % size), () if targets is None else (targets[index],))

@@ -18,7 +18,7 @@ from aiograd.tensors.creation import asarray
 
 
 class ReplicatedStages:
-    """The stages of one host, and the group of this host and those of the other replicas that have the same stages.
+    """The stages of one member, and the group of this member and the members of other replicas with the same stages.
 
     Args:
         stages: by number.

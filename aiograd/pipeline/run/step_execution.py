@@ -26,7 +26,7 @@ class StepExecution:
 
     Args:
         assignment: the stages and rows of the ranks.
-        work: the values for the ranks, and those that they send.
+        work: the values for the ranks, and the values that they send.
         trains: with backward; else an evaluation.
         random: the random numbers of forwards.
         calls: runs stages on the executor.
@@ -81,7 +81,7 @@ class StepExecution:
             raise
 
     def clear(self) -> None:
-        """Let go of what is kept for microbatches, and of what ties ranks together."""
+        """Drop the values of all microbatches, and the references between ranks."""
         for rank in self.ranks.values():
             rank.clear()
         self.ranks.clear()
@@ -106,7 +106,7 @@ class StepExecution:
 
     @property
     def leaves(self) -> frozenset[AccumulateGrad]:
-        """Whose gradients are staged."""
+        """The leaves with staged gradients."""
         return frozenset() if self.accumulator is None else self.accumulator.leaves
 
     def commit(self) -> None:

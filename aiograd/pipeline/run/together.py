@@ -19,8 +19,8 @@ async def together(
 
     Args:
         coroutines: by name.
-        whereabouts: says what the coroutine of a name was doing, should it turn out to be cancelled by nobody.
-        failure: fails where something else means that they fail; else it stays as it is.
+        whereabouts: describes the work of the coroutine of a name, for one that was cancelled from within.
+        failure: a future that fails if the coroutines are to fail for another reason; else it stays as it is.
 
     Returns:
         Their results, by name.

@@ -28,7 +28,7 @@ class PipelineWork(StepWork):
         self.outbox = StepOutbox(step, recovers)
         #: the outputs are wanted, too
         self.keeps_outputs = False
-        #: puts back what the step has changed beside gradients, where it is prepared and then dropped
+        #: undoes the step's changes beside gradients, if it is prepared and then dropped
         self.undo: Callable[[], None] | None = None
 
     def put(self, rank: int, key: Key, value: Any) -> None:
@@ -40,7 +40,7 @@ class PipelineWork(StepWork):
             self.outbox.post(rank, key, value)
 
     def release(self, *, is_committed: bool) -> None:
-        """The step is over: release everything, and undo what it has changed unless it is committed."""
+        """The step is over: release everything, and undo its changes unless it is committed."""
         self.outbox.close()
         for mailbox in self.mailboxes.values():
             mailbox.clear()

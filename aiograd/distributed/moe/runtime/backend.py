@@ -61,7 +61,7 @@ class ExpertBackend:
         Cancelled before the update has begun, nothing has changed.
 
         Args:
-            inputs: those of the forward.
+            inputs: the inputs of the forward.
             grads: gradients of the outputs, a Tensor or one (or None) per output.
 
         Returns:

@@ -1,22 +1,22 @@
 """call_many: every sample asks its own experts, all at the same time; a few may fail or be late.
 
-Note [What travels together]
+Note [Requests for many rows]
     Rows of a batch that go to the same expert travel in one request, and so do their gradients in one more: an expert that learns takes one
-    step for them. Their results are given back to each sample. Who is waited for, who counts as lost and what a sample gets are decided
-    for each sample, as if it had been asked for by itself; but a request that fails or is late is lost for all of its samples.
+    step for them. Their results are given back to each sample. Waiting, losses and results are decided for each sample, as if it had been asked for
+    by itself; but a request that fails or is late is lost for all of its samples.
 
     An expert's output for a row may depend in its last bits on the number of rows it gets, since BLAS takes other kernels for other shapes: an
     expert that computes each row alone gives the bits it would give for that row by itself, others agree to rounding. Which rows are together
-    depends on the arguments alone, never on timing, so the same call gives the same bits each time while nobody is lost and a worker batches
-    nothing of other callers with it. ``max_rows=1`` asks for every row by itself.
+    depends on the arguments alone, never on timing, so the same call gives the same bits each time while no expert is lost and no worker batches it
+    with rows of other callers. ``max_rows=1`` asks for every row by itself.
 
-Note [Who is lost]
-    An expert that raises, or answers with what makes no sense, is lost. With ``on_expert_loss="raise"`` that is an error; with ``"drop"`` it
+Note [Lost experts]
+    An expert that raises, or gives a malformed answer, is lost. With ``on_expert_loss="raise"`` that is an error; with ``"drop"`` it
     is left out like a straggler and listed in the result. An expert that is left out of a sample in backward (only there) gives no gradient;
     the gradients of the others for this sample's input are scaled up by ``asked / answered``, so that their sum keeps its size.
 
-    With `detect_anomalies` an expert is lost only for samples where it answers what is not finite. It is asked again without them, so that
-    nothing of them is in the graph that the others' gradients come from: zero times infinity would be NaN in its parameters.
+    With `detect_anomalies` an expert is lost only for samples with an answer that is not finite. It is asked again without them, so that they have no
+    part in the graph of the other samples' gradients: zero times infinity would be NaN in its parameters.
 
 Source: hivemind ``_RemoteCallMany``; unlike there `k_min` is counted per sample, and the caller's input is never written to.
 """
@@ -73,7 +73,7 @@ async def call_many(
     detect_anomalies: bool = False,
     max_rows: int = 1024,
 ) -> CallManyResult:
-    """Let each sample ask its own experts, all at the same time. See Note [What travels together] and Note [Who is lost].
+    """Let each sample ask its own experts, all at the same time. See Note [Requests for many rows] and Note [Lost experts].
 
     The answers are one node of the graph; in backward the experts that answered run at the same time again. Cancelling cancels all calls.
 
@@ -128,7 +128,7 @@ async def call_many(
 
 
 class _Answers:
-    """Asks experts, and compares what they answer."""
+    """Asks experts, and compares their answers."""
 
     def __init__(self, rules: Rules, inputs: tuple[Any, ...]) -> None:
         self.rules = rules
@@ -137,7 +137,7 @@ class _Answers:
         self.row: tuple[tuple[int, ...], np.dtype[Any]] | None = None
 
     async def ask(self, request: Request) -> Answer:
-        """One request, and a second one without the rows whose answers are not finite, where these are lost and others are not."""
+        """Send a request, and a second one without the rows with answers that are not finite, if these are lost and others are not."""
         run, outputs = await self._forward(request)
         if self.rules.detect_anomalies and self.rules.on_loss == "drop" and self._misshapen(request, outputs) is None:
             finite = _finite_rows(outputs[0]._data)
@@ -174,7 +174,7 @@ class _Answers:
 
 @dataclass(slots=True, frozen=True)
 class _Record:
-    """The state that backward needs. It does not refer to the result, whose outputs would form a reference cycle."""
+    """The state that backward needs. It does not refer to the result, since the outputs would form a reference cycle."""
 
     rules: Rules
     requests: list[Request]
@@ -194,7 +194,7 @@ class _CallMany(Function):
     @staticmethod
     @once_differentiable
     async def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
-        """Backward of all who answered, at the same time."""
+        """Backward of all experts that answered, at the same time."""
         record: _Record = ctx.record
         current = CURRENT.get()
         keep = current is not None and current.task.keep_graph
@@ -219,7 +219,7 @@ class _CallMany(Function):
 
 
 def _gradients(record: _Record, answers: dict[int, Answer], shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
-    """The inputs' gradients. A sample's are summed in the order in which it asks its experts, whatever requests they came in."""
+    """The inputs' gradients. A sample's gradients are summed in the order in which it asks its experts, for any grouping into requests."""
     batch = shapes[0][0][0]
     asked, answered = np.zeros(batch, np.int64), np.zeros(batch, np.int64)
     for request in record.requests:
@@ -256,7 +256,7 @@ def _finite_rows(values: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bo
 
 
 def _finite_gradients(run: IsolatedContext, captured: Sequence[Any], rows: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Rows whose gradients are finite: none, where one that all of them share is not."""
+    """True for rows with finite gradients; False for all if a gradient that they share is not finite."""
     shared = (captured[number] for number, _ in run.closure)
     finite = np.full(rows, all(part is None or _is_finite(part._data) for part in shared))
     for part in run.of_arguments(captured):

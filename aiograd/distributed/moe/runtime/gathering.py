@@ -1,9 +1,9 @@
-"""Gathering: requests under way at the same time, until every sample has what it needs or can no longer get it.
+"""Gathering: requests under way at the same time, until every sample has the answers that it needs, or can no longer get them.
 
-Note [Who is waited for]
-    Everybody, until the timeout. Once every sample that asks anybody has `k_min` answers, the others get `timeout_after_k_min` more.
-    Whoever has not answered then is a straggler: cancelled, and left out. A sample that can no longer get its `k_min` answers is an error at
-    once. `k_min` counts for each sample; a request that is lost is lost for every sample in it. Who does not stop within the engine's
+Note [Waiting for answers]
+    All requests are awaited until the timeout. Once every sample that asks an expert has `k_min` answers, the others get `timeout_after_k_min` more.
+    A request without an answer by then is a straggler: cancelled, and left out. A sample that can no longer get its `k_min` answers is an error at
+    once. `k_min` counts for each sample; a request that is lost is lost for every sample in it. A request that does not stop within the engine's
     `cancel_grace` of being cancelled is reported and left running.
 """
 
@@ -65,11 +65,11 @@ class Answer(NamedTuple):
 
 
 class Gathering:
-    """Runs one coroutine per request until the rules say that it is enough; see Note [Who is waited for].
+    """Runs one coroutine per request until the rules say that it is enough; see Note [Waiting for answers].
 
     Attributes:
         answers: by number of the request.
-        lost: who was left out, and why.
+        lost: the requests that were left out, with their errors.
     """
 
     def __init__(self, rules: Rules, requests: Sequence[Request]) -> None:
@@ -87,7 +87,7 @@ class Gathering:
 
         Args:
             call: makes the call of a request, given its number.
-            check: says what is wrong with an answer; that makes it a failure.
+            check: returns the fault of an answer, which makes it a failure.
 
         Raises:
             ExpertLostError, DeadlineError: as the rules say. ContextError: of a call.

@@ -1,7 +1,7 @@
 """Which rows travel together: one request for all samples of a batch that ask the same expert.
 
-Rejected: a request per sample and expert. A batch of 32 that asks two experts per sample sent 64 of them each way, and what they cost was theirs,
-not the experts'.
+Rejected: a request per sample and expert. A batch of 32 that asks two experts per sample sent 64 of them each way, and the time went into requests,
+not into experts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Request(NamedTuple):
     """Rows that one expert is asked about at once, by sample.
 
     Attributes:
-        expert: who is asked.
+        expert: the expert that is asked.
         samples: integers ``(rows,)``: the sample of each row.
         positions: integers ``(rows,)``: where the expert is in that sample's list.
     """

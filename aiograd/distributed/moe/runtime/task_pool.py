@@ -1,12 +1,12 @@
 """TaskPool: batches the rows of several callers, so that an expert runs once for many of them.
 
-Note [What is batched]
+Note [Batches]
     A task is never split. Tasks wait until there are `min_batch_size` rows and no more are coming in this turn of the loop, or until the next
     one would make the batch larger than `max_batch_size`; of several batches that are due, the one with the oldest task runs. Sizes count
     rows, however many tasks they come in; a task without rows runs at once and alone. An error of a batch is the error of its tasks only, so rows
     are only batched with others of their shape and dtype: a caller that sends rows of another width fails by itself, and float64 of one caller
     never turns the float32 of another into float64. Tasks that were cancelled before their batch began are not in it. The sums of a batch are
-    made in one kernel, so bits may depend on who else is in it.
+    made in one kernel, so bits may depend on the other rows in it.
 
 Source: hivemind ``task_pool.py`` and ``runtime.py``.
 """
@@ -63,7 +63,7 @@ class TaskPool:
         self._is_closed = False
 
     async def submit(self, *rows: Any) -> Any:
-        """Run `fn` on these rows, together with others' in whatever batch they get into.
+        """Run `fn` on these rows, together with other callers' rows, as one batch.
 
         Cancelling takes the rows out unless their batch has begun; then the result is dropped.
 
@@ -101,7 +101,7 @@ class TaskPool:
                 self._arrived.set()  # there may be nothing left to wait for
 
     async def aclose(self) -> None:
-        """Refuse new rows; those that wait get an error, a batch that runs is cancelled. Idempotent."""
+        """Refuse new rows; waiting rows get an error, a running batch is cancelled. Idempotent."""
         self._is_closed = True
         waiting, self._tasks = self._tasks, []
         for task in waiting:

@@ -2,7 +2,7 @@
 
 ===================  ==================================================================
 `transport`          `HttpTransport`: listening, dialling, closing
-`server`             requests: what is answered, refused, and turned into a channel
+`server`             requests: which are answered, refused, or turned into a channel
 `connection`         one accepted connection, before it is a channel
 `responses`          the answers
 `pages`              the rules for the pages of a dashboard, and for metrics

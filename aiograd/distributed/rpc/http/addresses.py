@@ -1,13 +1,13 @@
 """Addresses: which URLs are dialled, which addresses a name may stand for, and under which names this worker answers.
 
-Peers come from the configuration, never from a frame; even so a name in it is resolved by somebody else. Nothing here does IO but
+Peers come from the configuration, never from a frame; even so a name in it is resolved by a foreign server. Nothing here does IO but
 `resolve`.
 
 Note [Names that turn into other addresses]
     A name is resolved once per connection and the connection goes to that very address, so that a second answer of the name server has
-    no effect. A name that resolves to a link-local address or to a cloud's metadata service is refused: those are reached only by writing
-    the address itself into the URL. The other way round, a web page whose name resolves to this machine could make a browser talk to a
-    worker; such requests carry the page's name in ``Host``, and only this worker's own names are answered.
+    no effect. A name that resolves to a link-local address or to a cloud's metadata service is refused: such addresses are reached only by writing
+    the address itself into the URL. The other way round, a web page with a name that resolves to this machine could make a browser talk to a worker;
+    such requests carry the page's name in ``Host``, and only this worker's own names are answered.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _embedded(address: IPAddress) -> IPAddress:
 
 
 def allowed_addresses(peer: PeerAddress, resolved: Iterable[str]) -> list[str]:
-    """Those of the addresses a name resolved to that may be dialled, in order and without repetition.
+    """The addresses of a resolved name that may be dialled, in order and without repetition.
 
     Raises:
         PermissionError: all of them are out of bounds.

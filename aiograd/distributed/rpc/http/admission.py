@@ -1,9 +1,9 @@
 """Admission: how many connections are let in, in total and from one address. Counted where they are accepted.
 
 Note [Strangers and peers]
-    A connection begins as a stranger's and becomes a peer's when its handshake is done. They are counted apart, since anybody can open
-    connections and leave them lying: strangers are never refused, but where there are too many the oldest makes room, which is one that has been
-    silent for longest. Only peers are refused, and told why: who has an address to itself cannot be kept out by who has not the key.
+    A connection begins as a stranger's and becomes a peer's when its handshake is done. They are counted apart, since any computer can open
+    connections and leave them idle: strangers are never refused, but if there are too many the oldest is closed, which has been silent for longest.
+    Only peers are refused, and told why: a stranger without the key cannot keep out a peer with an address of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Admission:
 
     Args:
         total: the most peers.
-        per_address: the most peers from one address, and the most strangers. Who has an IPv6 address has a whole network of them, which
-            therefore counts as one.
+        per_address: the most peers from one address, and the most strangers. An owner of an IPv6 address has a whole network of them, which therefore
+            counts as one.
     """
 
     __slots__ = ("_total", "_per_address", "_most_strangers", "_peers", "_strangers")

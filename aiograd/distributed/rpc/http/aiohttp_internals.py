@@ -83,7 +83,7 @@ def forget_accepted(handler: web.RequestHandler) -> None:
 
 
 class _Collector:
-    """Stands in for a WebSocket parser, to get at what the library has buffered."""
+    """Stands in for a WebSocket parser, to get the bytes that the library has buffered."""
 
     def __init__(self) -> None:
         self.data = bytearray()

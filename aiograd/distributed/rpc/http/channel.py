@@ -3,21 +3,20 @@
 It takes the connection over from the HTTP library once the WebSocket handshake is done and talks to the event loop's transport itself.
 
 Note [Why not the library's own reader and writer]
-    A frame that goes through a queue costs a future, two turns of the loop and, for a large one, three copies. Here the loop writes what
-    it receives straight into the buffer of the frame that is being received, and `on_frame` is called from there: no task, no queue and
-    no copy of large frames.
+    A frame that goes through a queue costs a future, two turns of the loop and, for a large one, three copies. Here the loop writes received bytes
+    straight into the buffer of their frame, and `on_frame` is called from there: no task, no queue and no copy of large frames.
 
 Note [Peers that do not read, and peers that do not finish]
     Output that the peer does not take collects in the transport. `send` says False from a frame or two on; a peer that lets more than
     `unread_bytes` collect, or in `unread_seconds` takes neither all nor `TRICKLE` bytes of it, is dropped. Nothing ever waits for it. A
-    stranger's message must be complete within `handshake_timeout` of its first byte; of a peer's, whose link may be slow, at least `SLOWEST` bytes
-    must come in each such time. One timer per connection watches both, and runs only while there is something to watch.
+    stranger's message must be complete within `handshake_timeout` of its first byte; of a peer's, since its link may be slow, at least `SLOWEST`
+    bytes must come in each such time. One timer per connection watches both, and runs only while there is something to watch.
 
 Note [Small frames beside large ones]
     A small frame waits for the large frames ahead of it in a connection: in the transport, at most two frames
     and one that is being written; in the socket, where the system is told to take no more than one frame, and `UNSENT`, that it cannot send yet;
-    and at the receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
-    after each large one reading pauses for a turn of the loop, in which what has come in before is served.
+    and at the receiver. There libuv reads a socket that has enough up to 32 times before other callbacks get a turn, which would be 32 frames; so
+    after each large one reading pauses for a turn of the loop, which serves the messages received before.
 
 Note [Fewer wake-ups]
     A system on the same machine or network delivers a large frame in pieces of at most 64 KiB, and wakes the receiver for each, which costs
@@ -66,7 +65,7 @@ class WebSocketChannel(FrameOutput):
     """See `Channel`.
 
     Args:
-        remote: where the peer is, for logs.
+        remote: address of the peer, for logs.
         limits: sizes and times.
         masking: True if this side dialled: it then masks its frames, and the other side does not.
         certified_names: the names in the peer's verified certificate.

@@ -25,7 +25,7 @@ _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Vers
 
 
 class Opened(NamedTuple):
-    """A connection on which the other side has switched to frames, and what it sent after that."""
+    """A connection on which the other side has switched to frames, and the bytes that it sent after that."""
 
     transport: asyncio.Transport
     received: bytes
@@ -48,7 +48,7 @@ class HttpClient:
         )
 
     async def open(self, peer: PeerAddress, address: str, entropy: bytes, context: ssl.SSLContext | None) -> Opened:
-        """Connect to `address` and ask for the channel of `peer` there. Cancelling closes what was opened.
+        """Connect to `address` and ask for the channel of `peer` there. Cancelling closes the connection.
 
         Args:
             peer: where to go.
@@ -57,7 +57,7 @@ class HttpClient:
             context: where the URL says ``https``.
 
         Raises:
-            ConnectionRefusedError: nobody listens there.
+            ConnectionRefusedError: no process listens there.
             HostRefusedError: the worker there does not answer to this name. Overloaded: it takes no more connections.
             CertificateError: a certificate does not satisfy one side. AddressError: it speaks no TLS, or nothing else.
             OSError: it cannot be reached, or it is not a worker.

@@ -35,7 +35,7 @@ _END = b"\r\n\r\n"
 
 
 class HttpConnection(web.RequestHandler):
-    """The library's protocol for one connection, with timers on what it waits for.
+    """The library's protocol for one connection, with time limits on its waits.
 
     Args:
         library: the aiohttp server that answers requests.
@@ -120,7 +120,7 @@ class HttpConnection(web.RequestHandler):
         self.abort()
 
     def abort(self) -> None:
-        """Close at once, with whatever is still to be sent."""
+        """Close at once, and drop unsent bytes."""
         if self._accepted is not None:
             self._accepted.abort()
 

@@ -1,11 +1,11 @@
-"""Pages: what a worker answers to browsers and to Prometheus, where it has been given something to answer with.
+"""Pages: a worker's answers to browsers and to Prometheus, if it has a dashboard or metrics.
 
 Note [Rules for pages]
-    Everything else on a worker's port is closed to browsers (Note [What is refused] in `server`). The dashboard's routes let in a browser that
-    shows a page of this very worker: Host must be a name of the worker; an ``Origin`` must be that of the request itself; ``Sec-Fetch-Site``,
-    where it is sent, must say that the request comes from the same origin, or from nobody, or that somebody follows a link to the page at the top of
-    a tab. Only GET, without a body. Prometheus is no browser: its route stays closed to those.
-    Nothing is embedded in foreign pages, nothing foreign is loaded, and no referrer is sent: see `HEADERS`.
+    Everything else on a worker's port is closed to browsers (Note [Refusals] in `server`). The dashboard's routes let in a browser that
+    shows a page of this very worker: Host must be a name of the worker; an ``Origin`` must be the request's own; ``Sec-Fetch-Site``,
+    where it is sent, must say that the request comes from the same origin, or from no page, or that a link to the page is followed at the top of a
+    tab. Only GET, without a body. Prometheus is no browser: its route stays closed to browsers. Nothing is embedded in foreign pages, nothing foreign
+    is loaded, and no referrer is sent: see `HEADERS`.
 """
 
 from __future__ import annotations

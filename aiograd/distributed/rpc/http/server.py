@@ -1,6 +1,6 @@
-"""Server: what a worker answers to HTTP requests, and how a request becomes a channel.
+"""Server: a worker's answers to HTTP requests, and the way from a request to a channel.
 
-Note [What is refused]
+Note [Refusals]
     Browsers must not be able to talk to a worker on behalf of a page: a request with a foreign Host, with ``Origin`` or any
     ``Sec-Fetch-*`` header is refused; only the routes of a dashboard have rules of their own, see `pages`. Refusals say nothing but their status. A
     request is one line and a few headers: bodies are refused, and a connection that does not produce a whole head within `handshake_timeout` is
@@ -90,7 +90,7 @@ class HttpServer:
         return refusal(404)
 
     def _refuses(self, request: web.BaseRequest, path: str) -> int:
-        """The status with which a request is refused whatever it asks for, 0 where it is not."""
+        """The status of the refusal of a request, for any path; 0 if the request is not refused."""
         transport = request.transport
         hosts = request.headers.getall("Host", [])
         if transport is None or len(hosts) != 1:

@@ -37,8 +37,8 @@ class HttpTransport:
 
     Args:
         limits: sizes, times and numbers of connections.
-        ssl: to listen with TLS. With ``verify_mode = CERT_REQUIRED`` it is mutual: the names in certificates then say who a peer is, on
-            connections that were accepted and on those that were dialled.
+        ssl: to listen with TLS. With ``verify_mode = CERT_REQUIRED`` it is mutual: the names in certificates then identify a peer, on accepted
+            connections and on dialled ones.
         client_ssl: to dial peers whose URL says ``https``; the system's authorities by default. For mutual TLS it holds a certificate.
         allow_plaintext: allow listening on an address that others can reach without TLS (frames are encrypted all the same; health is not).
         trusted_hosts: names, beside its own, under which this worker may be addressed: ``name`` or ``name:port``. Where it listens on all
@@ -100,7 +100,7 @@ class HttpTransport:
         Args:
             host: an address, or a name of this machine, of which the first address is taken. Never wider than asked.
             port: 0 for any that is free.
-            accept: called with each channel, still unknown to whom.
+            accept: called with each channel, before the peer is known.
 
         Returns:
             The URL.
@@ -148,7 +148,7 @@ class HttpTransport:
             try:
                 connection, source = await loop.sock_accept(listener)
             except OSError as error:
-                # Typically no descriptor is left. What is open goes on; the backlog waits.
+                # Typically no descriptor is left. Open connections go on; the backlog waits.
                 logger.warning("accepting a connection failed: %s", error)
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
@@ -198,7 +198,7 @@ class HttpTransport:
     # ---- dialling
 
     async def connect(self, url: str, timeout: float) -> WebSocketChannel:
-        """Open a channel; see `Transport.connect`. Cancelling closes what was opened.
+        """Open a channel; see `Transport.connect`. Cancelling closes the channel.
 
         Args:
             url: ``http://host:port`` or ``https://host:port``.
@@ -209,7 +209,7 @@ class HttpTransport:
 
         Raises:
             ArgumentError: the URL is no such URL.
-            ConnectionRefusedError: nobody listens there.
+            ConnectionRefusedError: no process listens there.
             PermissionError: its name resolves to addresses that are out of bounds.
             HostRefusedError: the worker does not answer to this name. Overloaded: it takes no more connections.
             AddressError: the host does not exist, or the URL says http for https or the other way round. CertificateError: a certificate does

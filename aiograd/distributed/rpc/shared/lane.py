@@ -68,7 +68,7 @@ class SharedLane:
         self._loop = asyncio.get_running_loop()
         self._out: Ring | None = None
         self._in: Ring | None = None
-        #: of frames whose bodies are in the ring and of which the peer has not been told
+        #: headers of frames with bodies in the ring that are not announced to the peer yet
         self._headers: list[Buffer] = []
         #: bytes of the ring that this side has made
         self._held = 0

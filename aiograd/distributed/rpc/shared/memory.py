@@ -1,15 +1,15 @@
 """Segments of shared memory, and handing one over to another process of the same user. Linux only; elsewhere there is none.
 
 Note [Memory that a peer has a hand in]
-    The receiver makes the ring, because it is the one that must be able to trust its size, and the sender checks the one that it is given: a
-    file that can still be shortened would kill whoever touches it (SIGBUS). So its size must be sealed against change, which only
-    files in memory can be, and its pages must be ordinary ones, since huge pages can run out. Neither side can undo a seal.
+    The receiver makes the ring, because it is the one that must be able to trust its size, and the sender checks the one that it is given: a file
+    that can still be shortened would kill a process that touches it (SIGBUS). So its size must be sealed against change, which only files in memory
+    can be, and its pages must be ordinary ones, since huge pages can run out. Neither side can undo a seal.
 
-Note [Who can get at it]
-    A segment has no name: the file descriptor is closed on both sides as soon as each has mapped it, so nobody else can open it, nothing is
-    left behind when a process is killed, and no descriptors are held. It passes over a Unix socket between processes of the same user, which the
-    system vouches for on both ends, and to a process that has read the invitation, which only the authenticated peer can. Its content is
-    not encrypted. Who can read it there can also read the memory of the processes: the system's administrator, and debuggers of the same user.
+Note [Access]
+    A segment has no name: the file descriptor is closed on both sides as soon as each has mapped it, so no other process can open it, nothing is left
+    behind when a process is killed, and no descriptors are held. It passes over a Unix socket between processes of the same user, which the system
+    vouches for on both ends, and to a process that has read the invitation, which only the authenticated peer can. Its content is not encrypted.
+    Readers of it could also read the memory of the processes: the system's administrator, and debuggers of the same user.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def is_same_user(connection: socket.socket) -> bool:
 
 
 def listen(name: bytes) -> socket.socket:
-    """A Unix socket that waits for whoever hands over memory. Its name belongs to no file.
+    """A Unix socket that waits for a process to hand over memory. Its name belongs to no file.
 
     Raises:
         OSError: there are no descriptors left.
@@ -99,7 +99,7 @@ def listen(name: bytes) -> socket.socket:
 
 
 def hand_over(name: bytes, token: bytes, descriptor: int) -> bool:
-    """Give a descriptor to the process that listens under `name`; False where nobody does, or a process of another user.
+    """Give a descriptor to the process that listens under `name`; False if no process does, or one of another user.
 
     Never blocks.
     """

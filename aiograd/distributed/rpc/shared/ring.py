@@ -2,7 +2,7 @@
 
 A connection between two processes of one machine carries all frames in order, as any other does. The body of a large one may lie in a ring of
 shared memory, one for each direction; the connection then carries a sealed record with the frame's header in its place. So order, sessions,
-resending, budgets and limits are those of every frame, and a connection that is lost takes its rings with it.
+resending, budgets and limits apply as to every frame, and a connection that is lost takes its rings with it.
 
 Note [No places on the wire]
     Bodies are put behind each other; one that would reach beyond the end begins at the start. Both sides know the lengths (they are in the
@@ -23,7 +23,7 @@ Note [Copied, never mapped]
     ============ =========================== ==========================================================================
     INVITE       name 16, token 32 bytes     the sender has large frames: connect to its socket of this name and hand over a ring
     DECLINE                                  there will be none
-    BODIES       headers of frames           frames whose bodies are next in the ring
+    BODIES       headers of frames           frames with their bodies next in the ring
     RELEASED     position u64                bodies up to here have been copied out
     ============ =========================== ==========================================================================
 """
@@ -40,7 +40,7 @@ from aiograd.errors import ProtocolError
 
 #: how records about shared memory begin; frames begin otherwise
 MARK: Final = b"AGSM"
-#: bytes of the name of a socket, and of the token that proves that who connects has read the invitation
+#: bytes of the name of a socket, and of the token that proves that the connecting process has read the invitation
 NAME_BYTES, TOKEN_BYTES = 16, 32
 #: frames that a ring holds
 RING_FRAMES = 4
@@ -144,5 +144,5 @@ class Ring:
         return pack(SharedRecord.RELEASED, _RELEASED.pack(self.end))
 
     def close(self) -> None:
-        """Give the memory up, whoever still holds the ring."""
+        """Release the memory, even if the ring is still referenced."""
         self._memory.release()
