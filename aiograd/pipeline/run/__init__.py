@@ -2,7 +2,8 @@
 
 ===================  =========================================================================================
 `pipeline`           the public class
-`batch`              checks of the arguments of a step
+`action_handlers`    functions of the user for some kinds of action
+`batch`              the arguments of a step in microbatches
 `coordinator`        all members of a pipeline: their steps, and the replacement of lost ones
 `remote_stages`      the ranks on a worker, as the coordinating process sees them; the places of stages
 `member`             the ranks on a worker, as a member of steps

@@ -1,13 +1,80 @@
-"""The arguments of a step, before they leave for the stages."""
+"""Batch and BatchSpecs: the arguments of a step in microbatches, before they leave for the stages."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
-from aiograd.pipeline.microbatch import Call
+from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
+from aiograd.pipeline.run.remote_stages import owner_of
+from aiograd.pipeline.run.work import PipelineWork
+from aiograd.pipeline.step.rank import ENTRY, TARGET
+from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
+
+
+class Batch(NamedTuple):
+    """A batch in microbatches."""
+
+    #: arguments of the first stage, by microbatch of all replicas
+    calls: list[Call]
+    #: by microbatch of all replicas; None: there are none
+    targets: list[Any] | None
+
+    def put(self, work: PipelineWork, ranks: Sequence[Sequence[int]], last: int) -> None:
+        """Send the microbatches to the first stages and the targets to the last ones; the batch keeps no microbatch.
+
+        Args:
+            work: of the step.
+            ranks: of each replica, by stage.
+            last: the stage that gets the targets.
+        """
+        count = len(self.calls)
+        size = count // len(ranks)
+        for index, call in enumerate(self.calls):
+            work.put(ranks[index // size][0], (ENTRY, 0, index % size), call)
+        self.calls.clear()
+        for index in range(count):
+            target = () if self.targets is None else (self.targets[index],)
+            work.put(ranks[index // size][last], (TARGET, last, index % size), target)
+
+
+class BatchSpecs(NamedTuple):
+    """Rules for splitting arguments and putting results together; see `aiograd.pipeline.microbatch`."""
+
+    args: Any
+    kwargs: Mapping[str, Any] | None
+    results: Any
+
+    def split(
+        self, first: Stage, last: Stage, count: int, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any
+    ) -> Batch:  # fmt: skip
+        """Split the arguments of a step.
+
+        Args:
+            first, last: the stages that get the arguments and the targets.
+            count: the number of microbatches of all replicas.
+            x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs: as for `Pipeline.step`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError, MicrobatchError: the arguments cannot be split.
+        """
+        args = x if x.__class__ is tuple else (x,)
+        check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(first) is not None)
+        check_arguments((target, target_mbs), owner_of(last) is not None)
+        calls, targets = microbatches_of(
+            args, kwargs, target, count,
+            arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self.args, kwarg_specs=self.kwargs,
+        )  # fmt: skip
+        if first.pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
+            raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: give them other names")
+        return Batch(calls, targets)
+
+    def merge(self, outputs: Sequence[Any]) -> Any:
+        """The outputs of the whole batch, from the outputs of its microbatches in order."""
+        return merge_microbatches(outputs, self.results)
 
 
 def check_arguments(tree: Any, leaves_process: bool) -> None:

@@ -27,23 +27,18 @@ from typing import Any, Literal, Self, overload
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
-from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
-from aiograd.pipeline.run.batch import as_it_is, check_arguments
+from aiograd.pipeline.run.action_handlers import ActionHandlers
+from aiograd.pipeline.run.batch import Batch, BatchSpecs, as_it_is
 from aiograd.pipeline.run.coordinator import PipelineCoordinator, PipelineDecision
-from aiograd.pipeline.run.remote_stages import owner_of
 from aiograd.pipeline.run.stage_assignment import ExecutedAction, StageAssignment
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.schedule.schedule import Schedule
 from aiograd.pipeline.schedule.timeline.timeline import Timeline
-from aiograd.pipeline.step.rank import ENTRY, TARGET
-from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
+from aiograd.pipeline.step.stage import Stage, numbered_stages
 from aiograd.running import foreign_modes, tracing
 from aiograd.running.modes import current_mode, no_grad
 from aiograd.tensors.norms import checked_norm
-
-#: action kinds that can have a handler: computations and actions on parameters
-HANDLED = tuple(kind for kind in ActionKind if not (kind.is_send or kind.is_receive))
 
 
 class Pipeline:
@@ -121,7 +116,7 @@ class Pipeline:
             raise ArgumentError(
                 "Pipeline: with replicas the last stage computes the loss, and the loss of a worker is an error; leave out loss_fn and respawn"
             )
-        replicas = [self._listed(schedule, each) for each in (given if is_replicated else [given])]
+        replicas = [numbered_stages(each, schedule.num_stages) for each in (given if is_replicated else [given])]
         self.schedule = schedule
         self.loss_fn = loss_fn
         self.clip_norm = checked_norm("Pipeline", clip_norm)
@@ -130,11 +125,11 @@ class Pipeline:
         #: the events of the last step or evaluation in this process
         self.events: list[ExecutedAction] = []
         self._scales = scale_gradients
-        self._specs = (arg_specs, kwarg_specs, result_specs)
+        self._specs = BatchSpecs(arg_specs, kwarg_specs, result_specs)
         self._plan = StepPlan(schedule, loss_apart=loss_fn is not None and listed[last].is_remote)
         if self._plan.loss_apart:
             listed[last + 1] = Stage(as_it_is, where="loop")
-        self._handlers: dict[ActionKind, Callable[[Action], Any]] = {}
+        self._handlers = ActionHandlers()
         assignment = StageAssignment(
             stages=listed,
             training=dict(enumerate(self._plan.training)),
@@ -157,14 +152,6 @@ class Pipeline:
         self._turn = asyncio.Lock()
         self._steps = 0
         self._closed = False
-
-    @staticmethod
-    def _listed(schedule: Schedule, stages: Iterable[Any]) -> dict[int, Stage]:
-        """The stages of one replica by number."""
-        listed = dict(enumerate(map(as_stage, stages)))
-        if len(listed) != schedule.num_stages:
-            raise ArgumentError(f"Pipeline: got {len(listed)} stages for a schedule of {schedule.num_stages}")
-        return listed
 
     async def __aenter__(self) -> Self:
         return self
@@ -215,12 +202,7 @@ class Pipeline:
         Raises:
             ArgumentError: a kind that cannot be handled. ArgumentTypeError: no callable.
         """
-        if kind not in HANDLED:
-            allowed = ", ".join(each.value for each in HANDLED)
-            raise ArgumentError(f"register_action({kind}): the pipeline itself moves values between ranks; expected one of {allowed}")
-        if not callable(handler):
-            raise ArgumentTypeError(f"register_action({kind}): expected a function, found {type(handler).__name__}")
-        self._handlers[kind] = handler
+        self._handlers.register(kind, handler)
 
     async def settle(self) -> None:
         """Find out what became of a step that is in doubt: returns when every worker is known to have committed it, at once if there is none.
@@ -280,7 +262,7 @@ class Pipeline:
             if not coordinator.is_replicated:
                 raise ArgumentError("Pipeline.add(): this pipeline was not made of replicas; give the stages as a list of lists")
             await coordinator.settle()
-            replica = self._assignment.numbered(self._made, self._listed(self.schedule, stages))
+            replica = self._assignment.numbered(self._made, numbered_stages(stages, self.schedule.num_stages))
             self._made += 1
             await coordinator.enter(replica)
 
@@ -367,7 +349,7 @@ class Pipeline:
                 "Pipeline.step(return_outputs=True): the last stage returns the loss itself, so there are no other outputs; pass the loss function "
                 "as loss_fn, or leave return_outputs out"
             )
-        running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs), bool(return_outputs))
+        running = self._step(self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs), bool(return_outputs))
         del x, target, arg_mbs, kwarg_mbs, target_mbs, kwargs
         try:
             with tracing.span("pipeline step", attributes={"aiograd.microbatches": self._count}), foreign_modes.noting():
@@ -376,11 +358,11 @@ class Pipeline:
             clear_frames(error, "aiograd.pipeline.")
             raise
 
-    async def _step(self, calls: list[Call], targets: list[Any] | None, keeps_outputs: bool) -> Any:
+    async def _step(self, batch: Batch, keeps_outputs: bool) -> Any:
         async with self._turn:
             profiler, began = current_mode().profiler, time.perf_counter_ns()
-            shares = self._coordinator.shares(calls, self._scales)
-            decision = await self._begin(calls, targets)
+            shares = self._coordinator.shares(batch.calls, self._scales)
+            decision = await self._begin(batch)
             decision.work.keeps_outputs = keeps_outputs
             results = await self._coordinator.run(decision, True, shares, self.clip_norm)
             losses = results["losses"]
@@ -388,7 +370,7 @@ class Pipeline:
                 await self._coordinator.abort(decision)
                 raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._count} microbatches")
             try:
-                outputs = merge_microbatches(results["outputs"] or [], self._specs[2]) if keeps_outputs else None
+                outputs = self._specs.merge(results["outputs"] or []) if keeps_outputs else None
             except BaseException:
                 await self._coordinator.abort(decision)
                 raise
@@ -417,7 +399,7 @@ class Pipeline:
         """
         check_can_run("Pipeline.eval()")
         with no_grad():
-            running = self._eval(self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)[0])
+            running = self._eval(self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)._replace(targets=None))
             del x, arg_mbs, kwarg_mbs, kwargs
             try:
                 with foreign_modes.noting():
@@ -426,13 +408,13 @@ class Pipeline:
                 clear_frames(error, "aiograd.pipeline.")
                 raise
 
-    async def _eval(self, calls: list[Call]) -> Any:
+    async def _eval(self, batch: Batch) -> Any:
         async with self._turn:
-            shares = self._coordinator.shares(calls, self._scales)
-            decision = await self._begin(calls, None)
+            shares = self._coordinator.shares(batch.calls, self._scales)
+            decision = await self._begin(batch)
             outputs = (await self._coordinator.run(decision, False, shares))["outputs"]
             await self._coordinator.abort(decision)  # there is nothing to commit
-        return merge_microbatches(outputs or [], self._specs[2])
+        return self._specs.merge(outputs or [])
 
     # ---------------------------------------------------------------- parts
 
@@ -446,34 +428,17 @@ class Pipeline:
             raise PipelineError("this Pipeline has been closed; make a new one")
         return self._coordinator
 
-    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineDecision:
+    async def _begin(self, batch: Batch) -> PipelineDecision:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
         coordinator = self._open()
         await coordinator.settle()
         await coordinator.connect()
         self.events.clear()
         self._steps += 1
-        decision = self._coordinator.open(self._steps)
-        ranks, size = [each.stage_to_rank for each in self._coordinator.replicas], self._plan.microbatches
-        for index in range(len(calls)):
-            decision.work.put(ranks[index // size][0], (ENTRY, 0, index % size), calls[index])
-        calls.clear()  # only the first stage keeps the microbatches
-        last = self._assignment.loss_stage
-        for index in range(self._count):
-            decision.work.put(ranks[index // size][last], (TARGET, last, index % size), () if targets is None else (targets[index],))
+        decision = coordinator.open(self._steps)
+        batch.put(decision.work, [each.stage_to_rank for each in coordinator.replicas], self._assignment.loss_stage)
         return decision
 
-    def _split(
-        self, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any
-    ) -> tuple[list[Call], list[Any] | None]:
-        args = x if x.__class__ is tuple else (x,)
+    def _split(self, *arguments: Any) -> Batch:
         stages = self._coordinator.stages
-        check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
-        check_arguments((target, target_mbs), owner_of(stages[self._assignment.loss_stage]) is not None)
-        calls, targets = microbatches_of(
-            args, kwargs, target, self._count,
-            arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self._specs[0], kwarg_specs=self._specs[1],
-        )  # fmt: skip
-        if stages[0].pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
-            raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: give them other names")
-        return calls, targets
+        return self._specs.split(stages[0], stages[self._assignment.loss_stage], self._count, *arguments)

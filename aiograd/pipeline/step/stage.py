@@ -123,6 +123,22 @@ def as_stage(item: Any) -> Stage:
     return item if isinstance(item, Stage) else Stage(item)
 
 
+def numbered_stages(items: Iterable[Any], count: int) -> dict[int, Stage]:
+    """The stages of a model by number.
+
+    Args:
+        items: Stages, and modules or callables.
+        count: the number of stages of the schedule.
+
+    Raises:
+        ArgumentError: there are more or fewer.
+    """
+    stages = dict(enumerate(map(as_stage, items)))
+    if len(stages) != count:
+        raise ArgumentError(f"Pipeline: got {len(stages)} stages for a schedule of {count}")
+    return stages
+
+
 def is_remote(module: Any) -> bool:
     """True if `module` stands for one on another worker: a RemoteModule (has ``ref``) or a RemoteRef (has ``adapt``)."""
     return callable(getattr(getattr(module, "ref", module), "adapt", None))
