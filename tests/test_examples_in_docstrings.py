@@ -31,10 +31,8 @@ from tests.public_names import public_callables
 #: what an example may print in place of its text: numbers to this tolerance, since other CPUs and kernels add in other orders
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?")
-#: clusters: their workers are processes
-CLUSTERS = {f"aiograd.distributed.{kind}Cluster" for kind in ("", "Join", "Local", "Ray")}
 #: names that show no example yet: packages and classes with all of their names; the table only gets shorter
-WITHOUT = {"cuda", "interop", *CLUSTERS}
+WITHOUT = {"cuda", "interop", "aiograd.distributed.JoinCluster", "aiograd.distributed.RayCluster"}
 
 
 class Checker(doctest.OutputChecker):
@@ -57,7 +55,7 @@ def modules() -> Iterator[types.ModuleType]:
 
 
 EXAMPLES = [
-    pytest.param(example, id=example.name)
+    pytest.param(example, id=example.name, marks=[pytest.mark.proc] if ".cluster." in example.name else [])
     for module in modules()
     for example in doctest.DocTestFinder(exclude_empty=True).find(module)
     if example.examples
@@ -78,6 +76,8 @@ class Linear(ag.nn.Linear):
 
 async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> dict[str, Any]:
     """The names that an example of `distributed` or `pipeline` finds, as far as its text has them."""
+    if ".cluster." in example.name:
+        return {"dist": dist, "cluster": await stack.enter_async_context(dist.LocalCluster(1, service="tests.distributed.cluster_service:service"))}
     service = dist.Service()
     service.reference(Linear)
     service.function("cubed")(lambda x: x**3)
