@@ -23,6 +23,9 @@ class DashboardOptions:
 
     Raises:
         ArgumentTypeError, ArgumentError: a setting cannot be used.
+
+    >>> dist.DashboardOptions(interval=1.0)
+    DashboardOptions(token=None, interval=1.0, events_per_second=250)
     """
 
     token: str | None = None

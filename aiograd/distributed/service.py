@@ -88,6 +88,13 @@ class Service:
     complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. A parameter of another type needs a default, and
     callers leave it out. An exception of a function reaches its caller as
     `RemoteError`, with type, message and worker; the traceback stays in the worker's log, ``logging.getLogger("aiograd.distributed")``, as a warning.
+
+    >>> service = dist.Service()
+    >>> @service.function
+    ... def square(x: ag.Tensor) -> ag.Tensor:
+    ...     return x * x
+    >>> service
+    <Service: square>
     """
 
     def __init__(self) -> None:

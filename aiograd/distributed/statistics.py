@@ -26,6 +26,10 @@ class WorkerStatistics:
         bytes_out: frames to peers that are connected.
         peers: one entry per peer session.
         network: counts of the worker's endpoint.
+
+    >>> statistics = driver.statistics()
+    >>> statistics.name, statistics.contexts, len(statistics.peers)
+    ('driver', 0, 0)
     """
 
     name: str

@@ -75,6 +75,9 @@ class Worker:
 
     Raises:
         ArgumentError, ArgumentTypeError: a name, a secret or a limit cannot be used.
+
+    >>> await driver.call("left", "cubed", ag.tensor([1.0, 2.0]))
+    tensor([1., 8.])
     """
 
     def __init__(
@@ -149,6 +152,8 @@ class Worker:
         """Release contexts, cancel requests that are being served, say goodbye to peers and stop listening. Idempotent.
 
         Cancelling it skips waiting for handlers to stop; everything is closed even then.
+
+        >>> await right.aclose()
         """
         self._core.is_closing = True
         try:
@@ -284,6 +289,9 @@ class Worker:
 
         Returns:
             Its result, detached.
+
+        >>> await driver.call_apart("left", "cubed", ag.tensor([1.0, 2.0]))
+        tensor([1., 8.])
         """
         with no_grad():
             token = SCOPE.set(None)
@@ -313,6 +321,10 @@ class Worker:
 
         Raises:
             NotExposedError: `peer` exposes no class of that name. Otherwise as `call`.
+
+        >>> ref = await driver.remote("left", "Linear", 2, 1)
+        >>> await ref.call("forward", ag.ones(1, 2))
+        tensor([[2.]])
         """
         name = cls if isinstance(cls, str) else cls.__name__
         ref: RemoteRef = await self._calls.ask(peer, CreateObject(name, list(args), kwargs), timeout)
@@ -332,6 +344,9 @@ class Worker:
 
         Returns:
             The module.
+
+        >>> await driver.remote_module("left", "Linear", 2, 1)
+        RemoteModule(Linear on left)
         """
         return RemoteModule(self, peer, await self.remote(peer, cls, *args, timeout=timeout, **kwargs))
 

@@ -8,7 +8,12 @@ from aiograd.transaction.events import Outcome
 
 
 class TransactionCommand:
-    """Something to be done."""
+    """Something to be done.
+
+    >>> from aiograd import transaction
+    >>> isinstance(transaction.Apply(), transaction.TransactionCommand)
+    True
+    """
 
     __slots__ = ()
 
@@ -19,6 +24,13 @@ class Ask(TransactionCommand):
 
     Args:
         peers: their names.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(), now=0.0)
+    []
+    >>> participant.handle(transaction.PeerLost(), now=1.0)
+    [Ask(peers=('left',))]
     """
 
     peers: tuple[str, ...]
@@ -32,6 +44,13 @@ class Tell(TransactionCommand):
         peers: their names.
         outcome: the decision.
         after: seconds from now.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    []
+    >>> coordinator.handle(transaction.Failed(), now=1.0)
+    [Drop(), Tell(peers=('right',), outcome=<Outcome.ABORTED: 'aborted'>, after=0.0)]
     """
 
     peers: tuple[str, ...]
@@ -41,19 +60,49 @@ class Tell(TransactionCommand):
 
 @dataclass(frozen=True, slots=True)
 class Apply(TransactionCommand):
-    """Make everything that was prepared visible, all of it or nothing; then say `Applied` or `ApplyFailed`."""
+    """Make everything that was prepared visible, all of it or nothing; then say `Applied` or `ApplyFailed`.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0) == [transaction.Apply()]
+    True
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Drop(TransactionCommand):
-    """Let go of everything that was done or prepared."""
+    """Let go of everything that was done or prepared.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.Failed(), now=0.0)
+    [Drop()]
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class MarkInDoubt(TransactionCommand):
-    """Mark the result as in doubt: it was dropped here, and may have been committed elsewhere, so nothing may build on it."""
+    """Mark the result as in doubt: it was dropped here, and may have been committed elsewhere, so nothing may build on it.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(), now=0.0)
+    []
+    >>> participant.handle(transaction.OwnerClosed(), now=1.0)
+    [MarkInDoubt(), Drop()]
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ClearDoubt(TransactionCommand):
-    """It was aborted everywhere: there is no doubt any more."""
+    """It was aborted everywhere: there is no doubt any more.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(), now=0.0)
+    []
+    >>> participant.handle(transaction.OwnerClosed(), now=1.0)
+    [MarkInDoubt(), Drop()]
+    >>> participant.handle(transaction.AbortDecided(), now=2.0)
+    [ClearDoubt()]
+    """

@@ -37,6 +37,15 @@ class Coordinator:
     Args:
         name: of this worker.
         pause: seconds until a worker that could not be told is told again.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0)
+    [Apply()]
+    >>> coordinator.handle(transaction.Applied(), now=0.0)
+    []
+    >>> coordinator.outcome
+    <Outcome.COMMITTED: 'committed'>
     """
 
     __slots__ = ("state", "name", "pause", "voters", "listeners", "promises", "rounds", "unacknowledged", "tell_until", "tries")

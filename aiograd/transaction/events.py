@@ -9,7 +9,12 @@ from enum import Enum, StrEnum
 
 
 class Outcome(StrEnum):
-    """A worker's answer to a question about a transaction."""
+    """A worker's answer to a question about a transaction.
+
+    >>> from aiograd import transaction
+    >>> transaction.Coordinator("left", pause=1.0).outcome
+    <Outcome.UNDECIDED: 'undecided'>
+    """
 
     #: it has not prepared, so a commit cannot have been decided; or it is the coordinator, and has not decided
     UNDECIDED = "undecided"
@@ -22,7 +27,12 @@ class Outcome(StrEnum):
 
 
 class Trouble(Enum):
-    """The reason why a worker could not be told of a decision."""
+    """The reason why a worker could not be told of a decision.
+
+    >>> from aiograd import transaction
+    >>> [trouble.value for trouble in transaction.Trouble]
+    ['lost', 'busy', 'refused']
+    """
 
     #: contact with it is lost: told again a few times
     LOST = "lost"
@@ -33,7 +43,12 @@ class Trouble(Enum):
 
 
 class TransactionEvent:
-    """Something that happened."""
+    """Something that happened.
+
+    >>> from aiograd import transaction
+    >>> isinstance(transaction.Tick(), transaction.TransactionEvent)
+    True
+    """
 
     __slots__ = ()
 
@@ -51,6 +66,13 @@ class Prepared(TransactionEvent):
     Args:
         until: a time on the transaction's clock.
         peer: name of the voter; "" for the participant itself.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(until=5.0), now=0.0)
+    []
+    >>> participant.state, participant.due
+    (<TransactionState.PREPARED: 'prepared'>, 5.0)
     """
 
     until: float = math.inf
@@ -59,22 +81,56 @@ class Prepared(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Failed(TransactionEvent):
-    """The work has failed, or is not wanted any more."""
+    """The work has failed, or is not wanted any more.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Failed(), now=0.0)
+    [Drop()]
+    >>> participant.outcome
+    <Outcome.ABORTED: 'aborted'>
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class PeerLost(TransactionEvent):
-    """Contact is lost: a participant's with its coordinator, or a coordinator's with a participant."""
+    """Contact is lost: a participant's with its coordinator, or a coordinator's with a participant.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.PeerLost(), now=1.0)
+    [Drop()]
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Applied(TransactionEvent):
-    """`Apply` is done."""
+    """`Apply` is done.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0)
+    [Apply()]
+    >>> coordinator.handle(transaction.Applied(), now=0.0)
+    []
+    >>> coordinator.state
+    <TransactionState.COMMITTED: 'committed'>
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyFailed(TransactionEvent):
-    """`Apply` was tried and failed; nothing was applied."""
+    """`Apply` was tried and failed; nothing was applied.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0)
+    [Apply()]
+    >>> coordinator.handle(transaction.ApplyFailed(), now=0.0)
+    [Drop()]
+    >>> coordinator.state
+    <TransactionState.ABORTED: 'aborted'>
+    """
 
 
 # ---- to a participant
@@ -82,22 +138,50 @@ class ApplyFailed(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Heard(TransactionEvent):
-    """There is a sign that the transaction is alive, and not decided."""
+    """There is a sign that the transaction is alive, and not decided.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0, due=5.0)
+    >>> participant.handle(transaction.Heard(), now=2.0)
+    []
+    >>> participant.due
+    12.0
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Tick(TransactionEvent):
-    """The time is `Participant.due`."""
+    """The time is `Participant.due`.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0, due=5.0)
+    >>> participant.handle(transaction.Tick(), now=5.0)
+    [Drop()]
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class CommitDecided(TransactionEvent):
-    """The coordinator has decided to commit."""
+    """The coordinator has decided to commit.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(), now=0.0)
+    []
+    >>> participant.handle(transaction.CommitDecided(), now=1.0)
+    [Apply()]
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class AbortDecided(TransactionEvent):
-    """The transaction was aborted."""
+    """The transaction was aborted.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.AbortDecided(), now=0.0)
+    [Drop()]
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +191,13 @@ class OutcomeReply(TransactionEvent):
     Args:
         peer: name of the worker.
         outcome: the outcome, as far as it knows.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(), now=0.0)
+    []
+    >>> participant.handle(transaction.OutcomeReply("right", transaction.Outcome.COMMITTED), now=1.0)
+    [Apply()]
     """
 
     peer: str
@@ -119,6 +210,17 @@ class Unanswered(TransactionEvent):
 
     Args:
         peer: name of the worker.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(), now=0.0)
+    []
+    >>> participant.handle(transaction.Tick(), now=1.0)
+    [Ask(peers=('left',))]
+    >>> participant.handle(transaction.Unanswered("left"), now=1.5)
+    []
+    >>> participant.due
+    2.5
     """
 
     peer: str
@@ -131,7 +233,13 @@ class LeaseEnded(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class OwnerClosed(TransactionEvent):
-    """The owner of the transaction is closed: it is dropped, without regard to the decision."""
+    """The owner of the transaction is closed: it is dropped, without regard to the decision.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.OwnerClosed(), now=1.0)
+    [Drop()]
+    """
 
 
 # ---- to a coordinator
@@ -144,6 +252,13 @@ class ParticipantsJoined(TransactionEvent):
     Args:
         peers: their names.
         votes: False: they are only told.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    []
+    >>> coordinator.others
+    ('right',)
     """
 
     peers: Collection[str]
@@ -156,6 +271,15 @@ class ParticipantsLeft(TransactionEvent):
 
     Args:
         peers: their names.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.ParticipantsJoined(["right", "top"]), now=0.0)
+    []
+    >>> coordinator.handle(transaction.ParticipantsLeft(["top"]), now=1.0)
+    []
+    >>> coordinator.others
+    ('right',)
     """
 
     peers: Collection[str]
@@ -163,7 +287,15 @@ class ParticipantsLeft(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Collect(TransactionEvent):
-    """It is time to ask for votes that are missing, or promise nothing any more."""
+    """It is time to ask for votes that are missing, or promise nothing any more.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    []
+    >>> coordinator.handle(transaction.Collect(), now=1.0)
+    [Ask(peers=('right',))]
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +314,10 @@ class Acknowledged(TransactionEvent):
 
     Args:
         peer: name of the worker.
+
+    >>> from aiograd import transaction
+    >>> transaction.Acknowledged("right").peer
+    'right'
     """
 
     peer: str
@@ -194,6 +330,11 @@ class TellFailed(TransactionEvent):
     Args:
         peer: name of the worker.
         trouble: the kind of trouble.
+
+    >>> from aiograd import transaction
+    >>> failed = transaction.TellFailed("right", transaction.Trouble.LOST)
+    >>> failed.peer, failed.trouble.value
+    ('right', 'lost')
     """
 
     peer: str
@@ -202,4 +343,14 @@ class TellFailed(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Settle(TransactionEvent):
-    """Repeat the outcome to every participant that has not acknowledged it."""
+    """Repeat the outcome to every participant that has not acknowledged it.
+
+    >>> from aiograd import transaction
+    >>> coordinator = transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    []
+    >>> coordinator.handle(transaction.Failed(), now=1.0)
+    [Drop(), Tell(peers=('right',), outcome=<Outcome.ABORTED: 'aborted'>, after=0.0)]
+    >>> coordinator.handle(transaction.Settle(), now=2.0)
+    [Tell(peers=('right',), outcome=<Outcome.ABORTED: 'aborted'>, after=0.0)]
+    """

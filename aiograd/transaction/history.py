@@ -15,6 +15,13 @@ class History(Generic[Key]):
 
     Args:
         limit: the number of other transactions that are remembered.
+
+    >>> from aiograd import transaction
+    >>> history = transaction.History[str](limit=1)
+    >>> history.remember("first", transaction.Outcome.COMMITTED)
+    >>> history.remember("second", transaction.Outcome.ABORTED)
+    >>> history.outcome("first").value, history.outcome("second").value
+    ('unknown', 'aborted')
     """
 
     __slots__ = ("outcomes", "in_doubt", "held", "_limit")

@@ -30,6 +30,15 @@ class Participant:
         is_read_only: True if it has nothing to apply.
         votes: True if no decision is made without it; see Note [Participant] in `states`.
         due: the time at which it aborts unless it hears of the transaction; None: it does not abort by itself.
+
+    >>> from aiograd import transaction
+    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(transaction.Prepared(until=5.0), now=0.0)
+    []
+    >>> participant.handle(transaction.CommitDecided(), now=1.0)
+    [Apply()]
+    >>> participant.state
+    <TransactionState.COMMITTING: 'committing'>
     """
 
     __slots__ = ("state", "coordinator", "others", "lease", "pause", "is_read_only", "votes", "due", "asked", "since", "unanswered")

@@ -330,7 +330,7 @@ FAULTS: Mapping[int, Fault] = {
             "distributed/test_versions.py::test_every_pair_works_or_parts_at_the_handshake",
             "distributed/test_versions.py::test_a_frame_of_another_version_ends_its_connection_and_a_pass_is_not_touched",
             "distributed/test_handshake.py::test_the_highest_common_version_is_chosen_or_both_learn_why_not",
-            "distributed/test_frames.py::test_golden_headers_of_version_4",
+            "distributed/test_frames.py::test_golden_headers_of_version_5",
             "distributed/test_codec.py::test_golden_messages",
         ),
     ),

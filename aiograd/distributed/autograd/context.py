@@ -83,6 +83,12 @@ class ContextGradients(Mapping[Any, Any]):
 
     Args:
         slots: where gradients accumulate, by leaf.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> async with driver.context() as ctx:
+    ...     await ctx.backward((await driver.call("left", "cubed", x)).sum())
+    >>> ctx.grads, x in ctx.grads
+    (<gradients of 1 leaves>, True)
     """
 
     __slots__ = ("_slots",)
@@ -150,6 +156,13 @@ class Context:
         known_workers: names of the workers to which this one has sent messages of this context.
         send_nodes, recv_nodes: nodes by message id; see `SendNode`, `RecvNode`.
         grads: gradients of this worker's leaves.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> async with driver.context() as ctx:
+    ...     y = await driver.call("left", "cubed", x)
+    ...     await ctx.backward(y.sum())
+    >>> ctx.grads[x]
+    tensor([ 3., 12.])
     """
 
     __slots__ = (

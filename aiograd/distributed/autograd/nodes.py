@@ -35,6 +35,10 @@ class SendNode(Node):
         tensors: the sent tensors that require grad, each once, in the order of the message.
         edge: the message's id.
         peer: name of the worker that they go to.
+
+    >>> node = dist.SendNode([ag.ones(2, requires_grad=True)], edge=7, peer="left")
+    >>> node.edge, node.peer
+    (7, 'left')
     """
 
     __slots__ = ("edge", "peer", "behind", "edits")
@@ -72,6 +76,12 @@ class RecvNode(Node):
         context: the context that the tensors are recorded in.
         edge: the message's id.
         peer: name of the worker that they came from.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> async with driver.context() as ctx:
+    ...     y = await driver.call("left", "cubed", x)
+    >>> type(y.grad_fn).__name__, y.grad_fn.peer
+    ('RecvNode', 'left')
     """
 
     __slots__ = ("edge", "peer", "behind", "_context", "_runner")

@@ -63,6 +63,11 @@ class LocalCluster(BaseCluster):
 
     Raises:
         ArgumentError: names or numbers that make no sense.
+
+    >>> cluster.workers
+    ('worker0',)
+    >>> await cluster.driver.call("worker0", "double", ag.ones(2))
+    tensor([2., 2.])
     """
 
     def __init__(
@@ -131,6 +136,8 @@ class LocalCluster(BaseCluster):
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
+
+        >>> await cluster.restart("worker0")
         """
         process = self._process(name)
         async with self._locks[name]:
@@ -148,6 +155,11 @@ class LocalCluster(BaseCluster):
 
         Raises:
             UnknownPeerError: no such worker.
+
+        >>> import os
+        >>> os.kill(await cluster.driver.call("worker0", "process"), 9)
+        >>> await cluster.wait_lost("worker0")
+        -9
         """
         return await self._process(name).wait()
 
@@ -159,6 +171,8 @@ class LocalCluster(BaseCluster):
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError: it has ended and is not being restarted.
+
+        >>> await cluster.wait_running("worker0")
         """
         while True:
             self._process(name)
@@ -189,6 +203,10 @@ class LocalCluster(BaseCluster):
 
         Raises:
             ArgumentError: the name is taken. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
+
+        >>> await cluster.add("worker1")
+        >>> cluster.workers
+        ('worker0', 'worker1')
         """
         roster = self._open()
         check_names("LocalCluster", 1, [name])
@@ -211,6 +229,10 @@ class LocalCluster(BaseCluster):
 
         Raises:
             UnknownPeerError: no such worker.
+
+        >>> await cluster.remove("worker0")
+        >>> cluster.workers
+        ()
         """
         self._process(name)
         async with self._locks[name]:

@@ -10,7 +10,11 @@ from aiograd.distributed.worker import Worker
 
 @runtime_checkable
 class Cluster(Protocol):
-    """Workers under names, and a driver in this process that calls them; used with ``async with``."""
+    """Workers under names, and a driver in this process that calls them; used with ``async with``.
+
+    >>> isinstance(cluster, dist.Cluster)
+    True
+    """
 
     @property
     def driver(self) -> Worker:
@@ -35,6 +39,8 @@ class Cluster(Protocol):
             name: name of the worker.
 
         Cancelled, the worker may be left ended and not started.
+
+        >>> await cluster.restart("worker0")
         """
 
     async def add(self, name: str) -> None:
@@ -44,6 +50,10 @@ class Cluster(Protocol):
             name: its name.
 
         Cancelled, it ends the worker again where this cluster starts workers.
+
+        >>> await cluster.add("worker1")
+        >>> cluster.workers
+        ('worker0', 'worker1')
         """
 
     async def remove(self, name: str) -> None:
@@ -53,6 +63,10 @@ class Cluster(Protocol):
             name: name of the worker.
 
         Cancelled, a worker that this cluster has started is killed at once.
+
+        >>> await cluster.remove("worker0")
+        >>> cluster.workers
+        ()
         """
 
     async def wait_lost(self, name: str) -> int:
@@ -65,6 +79,11 @@ class Cluster(Protocol):
             The exit status.
 
         Cancelling changes nothing.
+
+        >>> import os
+        >>> os.kill(await cluster.driver.call("worker0", "process"), 9)
+        >>> await cluster.wait_lost("worker0")
+        -9
         """
 
     async def wait_running(self, name: str) -> None:
@@ -74,12 +93,16 @@ class Cluster(Protocol):
             name: name of the worker.
 
         Cancelling changes nothing.
+
+        >>> await cluster.wait_running("worker0")
         """
 
     async def aclose(self) -> None:
         """Close the driver and end the workers that the cluster has started.
 
         Cancelled, it kills the workers that it has started and that have not ended by themselves.
+
+        >>> await cluster.aclose()
         """
 
     async def __aenter__(self) -> Self: ...

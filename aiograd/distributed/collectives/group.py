@@ -83,6 +83,11 @@ class Group:
         rank: of this worker: its place in `names`.
         size: the number of members.
         names: of the members, by rank.
+
+    >>> groups
+    [<Group default: rank 0 of left, right>, <Group default: rank 1 of left, right>]
+    >>> await asyncio.gather(*(group.all_reduce(np.full(2, group.rank + 1.0)) for group in groups))
+    [array([3., 3.]), array([3., 3.])]
     """
 
     def __init__(self, owner: GroupOwner, name: str, names: tuple[str, ...], key: bytes, principal: str, nonces: Mapping[str, bytes]) -> None:
@@ -121,6 +126,10 @@ class Group:
         """Leave the group. Operations that are under way here fail; other members fail in the next one.
 
         Idempotent; cancelling it leaves all the same.
+
+        >>> await groups[0].aclose()
+        >>> groups[0]
+        <Group default: rank 0 of left, right (closed)>
         """
         if self._is_closed:
             return
@@ -248,6 +257,10 @@ class Group:
 
         Cancelling makes the group fail on every member, unless this one has said that it is ready: then the decision is awaited, and the
         cancellation raised after it.
+
+        >>> _ = await asyncio.gather(*(group.commit(lambda: print("applied")) for group in groups))
+        applied
+        applied
         """
         await self.agreements.agree(apply, self.core.time_for(timeout))
 
@@ -263,6 +276,9 @@ class Group:
 
         Raises:
             ArgumentError: there is no such member. Otherwise as `join_group`.
+
+        >>> await groups[0].without("right")
+        <Group default: rank 0 of left>
         """
         if name not in self.names:
             raise ArgumentError(f"group {self.name!r} has no member {name!r}; there are {', '.join(self.names)}")
@@ -282,6 +298,10 @@ class Group:
 
         Raises:
             ArgumentError: it is a member already. Otherwise as `join_group`.
+
+        >>> *_, group = await asyncio.gather(*(group.with_("driver") for group in groups), dist.join_group(driver, ["left", "right", "driver"]))
+        >>> group
+        <Group default: rank 2 of left, right, driver>
         """
         if name in self.names:
             raise ArgumentError(f"group {self.name!r} has a member {name!r} already")

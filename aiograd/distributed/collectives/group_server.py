@@ -179,6 +179,9 @@ async def join_group(worker: Any, names: Sequence[str], *, name: str = "default"
         WorkerLostError, UnknownPeerError: one was lost, or is not known.
 
     Cancelling withdraws this worker, and the others raise `CollectiveError`.
+
+    >>> await asyncio.gather(*(dist.join_group(worker, ["left", "right"]) for worker in (left, right)))
+    [<Group default: rank 0 of left, right>, <Group default: rank 1 of left, right>]
     """
     groups: GroupServer = worker.groups
     return await groups.form(names, name, timeout)

@@ -52,6 +52,9 @@ class DataParallel:
 
     Args:
         coordinator, seed: as `create` makes them.
+
+    >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
+    [tensor(4.), tensor(1.)]
     """
 
     def __init__(self, coordinator: ReplicaCoordinator, seed: Sequence[int]) -> None:
@@ -107,6 +110,10 @@ class DataParallel:
         Raises:
             ArgumentError, ArgumentTypeError: the arguments cannot be used, the optimizer cannot be divided, or models are not alike. WorkerLostError,
             UnknownPeerError: a worker cannot be reached. RemoteError: a model or an optimizer could not be made.
+
+        >>> replicas = await dist.DataParallel.create(driver, ["left", "right"], "Linear", 2, 1, optimizer=ag.optim.SGD)
+        >>> replicas.names
+        ('left', 'right')
         """
         if not isinstance(driver, Worker):
             raise ArgumentTypeError(f"DataParallel: expected this process's dist.Worker, found {type(driver).__name__}")
@@ -142,7 +149,10 @@ class DataParallel:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let the workers forget the replicas. Waits for a step that is under way. Idempotent; cancelled, some may keep theirs."""
+        """Let the workers forget the replicas. Waits for a step that is under way. Idempotent; cancelled, some may keep theirs.
+
+        >>> await replicas.aclose()
+        """
         async with self._turn:
             self._is_closed = True
             await self._coordinator.aclose()
@@ -173,6 +183,9 @@ class DataParallel:
             WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. RemoteError: the loss
             failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm
             it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
+
+        >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
+        [tensor(4.), tensor(1.)]
         """
         check_can_run("DataParallel.step()")
         if not current_mode().grad:
@@ -202,6 +215,9 @@ class DataParallel:
 
         Raises:
             As `step`.
+
+        >>> await replicas.eval([(ag.ones(1, 2),), (ag.zeros(1, 2),)])
+        [tensor([[2.]]), tensor([[0.]])]
         """
         check_can_run("DataParallel.eval()")
         with no_grad():
@@ -225,6 +241,9 @@ class DataParallel:
 
         Raises:
             WorkerLostError: a replica that may have the state of the last step cannot be reached. DistributedError: all that had it are lost.
+
+        >>> await replicas.state_dict()
+        {'weight': tensor([[1., 1.]])}
         """
         async with self._turn:
             replica = await self._open().source()
@@ -242,6 +261,8 @@ class DataParallel:
 
         Raises:
             RemoteError: names or shapes do not fit; nothing has changed. WorkerLostError: a replica is lost.
+
+        >>> await replicas.load_state_dict({"weight": ag.zeros(1, 2)})
         """
         async with self._turn:
             coordinator = self._open()
@@ -262,6 +283,9 @@ class DataParallel:
 
         Raises:
             WorkerLostError: replicas that may have the state, or a shard of it, cannot be reached. DistributedError: all that had it are lost.
+
+        >>> (await replicas.optimizer_state_dict())["param_groups"][0]["lr"]
+        0.1
         """
         async with self._turn:
             coordinator = self._open()
@@ -283,6 +307,8 @@ class DataParallel:
 
         Raises:
             ArgumentError: it is no such state. RemoteError: it does not fit; nothing has changed. WorkerLostError: a replica is lost.
+
+        >>> await replicas.load_optimizer_state_dict(await replicas.optimizer_state_dict())
         """
         if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping) or "param_groups" not in state:
             raise ArgumentError("load_optimizer_state_dict: expected a dict with 'state' and 'param_groups', as optimizer_state_dict() returns it")
@@ -309,6 +335,10 @@ class DataParallel:
 
         Raises:
             ArgumentError: there is no such replica, or no other.
+
+        >>> await replicas.remove("right")
+        >>> replicas.names
+        ('left',)
         """
         async with self._turn:
             coordinator = self._open()
@@ -331,6 +361,11 @@ class DataParallel:
         Raises:
             ArgumentError: the model there is not like the others. WorkerLostError: the worker cannot be reached. DistributedError: no replica is left
             that has the state.
+
+        >>> await replicas.remove("left")
+        >>> await replicas.add("left")
+        >>> replicas.names
+        ('right', 'left')
         """
         check_name("DataParallel.add", name)
         async with self._turn:

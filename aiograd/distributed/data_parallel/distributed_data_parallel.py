@@ -62,6 +62,11 @@ class DistributedDataParallel:
 
     Raises:
         ArgumentTypeError: `module` is no module, or `group` no group. ArgumentError: no parameter requires grad, or such a `bucket_bytes`.
+
+    >>> members = [dist.DistributedDataParallel(ag.nn.Linear(2, 1), group) for group in groups]
+    >>> y, z = await asyncio.gather(*(member(ag.ones(1, 2)) for member in members))
+    >>> bool((y == z).all())
+    True
     """
 
     def __init__(
@@ -110,6 +115,11 @@ class DistributedDataParallel:
             ArgumentError: the modules of two members differ in names, shapes or dtypes; nothing has changed. Otherwise as `Group.all_reduce`.
 
         Cancelling makes the group fail on every member.
+
+        >>> members = [dist.DistributedDataParallel(ag.nn.Linear(2, 1), group) for group in groups]
+        >>> _ = await asyncio.gather(*(member.synchronize() for member in members))
+        >>> bool((members[0].module.weight == members[1].module.weight).all())
+        True
         """
         if self._synchronizing is None or self._synchronizing.done():
             self._synchronizing = asyncio.get_running_loop().create_task(self._exchange_values(), name="aiograd:synchronize")

@@ -117,6 +117,15 @@ class ZeroRedundancyOptimizer:
 
     Raises:
         ArgumentTypeError: a class with a formula that needs whole parameters. ArgumentError: parameters of a device, or as the class raises.
+
+    >>> x = [ag.ones(4, requires_grad=True) for group in groups]
+    >>> optimizers = [dist.ZeroRedundancyOptimizer([p], ag.optim.SGD, group, lr=0.1) for p, group in zip(x, groups)]
+    >>> await asyncio.gather(*(p.sum().backward() for p in x))
+    [None, None]
+    >>> await asyncio.gather(*(each.step() for each in optimizers))
+    [None, None]
+    >>> x[0]
+    tensor([0.9, 0.9, 0.9, 0.9], requires_grad=True)
     """
 
     def __init__(
@@ -196,6 +205,9 @@ class ZeroRedundancyOptimizer:
             ArgumentError: another step is under way. Otherwise as `Group.all_reduce` and `Group.commit`.
 
         Cancelling makes the group fail on every member.
+
+        >>> optimizers = [dist.ZeroRedundancyOptimizer([ag.ones(4, requires_grad=True)], ag.optim.SGD, group, lr=0.1) for group in groups]
+        >>> _ = await asyncio.gather(*(each.step() for each in optimizers))
         """
         if self._is_stepping:
             raise ArgumentError("ZeroRedundancyOptimizer: a step is under way; await it before the next one")
@@ -280,6 +292,11 @@ class ZeroRedundancyOptimizer:
 
         Raises:
             As `Group.all_reduce`. Cancelling makes the group fail on every member.
+
+        >>> optimizers = [dist.ZeroRedundancyOptimizer([ag.ones(4, requires_grad=True)], ag.optim.SGD, group, lr=0.1) for group in groups]
+        >>> state, _ = await asyncio.gather(*(each.state_dict() for each in optimizers))
+        >>> state["param_groups"][0]["lr"]
+        0.1
         """
         outline: list[list[Any]] = []
         arrays: list[Array] = []

@@ -29,6 +29,10 @@ class RemoteExpert:
         peer: name of the worker that serves the expert.
         uid: its name, such as ``"ffn.3.14"``.
         timeout: seconds per request.
+
+    >>> expert = dist.moe.RemoteExpert(driver, "left", "ffn.0")
+    >>> (await expert(ag.ones(1, 2))).detach()
+    tensor([[2., 2.]])
     """
 
     def __init__(self, worker: Worker, peer: str, uid: str, *, timeout: float | None = None) -> None:
@@ -165,6 +169,9 @@ async def find_experts(worker: Worker, peers: Any, *, timeout: float | None = No
         As `Worker.call`.
 
     Cancelling changes nothing.
+
+    >>> await dist.moe.find_experts(driver, ["left"])
+    {'ffn.0': RemoteExpert(ffn.0 on left), 'ffn.1': RemoteExpert(ffn.1 on left)}
     """
     found: dict[str, RemoteExpert] = {}
     for peer in peers:

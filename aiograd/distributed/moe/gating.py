@@ -30,6 +30,10 @@ class Grid:
 
     Raises:
         ArgumentError: an expert has other coordinates.
+
+    >>> grid = dist.moe.Grid((2,), [dist.moe.ExpertUid("ffn", (0,)), dist.moe.ExpertUid("ffn", (1,))])
+    >>> grid.beam_search([np.array([[0.5, 2.0]])], k=1)
+    [[(1,)]]
     """
 
     def __init__(self, shape: Sequence[int], experts: Iterable[ExpertUid]) -> None:

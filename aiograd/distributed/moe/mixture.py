@@ -42,6 +42,11 @@ class RemoteMixtureOfExperts:
 
     Raises:
         ArgumentError: sizes, uids or options that cannot be.
+
+    >>> experts = await dist.moe.find_experts(driver, ["left"])
+    >>> mixture = dist.moe.RemoteMixtureOfExperts(2, (2,), experts, prefix="ffn.", k_best=1)
+    >>> (await mixture(ag.ones(1, 2))).detach()
+    tensor([[2., 2.]])
     """
 
     #: statistics of the last forward: experts that answered, experts that were lost
@@ -166,6 +171,12 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
 
     Raises:
         ArgumentError: numbers that make no sense.
+
+    >>> experts = await dist.moe.find_experts(driver, ["left"])
+    >>> mixture = dist.moe.RemoteSwitchMixtureOfExperts(2, (2,), experts, prefix="ffn.")
+    >>> output, loss = await mixture(ag.ones(1, 2))
+    >>> output.shape, loss.shape
+    ((1, 2), ())
     """
 
     def __init__(

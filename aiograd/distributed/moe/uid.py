@@ -15,7 +15,12 @@ _PREFIX = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\.((0|[1-9][0-9]*)\.)*")
 
 
 class ExpertUid(NamedTuple):
-    """A parsed name."""
+    """A parsed name.
+
+    >>> uid = dist.moe.ExpertUid("ffn", (3, 14))
+    >>> str(uid)
+    'ffn.3.14'
+    """
 
     name: str
     #: place in the grid

@@ -41,6 +41,9 @@ class RemoteModule:
 
     Raises:
         ArgumentTypeError: `ref` is no reference, or one to an object of another worker.
+
+    >>> await model(ag.ones(1, 2))
+    tensor([[2.]])
     """
 
     def __init__(self, worker: RemoteCaller, peer: str, ref: RemoteRef) -> None:
@@ -65,6 +68,9 @@ class RemoteModule:
 
         Returns:
             The result of the module's forward.
+
+        >>> await model.forward(ag.ones(1, 2))
+        tensor([[2.]])
         """
         return await self.ref.call("__call__", *args, timeout=timeout, **kwargs)
 
@@ -78,6 +84,9 @@ class RemoteModule:
 
         Returns:
             The references.
+
+        >>> [ref.owner for ref in await model.parameters()]
+        ['left']
         """
         return list((await self.named_parameters(timeout=timeout)).values())
 
@@ -89,6 +98,9 @@ class RemoteModule:
 
         Returns:
             The references by name.
+
+        >>> list(await model.named_parameters())
+        ['weight']
         """
         named: dict[str, RemoteRef] = await ask_library(self.worker, self.peer, ModuleParameters(self.ref), timeout)
         return named
@@ -103,6 +115,9 @@ class RemoteModule:
 
         Returns:
             Tensors by name.
+
+        >>> await model.state_dict()
+        {'weight': tensor([[1., 1.]])}
         """
         _, chunks = await fetch(self.worker, self.ref, ReadModule, timeout)
         return dict(join(chunks))
@@ -118,6 +133,10 @@ class RemoteModule:
 
         Raises:
             RemoteError: names or shapes do not fit.
+
+        >>> await model.load_state_dict({"weight": ag.tensor([[1.0, 2.0]])})
+        >>> await model(ag.ones(1, 2))
+        tensor([[3.]])
         """
         await store(self.worker, self.ref, LoadModule, state.items(), timeout)
 
@@ -130,6 +149,9 @@ class RemoteModule:
 
         Returns:
             The module itself.
+
+        >>> await model.train()
+        RemoteModule(Linear on left)
         """
         await ask_library(self.worker, self.peer, TrainModule(self.ref, mode), timeout)
         return self
@@ -144,6 +166,9 @@ class RemoteModule:
             The module itself.
 
         Cancelled, it may have been switched.
+
+        >>> await model.eval()
+        RemoteModule(Linear on left)
         """
         return await self.train(False, timeout=timeout)
 
@@ -152,5 +177,7 @@ class RemoteModule:
 
         Args:
             timeout: seconds.
+
+        >>> await model.delete()
         """
         await self.ref.delete(timeout=timeout)

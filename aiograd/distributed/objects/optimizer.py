@@ -35,14 +35,6 @@ _clippings = count()
 class DistributedOptimizer:
     """Updates parameters that live on several workers, where they live.
 
-    ::
-
-        optimizer = dist.DistributedOptimizer(worker, ag.optim.Adam, [stage0, stage1, head], lr=1e-3)
-        async with worker.context() as ctx:
-            loss = ...
-            await ctx.backward(loss)
-            await optimizer.step(ctx)
-
     A pipeline leaves the gradients in ``grad`` of each worker's parameters instead: ``await pipe.step(x, target)``, ``await optimizer.step()``.
 
     A step is numbered, and taken at most once on each worker however often it is asked for.
@@ -55,6 +47,12 @@ class DistributedOptimizer:
 
     Raises:
         ArgumentError, ArgumentTypeError: nothing to update, or not of these kinds.
+
+    >>> async with driver.context() as ctx:
+    ...     await ctx.backward((await model(ag.ones(1, 2))).sum())
+    ...     await optimizer.step(ctx)
+    >>> await model.state_dict()
+    {'weight': tensor([[0.9, 0.9]])}
     """
 
     def __init__(self, worker: Worker, optimizer: Any, refs: Iterable[Any], **options: Any) -> None:
@@ -132,6 +130,9 @@ class DistributedOptimizer:
             checkpoint (`load_state_dict`; `restore`, where one was lost) before going on. ContextReleasedError,
             ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete, or, without a context, a step of a
             pipeline is in doubt on a worker that has parameters: no worker has taken the step.
+
+        >>> async with driver.context() as ctx:
+        ...     await optimizer.step(ctx)
         """
         if ctx is not None:
             _check_certain(ctx)
@@ -142,12 +143,6 @@ class DistributedOptimizer:
         self, ctx: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float | None = None
     ) -> Any:
         """Scale the gradients in `ctx` of all parameters, on every worker, so that their norm, taken together, is at most `max_norm`.
-
-        ::
-
-            await ctx.backward(loss)
-            await optimizer.clip_grad_norm_(ctx, 1.0)
-            await optimizer.step(ctx)
 
         The norm has the bits of `aiograd.optim.clip_grad_norm_` in one process: the sum goes over workers in the order in which the references
         were given, and over the parameters of each in order. No pass of the context may run meanwhile. Cancelled, it is carried out all the
@@ -167,6 +162,11 @@ class DistributedOptimizer:
             `RemoteError`) nothing has been scaled.
             ArgumentError: no such norm or limit.
             NoContextError: `ctx` is no context of this worker.
+
+        >>> async with driver.context() as ctx:
+        ...     await ctx.backward((await model(ag.ones(1, 2))).sum())
+        ...     await optimizer.clip_grad_norm_(ctx, 1.0)
+        tensor(1.4142135)
         """
         if not max_norm >= 0 or not norm_type > 0:
             raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
@@ -242,12 +242,14 @@ class DistributedOptimizer:
                     self._steps -= 1  # no worker is known to have taken it: it may be tried again under its number
 
     async def set_options(self, **options: Any) -> None:
-        """Change options on every worker, for the steps to come: ``await optimizer.set_options(lr=1e-4)``.
+        """Change options on every worker, for the steps to come.
 
         Cancelled or failed midway, some workers may have the new options and others the old ones.
 
         Args:
             **options: options by name, as of the optimizer's class.
+
+        >>> await optimizer.set_options(lr=1e-4)
         """
         async with self._lock:
             await self._prepare()
@@ -260,6 +262,8 @@ class DistributedOptimizer:
         """Let every worker forget its optimizer; a later step begins with new ones.
 
         Cancelled or failed midway, some workers may keep theirs until the reference's lease ends.
+
+        >>> await optimizer.delete()
         """
         async with self._lock:
             optimizers, self._optimizers, self._steps = self._optimizers, {}, 0
@@ -273,6 +277,9 @@ class DistributedOptimizer:
 
         Returns:
             A dict for `restore` and `load_state_dict`.
+
+        >>> list(await optimizer.state_dict())
+        ['steps', 'workers']
         """
         async with self._lock:
             await self._prepare()
@@ -294,6 +301,8 @@ class DistributedOptimizer:
 
         Raises:
             ArgumentError: it is of other workers.
+
+        >>> await optimizer.load_state_dict(await optimizer.state_dict())
         """
         states = _checked(state, self._refs)
         async with self._lock:
@@ -320,6 +329,8 @@ class DistributedOptimizer:
 
         Raises:
             ArgumentError, ArgumentTypeError: `refs` are of other workers than `state`, or not of the right kinds; nothing has changed.
+
+        >>> await optimizer.restore([model], await optimizer.state_dict())
         """
         own, self._own = self._own, []
         try:
@@ -348,6 +359,9 @@ class DistributedOptimizer:
 
         Raises:
             ArgumentError: there are none on this worker, or none on others.
+
+        >>> await optimizer.add([await driver.remote_module("right", "Linear", 2, 1)], like="left")
+        >>> await optimizer.remove("left")
         """
         async with self._lock:
             if name not in self._refs or len(self._refs) == 1:
@@ -370,6 +384,8 @@ class DistributedOptimizer:
         Raises:
             ArgumentError, ArgumentTypeError: `refs` are on several workers or on one that has parameters already, or there are none on `like`.
             WorkerLostError: a worker is lost.
+
+        >>> await optimizer.add([await driver.remote_module("right", "Linear", 2, 1)], like="left")
         """
         added = self._by_owner(refs)
         async with self._lock:

@@ -27,6 +27,12 @@ class RemoteRef:
     Attributes:
         owner: name of the worker that has the object.
         type_name: name of the object's class.
+
+    >>> ref = await driver.remote("left", "Linear", 2, 1)
+    >>> ref.owner, ref.type_name
+    ('left', 'Linear')
+    >>> await ref.call("forward", ag.ones(1, 2))
+    tensor([[2.]])
     """
 
     __slots__ = ("owner", "key", "epoch", "type_name", "_request", "_local", "_connected")

@@ -47,7 +47,11 @@ _SINGLE_LARGEST: Final = np.finfo(np.float32).max
 
 
 class Encoding(enum.IntEnum):
-    """The form in which the values of a tensor are written."""
+    """The form in which the values of a tensor are written.
+
+    >>> [encoding.name for encoding in dist.Encoding]
+    ['PLAIN', 'FLOAT16', 'BFLOAT16', 'BLOCK8']
+    """
 
     #: as they are, bit for bit
     PLAIN = 0

@@ -110,6 +110,11 @@ class Keyring:
 
     Raises:
         ArgumentError, ArgumentTypeError: the secret or a name cannot be used.
+
+    >>> keyring = dist.Keyring(bytes(range(32)), kid="may", principal="alice")
+    >>> keyring.add("june", bytes(range(1, 33)), "alice", primary=True)
+    >>> keyring.default_principal
+    'alice'
     """
 
     __slots__ = ("default_principal", "_keys", "_primary")

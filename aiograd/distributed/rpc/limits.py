@@ -87,6 +87,10 @@ class Limits:
 
     Raises:
         ArgumentTypeError: a limit is no number, or no whole one where it counts something. ArgumentError: it is not above 0, or too large.
+
+    >>> limits = dist.Limits(heartbeat=2.0, missed_heartbeats=5)
+    >>> limits.silence
+    10.0
     """
 
     message_bytes: int = 256 * MIB

@@ -18,6 +18,13 @@ class Channel(Protocol):
     """A connection that carries frames both ways, each once and in order, until it is closed; frames on their way then may be lost.
 
     All calls and callbacks are made on the event loop.
+
+    >>> transport = dist.HttpTransport()
+    >>> url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+    >>> channel: dist.Channel = await transport.connect(url, timeout=5.0)
+    >>> channel.send(b"a frame")
+    True
+    >>> await transport.aclose()
     """
 
     #: where the peer is, for logs
@@ -74,7 +81,12 @@ class Channel(Protocol):
 
 
 class Transport(Protocol):
-    """Listens and connects for one worker."""
+    """Listens and connects for one worker.
+
+    >>> transport: dist.Transport = dist.HttpTransport()
+    >>> len(transport.entropy(16))
+    16
+    """
 
     def entropy(self, count: int) -> bytes:
         """Unguessable bytes (in a simulation: drawn from its seed).
@@ -98,6 +110,12 @@ class Transport(Protocol):
             The URL.
 
         Cancelling stops listening.
+
+        >>> transport: dist.Transport = dist.HttpTransport()
+        >>> url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+        >>> url.startswith("http://127.0.0.1:")
+        True
+        >>> await transport.aclose()
         """
 
     async def connect(self, url: str, timeout: float) -> Channel:
@@ -115,12 +133,20 @@ class Transport(Protocol):
             OSError, TimeoutError: it cannot be reached now.
 
         Cancelling closes the channel.
+
+        >>> transport: dist.Transport = dist.HttpTransport()
+        >>> url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+        >>> channel = await transport.connect(url, timeout=5.0)
+        >>> await transport.aclose()
         """
 
     async def aclose(self) -> None:
         """Close every channel and stop listening. Idempotent.
 
         Cancelling it may leave channels that are closing.
+
+        >>> transport = dist.HttpTransport()
+        >>> await transport.aclose()
         """
 
 

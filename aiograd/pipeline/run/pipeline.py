@@ -236,6 +236,8 @@ class Pipeline:
 
         Raises:
             ArgumentError: no replica has a stage there, or there is no other.
+
+        >>> await pipe.remove("right")
         """
         async with self._turn:
             replica = next((each.replica for each in self._open().remotes if each.owner == name), None)
@@ -256,6 +258,9 @@ class Pipeline:
 
         Raises:
             ArgumentError, ArgumentTypeError: the stages do not fit the others'. WorkerLostError: a worker cannot be reached.
+
+        >>> await pipe.remove("right")
+        >>> await pipe.add([await driver.remote_module("right", "Linear", 2, 2)])
         """
         async with self._turn:
             coordinator = self._open()

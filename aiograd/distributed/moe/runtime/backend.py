@@ -27,6 +27,10 @@ class ExpertBackend:
         module: takes and returns Tensors with rows along the first dimension.
         optimizer: of the module's parameters; None for an expert that does not learn.
         scheduler: ``step()`` is called after each step of the optimizer.
+
+    >>> backend = dist.moe.ExpertBackend(ag.nn.ReLU())
+    >>> await backend.forward(ag.tensor([[-1.0, 2.0]]))
+    tensor([[0., 2.]])
     """
 
     def __init__(self, module: Any, optimizer: Any = None, scheduler: Any = None) -> None:
@@ -50,6 +54,10 @@ class ExpertBackend:
 
         Returns:
             A Tensor, or several nested, recorded nowhere.
+
+        >>> backend = dist.moe.ExpertBackend(ag.nn.ReLU())
+        >>> await backend.forward(ag.tensor([[-1.0, 2.0]]))
+        tensor([[0., 2.]])
         """
         async with self._turn():
             with no_grad():
@@ -69,6 +77,10 @@ class ExpertBackend:
 
         Raises:
             ArgumentError: not one gradient per output. Exceptions of the module.
+
+        >>> backend = dist.moe.ExpertBackend(ag.nn.ReLU())
+        >>> await backend.backward([ag.tensor([[-1.0, 2.0]])], [ag.ones(1, 2)])
+        (tensor([[0., 1.]]),)
         """
         async with self._turn():
             leaves = [tensor.detach().requires_grad_(tensor.dtype.kind in "fc") for tensor in inputs]

@@ -51,6 +51,11 @@ class CallManyResult:
         lost: the experts that did not answer, with the reasons.
         lost_in_backward: the same for backward passes through `outputs`.
         requests: how many were sent; backward sends one for each that was answered.
+
+    >>> expert = ag.nn.ReLU()
+    >>> result = await dist.moe.call_many([[expert], []], ag.ones(2, 1))
+    >>> result.mask.tolist(), result.outputs.shape
+    ([[True], [False]], (2, 1, 1))
     """
 
     mask: np.ndarray[Any, np.dtype[np.bool_]]
@@ -94,6 +99,10 @@ async def call_many(
     Raises:
         ExpertLostError: an expert failed, with ``"raise"``, or too many did. DeadlineError: too few answers in time. ContextError: an expert has
         called another worker with what requires grad (`RemoteExpert` may). ArgumentError.
+
+    >>> result = await dist.moe.call_many([[ag.nn.ReLU(), ag.nn.Tanh()]], ag.zeros(1, 1))
+    >>> result.mask
+    array([[ True,  True]])
     """
     inputs = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     _check_arguments(experts, inputs, k_min, backward_k_min, on_expert_loss, max_rows)

@@ -21,7 +21,11 @@ from aiograd.errors import ContextError, DeadlineError, ExpertLostError
 
 
 class Loss(NamedTuple):
-    """An expert that was left out of a sample."""
+    """An expert that was left out of a sample.
+
+    >>> dist.moe.Loss(sample=0, position=1, expert="ffn.1", reason="late", error=None).reason
+    'late'
+    """
 
     sample: int
     position: int

@@ -47,6 +47,12 @@ class TaskPool:
 
     Raises:
         ArgumentError: sizes that cannot be.
+
+    >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
+    >>> await asyncio.gather(pool.submit(ag.ones(1)), pool.submit(ag.zeros(1)))
+    [tensor([2.]), tensor([0.])]
+    >>> pool.batches
+    1
     """
 
     def __init__(self, fn: Callable[..., Any], max_batch_size: int, min_batch_size: int = 1) -> None:
@@ -76,6 +82,10 @@ class TaskPool:
         Raises:
             ArgumentError: more rows than `max_batch_size`, no Tensors, or different numbers of rows. DistributedError: the pool is closed.
             Exceptions of `fn`.
+
+        >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
+        >>> await pool.submit(ag.ones(1))
+        tensor([2.])
         """
         if self._is_closed:
             raise DistributedError("submit: this TaskPool has been closed")
@@ -101,7 +111,11 @@ class TaskPool:
                 self._arrived.set()  # there may be nothing left to wait for
 
     async def aclose(self) -> None:
-        """Refuse new rows; waiting rows get an error, a running batch is cancelled. Idempotent."""
+        """Refuse new rows; waiting rows get an error, a running batch is cancelled. Idempotent.
+
+        >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
+        >>> await pool.aclose()
+        """
         self._is_closed = True
         waiting, self._tasks = self._tasks, []
         for task in waiting:

@@ -46,6 +46,12 @@ class HttpTransport:
 
     Raises:
         ArgumentError: a context allows TLS below 1.3, or an entry of `trusted_hosts` is no host name.
+
+    >>> transport = dist.HttpTransport()
+    >>> url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+    >>> url.startswith("http://127.0.0.1:")
+    True
+    >>> await transport.aclose()
     """
 
     def __init__(
@@ -109,6 +115,12 @@ class HttpTransport:
             ArgumentError: no host, or one that others can reach without TLS and without `allow_plaintext`.
             OSError: the address is taken or not of this machine.
             DistributedError: the transport is closed.
+
+        >>> transport = dist.HttpTransport()
+        >>> url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+        >>> url.startswith("http://127.0.0.1:")
+        True
+        >>> await transport.aclose()
         """
         if self._closed:
             raise DistributedError(f"listening on {host}:{port}: the transport is closed")
@@ -217,6 +229,11 @@ class HttpTransport:
             OSError: it cannot be reached, or no worker answers.
             TimeoutError: not in time.
             DistributedError: the transport is closed.
+
+        >>> transport = dist.HttpTransport()
+        >>> url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+        >>> channel = await transport.connect(url, timeout=5.0)
+        >>> await transport.aclose()
         """
         peer = parse_url(url)
         if self._closed:
@@ -262,7 +279,11 @@ class HttpTransport:
         task.add_done_callback(self._tasks.discard)
 
     async def aclose(self) -> None:
-        """Stop listening, close every channel, end requests. Idempotent. Cancelling it leaves connections that close by themselves."""
+        """Stop listening, close every channel, end requests. Idempotent. Cancelling it leaves connections that close by themselves.
+
+        >>> transport = dist.HttpTransport()
+        >>> await transport.aclose()
+        """
         self._closed = True
         for task in self._tasks:
             task.cancel()
