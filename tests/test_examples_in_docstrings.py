@@ -1,7 +1,7 @@
 """Every public class and every public function that is awaited shows an example, and examples print what they say.
 
 Examples use ``ag``, ``np`` and ``asyncio`` without importing them, and ``await`` at top level, as in a notebook. Examples of `distributed` and
-`pipeline` find what `ready` makes, on workers of a network in memory; docs/reference/index.md lists it.
+`pipeline` also find the names that `ready` makes, on workers of a network in memory or of a `LocalCluster`; docs/reference/index.md lists them.
 """
 
 from __future__ import annotations
