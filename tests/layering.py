@@ -91,7 +91,7 @@ SANS_IO = (
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    "coordination.buckets",
+    "coordination.buckets", "coordination.message_form",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session shared.allowance shared.ring tensor_table timer_queue transport values"

@@ -15,8 +15,8 @@ from opentelemetry.trace import StatusCode
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.coordination.message_form import parse
 from aiograd.distributed.messages.fields import NO_TRACE, TraceContext
-from aiograd.distributed.messages.form import parse
 from aiograd.distributed.observing import trace_context
 from aiograd.errors import ProtocolError, RemoteError
 from aiograd.running import tracing

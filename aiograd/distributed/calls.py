@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
@@ -36,7 +37,6 @@ from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
 from aiograd.distributed.messages.fields import NESTED, NO_TRACE
-from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed.messages.library import LIBRARY, CallMethod, CreateAdapter, CreateObject
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse_answer
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.messages.calls import Relay, RelayedAnswer, RelayedMessage
-from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse_answer
 from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.errors import DistributedError, ProtocolError

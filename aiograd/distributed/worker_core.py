@@ -11,10 +11,10 @@ import functools
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed.loop_lag import LoopLag
 from aiograd.distributed.messages.calls import FunctionCall
 from aiograd.distributed.messages.fields import TraceContext
-from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed.messages.library import CallMethod, CreateObject
 from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.meter import Meter

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiograd as ag
-from aiograd.distributed.messages.form import parse
+from aiograd.coordination.message_form import parse
 from aiograd.distributed.messages.library import StateChunk
 from aiograd.distributed.objects.chunks import EACH, Capacity, flatten, join, measure, split, unflatten
 from aiograd.distributed.rpc.limits import Limits

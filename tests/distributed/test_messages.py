@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import numpy as np
 import pytest
 
+from aiograd.coordination.message_form import Bound, WireMessage, encode, encode_answer, message, parse, parse_answer
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.fields import TraceContext
-from aiograd.distributed.messages.form import Bound, WireMessage, encode, encode_answer, message, parse, parse_answer
 from aiograd.distributed.messages.groups import (
     GIVEN_UP,
     Decision,

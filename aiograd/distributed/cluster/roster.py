@@ -11,8 +11,8 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiograd.coordination.message_form import WireMessage, encode
 from aiograd.distributed.cluster.announcements import Announcements
-from aiograd.distributed.messages.form import WireMessage, encode
 from aiograd.distributed.messages.library import Dismiss, SetPeers
 from aiograd.distributed.worker import Worker
 from aiograd.errors import DistributedError, UnknownPeerError, WorkerLostError

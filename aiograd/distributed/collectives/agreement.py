@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import CoordinatorDrive, ParticipantDrive
+from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.error_wire import from_wire, to_wire
-from aiograd.distributed.messages.form import WireMessage
 from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.distributed.rpc.timers import call_at, wait_for
 from aiograd.distributed.worker_core import WorkerCore

@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.operation import (
     REDUCED_KINDS,
@@ -34,7 +35,6 @@ from aiograd.distributed.collectives.operation import (
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
 from aiograd.distributed.error_wire import to_wire
-from aiograd.distributed.messages.form import WireMessage
 from aiograd.distributed.messages.groups import GroupFail, GroupLeave, GroupLeft, Leaver
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.collectives.exchange import CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import Operation
 from aiograd.distributed.collectives.ring import new_exchange
-from aiograd.distributed.messages.form import WireMessage
 from aiograd.distributed.messages.groups import GroupPiece, PieceContent
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.rpc.timers import call_at

@@ -22,17 +22,19 @@ from typing import Any, TypeVar
 
 from aiograd.coordination.coordinator import StepCoordinator, restarted
 from aiograd.coordination.decisions import StepDecision
+from aiograd.coordination.message_form import parse
 from aiograd.coordination.session import StepWork
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
-from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of, stamp_of
+from aiograd.distributed.data_parallel.replica_messages import ReplicaResult, ReplicaVersion
+from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
-from aiograd.errors import CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
+from aiograd.errors import CommitUnknown, DistributedError, ReferenceLostError, WorkerLostError
 from aiograd.running.assembly import REPLICA_HOST_ADAPTER
 from aiograd.transaction import Prepared
 
@@ -238,10 +240,10 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
             raise missing_state(*SHARD)
         size, loads = len(self.remotes), sources[0][1][0] if sources else 0
         wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
-        sent = [[*stamp[:3], list(stamp[3])] for stamp in wanted]
+        sent = list(map(sent_stamp, wanted))
         if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
             names, group = self.gathering(self.remotes, self.driver)
-            told = [[rank, [*stamp[:3], list(stamp[3])]] for rank, stamp in sources]
+            told = [[rank, sent_stamp(stamp)] for rank, stamp in sources]
             await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
         return sent
 
@@ -297,10 +299,8 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         return answers, failed
 
     async def _version(self, replica: RemoteReplica) -> tuple[int, int]:
-        match await self.ask(replica, "version"):
-            case [int(loads), int(taken)]:
-                return loads, taken
-        raise ProtocolError(f"worker {replica.owner} gave a malformed answer about a data-parallel replica", code="replica")
+        version = parse(ReplicaVersion, await self.ask(replica, "version"), replica.owner)
+        return version.loads, version.taken
 
     def _newest(
         self, versions: Mapping[RemoteReplica, tuple[int, int]], failed: Mapping[RemoteReplica, DistributedError] | None = None
@@ -367,12 +367,10 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
     async def _run(self, replica: RemoteReplica, decision: ReplicaDecision, shard: list[Any], weight: float, seed: list[int]) -> Any:
         now = asyncio.get_running_loop().time
         began = now()
-        match await self.ask(replica, "run", decision.step, shard, weight, seed):
-            case {"loss": loss, "kept": float(kept)}:
-                decision.drive.handle(Prepared(began + kept, replica.name))
-                self._promised, self._took = kept, now() - began
-                return loss
-        raise ProtocolError(f"worker {replica.owner} gave a malformed answer to a step of {SUBJECT}", code="replica")
+        result = parse(ReplicaResult, await self.ask(replica, "run", decision.step, shard, weight, seed), replica.owner)
+        decision.drive.handle(Prepared(began + result.kept, replica.name))
+        self._promised, self._took = result.kept, now() - began
+        return result.loss
 
     async def commit(self, decision: ReplicaDecision) -> None:
         """Take a prepared step on every replica. Cancelling does not stop it once it has begun. See Note [Lost after the decision].

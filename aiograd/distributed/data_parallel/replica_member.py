@@ -8,24 +8,24 @@ Note [Order of a replica's life]
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.coordination.client import StepWording
 from aiograd.coordination.member import StepMember
+from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import outline_of
 from aiograd.coordination.session import StepSession, StepWork, kept_for
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
+from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
-from aiograd.distributed.data_parallel.sharded_optimizer import stamp_of
+from aiograd.distributed.data_parallel.sharded_optimizer import sent_stamp, stamp_of
 from aiograd.distributed.objects.adapter_host import AdapterHost
-from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.running.offloading import offload
 
@@ -48,11 +48,11 @@ class ReplicaMember(StepMember[StepWork]):
 
     Args:
         modules: the module.
-        options: as `DataParallel.create` sends them.
+        options: the wire value of a `ReplicaOptions`.
         worker: the worker.
 
     Raises:
-        ArgumentError: malformed options.
+        ArgumentError: not one module. ProtocolError: malformed options.
     """
 
     wording = WORDING
@@ -84,7 +84,7 @@ class ReplicaMember(StepMember[StepWork]):
         """See `Replica.version`."""
         replica = self._replica
         async with replica.alone():
-            return list(replica.version)
+            return encode(ReplicaVersion(*replica.version))  # type: ignore[no-any-return]
 
     async def begin_load(self, loads: int) -> bool:
         """The state is about to be replaced from outside, which makes it newer than the others' state.
@@ -124,7 +124,7 @@ class ReplicaMember(StepMember[StepWork]):
         replica = self._replica
         async with replica.alone():
             replica.drop_load()
-            return [[*each.stamp[:3], list(each.shards)] for each in replica.parts()]
+            return [sent_stamp(each.stamp) for each in replica.parts()]
 
     async def divide(self, names: list[str], group: str, wanted: list[Any], sources: list[list[Any]]) -> bool:
         """Get this replica's part of the optimizer's state from replicas that together have all shards; it waits beside the old one until `join`.
@@ -203,7 +203,7 @@ class ReplicaMember(StepMember[StepWork]):
             shard, weight, seed: see `ReplicaStep.carry_out`.
 
         Returns:
-            The loss, and for how many seconds from the request on the step is surely kept.
+            The wire value of a `ReplicaResult`.
 
         Raises:
             DistributedError: the step comes too late, or the replica has joined no others. CommitUnknown: an earlier step is in doubt here.
@@ -221,7 +221,7 @@ class ReplicaMember(StepMember[StepWork]):
             session.failed()
             raise
         session.prepared(execution)
-        return {"loss": loss, "kept": kept_for(worker.lease)}
+        return encode(ReplicaResult(loss, kept_for(worker.lease)))  # type: ignore[no-any-return]
 
     async def evaluate(self, shard: list[Any]) -> Any:
         """See `Replica.evaluate`."""
@@ -237,17 +237,10 @@ class ReplicaMember(StepMember[StepWork]):
             self._worker.keep(self._group.aclose(), "leaving the other replicas")
 
 
-def _make(modules: Sequence[Any], options: Mapping[str, Any]) -> Replica:
-    """The replica that a request describes."""
-    try:
-        (module,) = modules
-        optimizer, method = options["optimizer"], options["method"]
-        clip_norm, accumulate, bucket_bytes = options["clip_norm"], options["accumulate"], options["bucket_bytes"]
-        is_sharded = bool(options["shard_optimizer"])
-        if not isinstance(optimizer, RemoteRef) or method.__class__ is not str or method.startswith("_") or accumulate.__class__ is not int:
-            raise ValueError("an option of another type")
-        if accumulate < 1 or (clip_norm is not None and not (clip_norm.__class__ is float and clip_norm > 0 and math.isfinite(clip_norm))):
-            raise ValueError("a number out of range")
-    except (KeyError, TypeError, ValueError) as error:
-        raise ArgumentError(f"a malformed request for a data-parallel replica: {type(error).__name__}: {error}") from error
-    return Replica(module, optimizer.local_value(), method, clip_norm, accumulate, bucket_bytes, is_sharded)
+def _make(modules: Sequence[Any], options: Any) -> Replica:
+    """The replica of a request."""
+    if len(modules) != 1:
+        raise ArgumentError(f"a data-parallel replica of {len(modules)} modules; expected one")
+    found = parse(ReplicaOptions, options)
+    optimizer = found.optimizer.local_value()
+    return Replica(modules[0], optimizer, found.method, found.clip_norm, found.accumulate, found.bucket_bytes, found.shard_optimizer)

@@ -15,14 +15,14 @@ Note [Dividing anew]
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.message_form import encode, parse
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.data_parallel.replica_state import plain_number
+from aiograd.distributed.data_parallel.replica_messages import PartEntry, PartOutline, PartStamp, from_json, to_json
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ParameterLine, ParameterPiece
 from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError
@@ -50,10 +50,13 @@ def stamp_of(wire: Any) -> ShardStamp:
     Raises:
         ProtocolError: it is none.
     """
-    match wire:
-        case [int(loads), int(taken), int(size), [*shards]] if all(each.__class__ is int for each in shards):
-            return loads, taken, size, tuple(shards)
-    raise ProtocolError("a malformed answer about the shards of an optimizer's state", code="replica")
+    stamp = parse(PartStamp, wire)
+    return stamp.loads, stamp.taken, stamp.size, tuple(stamp.shards)
+
+
+def sent_stamp(stamp: ShardStamp) -> list[Any]:
+    """A stamp as it is sent."""
+    return encode(PartStamp(*stamp[:3], list(stamp[3])))  # type: ignore[no-any-return]
 
 
 def covering(held: Sequence[Sequence[ShardStamp]], taken: int) -> list[tuple[int, ShardStamp]]:
@@ -302,12 +305,12 @@ class ShardedOptimizer:
     def flatten(self) -> Array:
         """The part as bytes, for `load_parts`: how many bytes the outline has, the outline, and the elements of the arrays."""
         found = self.state_dict()
-        outline, arrays = [], []
+        entries, arrays = [], []
         for number, start, stop, name, value in _entries(found):
             is_array = isinstance(value, np.ndarray)
-            outline.append([number, start, stop, name, is_array, None if is_array else value])
+            entries.append(PartEntry(number, start, stop, name, is_array, None if is_array else value))
             arrays += [value.view(np.uint8)] if is_array else []
-        told = json.dumps({"groups": found["param_groups"], "entries": outline}, default=plain_number).encode()
+        told = to_json(PartOutline(found["param_groups"], entries))
         return np.concatenate([np.frombuffer(len(told).to_bytes(8, "little") + told, np.uint8), *arrays])
 
     def load_parts(self, parts: Sequence[Array]) -> None:
@@ -319,19 +322,21 @@ class ShardedOptimizer:
         Raises:
             ProtocolError: they make no sense.
         """
+        begins = [8 + int.from_bytes(part[:8].tobytes(), "little") for part in parts]
+        outlines = [from_json(PartOutline, part[8:begin]) for part, begin in zip(parts, begins, strict=True)]
+        groups = outlines[-1].groups if outlines else []
         try:
             entries: list[ShardEntry] = []
-            groups: list[Any] = []
-            for part in parts:
-                begin = 8 + int.from_bytes(part[:8].tobytes(), "little")
-                told = json.loads(part[8:begin].tobytes())
-                groups = told["groups"]
-                for number, start, stop, name, is_array, value in told["entries"]:
-                    if is_array:
-                        end = begin + (stop - start) * self._whole[number].dtype.itemsize
-                        value, begin = part[begin:end].view(self._whole[number].dtype), end
-                    entries.append((number, start, stop, name, value))
+            for part, begin, outline in zip(parts, begins, outlines, strict=True):
+                for each in outline.entries:
+                    value = each.value
+                    if each.is_array:
+                        dtype = self._whole[each.number].dtype
+                        end = begin + (each.stop - each.start) * dtype.itemsize
+                        value, begin = part[begin:end].view(dtype), end
+                    entries.append((each.number, each.start, each.stop, each.name, value))
             if groups:
                 self._load(entries, groups)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ProtocolError(f"a malformed state of an optimizer of replicas: {type(error).__name__}: {error}", code="replica") from error
+            text = f"the state of an optimizer of replicas: its arrays do not fit its outline: {type(error).__name__}: {error}"
+            raise ProtocolError(text, code="replica") from error

@@ -20,7 +20,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aiograd.coordination.buckets import nothing
-from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError
+from aiograd.coordination.message_form import encode
+from aiograd.distributed.data_parallel.replica_messages import PieceEntry, pieces_from_json
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.offloading import offload
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
@@ -301,14 +303,15 @@ class ZeroRedundancyOptimizer:
         for piece, tensor in self._pieces.items():
             for name, value in self._optimizer.state.get(tensor, {}).items():
                 is_array = isinstance(value, TensorCore)
-                outline.append([*piece, name, None if is_array else value])
+                outline.append(encode(PieceEntry(*piece, name, None if is_array else value)))
                 arrays += [value._data.reshape(-1).view(np.uint8)] if is_array else []
         told = await self._group.all_gather(np.frombuffer(json.dumps(outline).encode(), np.uint8), timeout=self._timeout)
         data = await self._group.all_gather(np.concatenate(arrays) if arrays else np.empty(0, np.uint8), timeout=self._timeout)
         state: dict[int, dict[str, Any]] = {}
         for entries, source in zip(told, data, strict=True):
             begin = 0
-            for index, start, stop, name, value in _parsed(entries):
+            for entry in pieces_from_json(entries):
+                index, start, stop, name, value = entry.number, entry.start, entry.stop, entry.name, entry.value
                 p = self._parameters[index]
                 mine = state.setdefault(index, {})
                 if value is not None:
@@ -361,12 +364,3 @@ class ZeroRedundancyOptimizer:
             for theirs, group in zip(state_dict["param_groups"], self._optimizer.param_groups, strict=True)
         ]
         self._optimizer.load_state_dict({"state": mine, "param_groups": groups})
-
-
-def _parsed(outline: Array) -> list[Any]:
-    try:
-        entries: list[Any] = json.loads(outline.tobytes())
-    except ValueError:
-        raise ProtocolError("a malformed state of an optimizer", code="optimizer") from None
-    return entries
-

@@ -1,6 +1,5 @@
-"""Every request and answer between workers, as frozen dataclasses.
+"""Every request and answer between workers, as frozen dataclasses. Their wire form is in `aiograd.coordination.message_form`.
 
-`form`      the wire form: `encode`, `parse`, bounds of fields, and errors that name message, field and bound
 `fields`    types of fields that several messages have
 `passes`    backward passes and contexts
 `calls`     function calls, values for objects, messages to many workers

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from aiograd.coordination.message_form import WireMessage, parse, shown
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.messages.calls import FunctionCall, Post, Relay
-from aiograd.distributed.messages.form import WireMessage, parse, shown
 from aiograd.distributed.messages.groups import (
     GroupFail,
     GroupJoin,
@@ -41,7 +41,9 @@ class MessageTable:
             words[form.word] = request
         self.kinds = by_kind
         #: by kind, where there are any
-        self.failpoints: Mapping[int, RequestPoints] = {each.form.kind: each.form.failpoints for each in requests if any(each.form.failpoints)}
+        self.failpoints: Mapping[int, RequestPoints] = {
+            each.form.kind: RequestPoints(*each.form.failpoints) for each in requests if any(each.form.failpoints)
+        }
 
     def name_of(self, kind: int) -> str:
         """The name of a kind in errors.

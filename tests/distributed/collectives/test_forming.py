@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.messages.form import WireMessage
+from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.messages.groups import GroupJoin
 from aiograd.errors import WorkerLostError
 from tests.distributed.workers import simulate, until, workers

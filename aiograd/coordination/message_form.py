@@ -1,4 +1,4 @@
-"""The wire form of messages: a frozen dataclass on either side, between them the tuple of its fields in their order.
+"""The wire form of messages: a frozen dataclass on either side, between them its fields: a tuple or list in their order, or a dict by name.
 
 The annotation of a field is its type on the wire: a type of the codec, another message, ``list[...]``, ``dict[str, ...]``, ``tuple[..., ...]`` or
 ``... | None`` of these, `Any` for values that the receiver examines itself; ``Annotated[..., Bound(...)]`` adds a bound. Fields with the default None
@@ -14,7 +14,6 @@ import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
-from aiograd.distributed.failpoints import RequestPoints
 from aiograd.errors import ProtocolError
 
 M = TypeVar("M", bound="WireMessage")
@@ -57,17 +56,18 @@ class WireMessage:
 
 @dataclass_transform(frozen_default=True)
 def message(
-    *, code: str, name: str = "", kind: int = 0, word: str = "", answer: Any = Any, failpoints: RequestPoints | None = None
+    *, code: str, name: str = "", wire: type[Any] = tuple, kind: int = 0, word: str = "", answer: Any = Any, failpoints: tuple[str, ...] = ()
 ) -> Callable[[type[M]], type[M]]:
     """Make a class a message: a frozen dataclass with a wire form.
 
     Args:
         code: the code of the `ProtocolError` of a message that does not parse.
         name: of the kind of a request; of another message, the name of the class by default.
+        wire: tuple, list or dict: the type of the message on the wire.
         kind: the number of the kind of a request; 0: this is no request.
         word: of a request: the first value on the wire, where several requests share a kind.
         answer: of a request: the type of its answer, as an annotation.
-        failpoints: of a request.
+        failpoints: of a request, the fields of its `RequestPoints`.
 
     Returns:
         The decorator.
@@ -76,7 +76,7 @@ def message(
     def decorate(cls: type[M]) -> type[M]:
         made = dataclasses.dataclass(frozen=True, slots=True)(cls)
         made.form = MessageForm(
-            made, f"{name or made.__name__} {word}".strip(), code, MessageKind(kind, name), word, value_form(answer), failpoints or RequestPoints()
+            made, f"{name or made.__name__} {word}".strip(), code, wire, MessageKind(kind, name), word, value_form(answer), failpoints
         )
         return made
 
@@ -121,18 +121,26 @@ class MessageForm:
     Args:
         cls: the class.
         name: of the message, in errors.
-        code, word: see `message`.
+        code, wire, word, failpoints: see `message`.
         kind: of the request; 0: it is none.
         answer: the form of its answer.
-        failpoints: of the request.
     """
 
     def __init__(
-        self, cls: type[WireMessage], name: str, code: str, kind: MessageKind, word: str, answer: ValueForm, failpoints: RequestPoints
-    ) -> None:  # fmt: skip
+        self,
+        cls: type[WireMessage],
+        name: str,
+        code: str,
+        wire: type[Any],
+        kind: MessageKind,
+        word: str,
+        answer: ValueForm,
+        failpoints: tuple[str, ...],
+    ) -> None:
         self.cls = cls
         self.name = name
         self.code = code
+        self.wire = wire
         self.kind = kind
         self.word = word
         self.answer = answer
@@ -149,8 +157,12 @@ class MessageForm:
         #: the types of the fields of messages that have been parsed: equal types are not examined again
         self._seen: set[tuple[type, ...]] = set()
 
-    def encode(self, message: WireMessage) -> tuple[Any, ...]:
-        """The tuple of a message."""
+    def encode(self, message: WireMessage) -> Any:
+        """The wire value of a message."""
+        values = self._encode(message)
+        return values if self.wire is tuple else dict(zip(self.names, values, strict=False)) if self.wire is dict else list(values)
+
+    def _encode(self, message: WireMessage) -> tuple[Any, ...]:
         values: tuple[Any, ...] = self._read(message)
         if len(self.names) == 1:
             values = (values,)
@@ -168,10 +180,16 @@ class MessageForm:
         return tuple(written)
 
     def parse(self, value: Any) -> Any:
-        """The message of a tuple."""
-        if value.__class__ is not tuple or not self.required <= len(value) <= len(self.names):
-            found = f"a tuple of {len(value)} values" if value.__class__ is tuple else shown(value)
-            raise _MismatchError(found, f"a tuple ({', '.join(self.names)})")
+        """The message of a wire value."""
+        wire = self.wire
+        if value.__class__ is not wire or not self.required <= len(value) <= len(self.names):
+            found = f"a {wire.__name__} of {len(value)} values" if value.__class__ is wire else shown(value)
+            raise _MismatchError(found, f"a {wire.__name__} ({', '.join(self.names)})")
+        if wire is dict:
+            missing = [name for name in self.names[: len(value)] if name not in value]
+            if missing:
+                raise _MismatchError(f"without {missing[0]}", f"a dict ({', '.join(self.names)})")
+            value = [value[name] for name in self.names[: len(value)]]
         if len(value) > self.required and value[-1] is None:
             raise self._mismatch(self.names[len(value) - 1], None, "to be left out")
         types = tuple(map(type, value))
@@ -224,7 +242,7 @@ def value_form(hint: Any) -> ValueForm:
     if origin is None and isinstance(hint, type):
         if issubclass(hint, WireMessage):
             form = hint.form
-            return ValueForm(frozenset({tuple}), form.parse, form.encode, f"{form.name} ({', '.join(form.names)})")
+            return ValueForm(frozenset({form.wire}), form.parse, form.encode, f"{form.name} ({', '.join(form.names)})")
         return ValueForm(frozenset({hint}), None, None, hint.__name__)
     if origin is list:
         return _items(value_form(inner[0]), list, "list")
@@ -358,26 +376,27 @@ def shown(value: Any) -> str:
 # ---------------------------------------------------------------- messages to wire values and back
 
 
-def encode(message: WireMessage) -> tuple[Any, ...]:
-    """The wire value of a message: the tuple of its fields, after its word where it has one.
+def encode(message: WireMessage) -> Any:
+    """The wire value of a message.
 
     Args:
         message: the message.
 
     Returns:
-        A tuple that the codec takes, if the fields of type `Any` are values that it takes.
+        The type `wire` of the message, of values that the codec takes, if it takes the fields of type `Any`. A word of the message comes first.
     """
     form = message.form
     values = form.encode(message)
     return (form.word, *values) if form.word else values
 
 
-def parse(cls: type[M], value: Any) -> M:
+def parse(cls: type[M], value: Any, peer: str = "") -> M:
     """The message of a wire value. For a request with a word, see `MessageTable.parse`.
 
     Args:
         cls: the class of the message.
         value: from a peer; any value of the codec.
+        peer: its name, for the error.
 
     Returns:
         The message.
@@ -388,7 +407,8 @@ def parse(cls: type[M], value: Any) -> M:
     try:
         return cls.form.parse(value)  # type: ignore[no-any-return]
     except _MismatchError as error:
-        raise ProtocolError(f"a malformed {cls.form.name}: {error.text()}", code=cls.form.code) from None
+        sender = f"worker {peer} sent " if peer else ""
+        raise ProtocolError(f"{sender}a malformed {cls.form.name}: {error.text()}", code=cls.form.code) from None
 
 
 def encode_answer(request: type[WireMessage], answer: Any) -> Any:
