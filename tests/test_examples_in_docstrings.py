@@ -1,7 +1,7 @@
 """Every public class and every public function that is awaited shows an example, and examples print what they say.
 
 Examples use ``ag``, ``np`` and ``asyncio`` without importing them, and ``await`` at top level, as in a notebook. Examples of `distributed` and
-`pipeline` find what `ready` makes, on workers of a network in memory; docs/reference/index.md lists it.
+`pipeline` also find the names that `ready` makes, on workers of a network in memory or of a `LocalCluster`; docs/reference/index.md lists them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from tests.distributed.workers import workers
 from tests.public_names import public_callables
+from tests.sweeps import swept
 
 #: what an example may print in place of its text: numbers to this tolerance, since other CPUs and kernels add in other orders
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
@@ -54,12 +55,10 @@ def modules() -> Iterator[types.ModuleType]:
             yield importlib.import_module(found.name)
 
 
-EXAMPLES = [
-    pytest.param(example, id=example.name, marks=[pytest.mark.proc] if ".cluster." in example.name else [])
-    for module in modules()
-    for example in doctest.DocTestFinder(exclude_empty=True).find(module)
-    if example.examples
-]
+_ALL = [example for module in modules() for example in doctest.DocTestFinder(exclude_empty=True).find(module) if example.examples]
+#: those of a cluster start a process each
+_OF_CLUSTERS = [pytest.param(example, id=example.name, marks=[pytest.mark.proc]) for example in _ALL if ".cluster." in example.name]
+EXAMPLES = [pytest.param(example, id=example.name) for example in _ALL if ".cluster." not in example.name] + swept(_OF_CLUSTERS, keep=3)
 
 
 class Linear(ag.nn.Linear):

@@ -132,7 +132,10 @@ class DistributedOptimizer:
             pipeline is in doubt on a worker that has parameters: no worker has taken the step.
 
         >>> async with driver.context() as ctx:
+        ...     await ctx.backward((await model(ag.ones(1, 2))).sum())
         ...     await optimizer.step(ctx)
+        >>> optimizer.steps
+        1
         """
         if ctx is not None:
             _check_certain(ctx)
