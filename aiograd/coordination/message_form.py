@@ -347,10 +347,13 @@ def _entries(form: ValueForm) -> ValueForm:
                 raise _at(f"[{key!r:.{SHOWN}}]", error) from None
         return made
 
-    if form.write:
-        raise TypeError("messages: a dict holds no messages")
+    writer = form.write
+
+    def write(values: Any) -> Any:
+        return {key: writer(value) for key, value in values.items()}  # type: ignore[misc]
+
     is_plain = form.classes is None and form.read is None
-    return ValueForm(frozenset({dict}), None if is_plain else read, None, "dict" if is_plain else f"dict of {form.expected}")
+    return ValueForm(frozenset({dict}), None if is_plain else read, write if writer else None, "dict" if is_plain else f"dict of {form.expected}")
 
 
 def _at(place: str, error: _MismatchError) -> _MismatchError:

@@ -213,6 +213,18 @@ class Inner(WireMessage):
     number: int
 
 
+@message(code="listed", wire=list)
+class Listed(WireMessage):
+    first: int
+    second: int | None = None
+
+
+@message(code="named", wire=dict)
+class Named(WireMessage):
+    first: int
+    second: int | None = None
+
+
 @message(code="all")
 class Every(WireMessage):
     """One field of each kind of annotation."""
@@ -220,26 +232,43 @@ class Every(WireMessage):
     pair: tuple[int, str]
     table: dict[str, Annotated[int, Bound("below 9", lambda number: number < 9)]]
     chain: tuple[Inner, ...]
+    named: dict[str, Listed]
     maybe: list[Inner] | None = None
 
 
 def test_every_kind_of_annotation() -> None:
-    every = Every((1, "x"), {"k": 3}, (Inner(4),), [Inner(5)])
-    assert encode(every) == ((1, "x"), {"k": 3}, ((4,),), [(5,)]) and parse(Every, encode(every)) == every
+    every = Every((1, "x"), {"k": 3}, (Inner(4),), {"n": Listed(6)}, [Inner(5)])
+    assert encode(every) == ((1, "x"), {"k": 3}, ((4,),), {"n": [6]}, [(5,)]) and parse(Every, encode(every)) == every
     for value, text in (
-        (((1,), {}, ()), r"field pair is a tuple of 1 values; expected a tuple \(int, str\)"),
-        (((1, 2), {}, ()), r"field pair\[1\] is 2 of type int; expected str"),
-        (((1, "x"), {"k": 9}, ()), r"field table\['k'\] is 9 of type int; expected below 9"),
-        (((1, "x"), {}, (4,)), r"field chain\[0\] is 4 of type int; expected Inner \(number\)"),
-        (((1, "x"), {}, (), [("4",)]), r"field maybe\[0\].number is '4' of type str; expected int"),
+        (((1,), {}, (), {}), r"field pair is a tuple of 1 values; expected a tuple \(int, str\)"),
+        (((1, 2), {}, (), {}), r"field pair\[1\] is 2 of type int; expected str"),
+        (((1, "x"), {"k": 9}, (), {}), r"field table\['k'\] is 9 of type int; expected below 9"),
+        (((1, "x"), {}, (4,), {}), r"field chain\[0\] is 4 of type int; expected Inner \(number\)"),
+        (((1, "x"), {}, (), {"n": (1,)}), r"field named\['n'\] is of type tuple; expected Listed \(first, second\)"),
+        (((1, "x"), {}, (), {}, [("4",)]), r"field maybe\[0\].number is '4' of type str; expected int"),
     ):
         with pytest.raises(ProtocolError, match=f"a malformed Every: {text}"):
             parse(Every, value)
 
 
+def test_lists_and_dicts_on_the_wire() -> None:
+    for cls, short, whole in ((Listed, [1], [1, 2]), (Named, {"first": 1}, {"first": 1, "second": 2})):
+        for value, made in ((short, cls(1)), (whole, cls(1, 2))):
+            assert encode(made) == value and parse(cls, value) == made
+    for cls, value, text in (
+        (Listed, (1,), r"it is of type tuple; expected a list \(first, second\)"),
+        (Listed, [], "it is a list of 0 values; expected a list"),
+        (Named, {"second": 2}, r"it is without first; expected a dict \(first, second\)"),
+        (Named, {"first": 1, "third": 2}, "it is without second; expected a dict"),
+        (Named, {"first": "x"}, "field first is 'x' of type str; expected int"),
+    ):
+        with pytest.raises(ProtocolError, match=f"worker b sent a malformed {cls.__name__}: {text}"):
+            parse(cls, value, "b")
+
+
 def test_annotations_that_have_no_form_are_refused() -> None:
     for hint, text in (
-        (set[int], "no type that a field"), (dict[str, Inner], "a dict holds no messages"), (tuple[int, Inner], "a message of its own"),
+        (set[int], "no type that a field"), (tuple[int, Inner], "a message of its own"),
         (Inner | tuple[int, ...], "are tuple on the wire"), (list[Inner] | Inner, "one type at most"),
     ):  # fmt: skip
         with pytest.raises(TypeError, match=text):

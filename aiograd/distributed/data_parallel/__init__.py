@@ -9,6 +9,7 @@
 `replica_step`                 one step of it, up to the commit
 `staged_optimizer`             an optimizer step with a result that waits until it is written or dropped
 `replica_state`                states of replicas as arrays and an outline, on their way to others; pure
+`replica_messages`             the wire form of requests, results and outlines of states; pure
 `distributed_data_parallel`    the same program on every worker (`DistributedDataParallel`)
 `reducer`                      gradients of local backward passes, combined over a group of workers
 `zero_redundancy_optimizer`    an optimizer with its state divided among the members

@@ -22,11 +22,11 @@ from typing import Any, TypeVar
 
 from aiograd.coordination.coordinator import StepCoordinator, restarted
 from aiograd.coordination.decisions import StepDecision
-from aiograd.coordination.message_form import parse
+from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import StepWork
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
-from aiograd.distributed.data_parallel.replica_messages import ReplicaResult, ReplicaVersion
+from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
@@ -123,7 +123,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
             refs.append(await driver.remote(name, self._module_class, *self._args, timeout=timeout))
             create = "aiograd.optimizer.create"
             refs.append(await driver.call(name, create, self._optimizer, refs[:1], self._optimizer_options, timeout=timeout))
-            options = {**self._options, "optimizer": refs[1]}
+            options = encode(ReplicaOptions(**self._options, optimizer=refs[1]))
             refs.append(await refs[0].adapt(REPLICA_HOST_ADAPTER, [], options, timeout=timeout))
         except BaseException:
             await self._forget(refs)

@@ -12,6 +12,7 @@
 `replicated_stages`  stages of one of several replicas: their common state, and the sum of their gradients
 `work`               one step in one process: the values for its ranks
 `step_execution`     the ranks of one process while they carry out a step
+`messages`           the wire form of requests, results and values between workers; pure
 `outbox`             values on their way to other processes
 `mailbox`            values that wait for a rank
 `together`           coroutines that succeed or fail together

@@ -27,12 +27,14 @@ import numpy as np
 
 from aiograd.coordination.coordinator import GONE, StepCoordinator
 from aiograd.coordination.decisions import StepDecision
+from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import COORDINATOR, PAUSE
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.microbatch import Call
 from aiograd.pipeline.run.batch import rows_of
 from aiograd.pipeline.run.member import WORDING, PipelineOutcomes
+from aiograd.pipeline.run.messages import ReplicaShare, StageResults
 from aiograd.pipeline.run.remote_stages import RemoteStages, check_apart, owner_of, owners_of, part_of, reference, stages_on
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.stage_ranks import StageRanks
@@ -201,7 +203,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             )
         rows = [sum(map(rows_of, calls[first : first + size])) for first in range(0, len(calls), size)]
         weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
-        return [[weight / size if scales else 1.0, number * size] for number, weight in enumerate(weights)]
+        return [encode(ReplicaShare(weight / size if scales else 1.0, number * size)) for number, weight in enumerate(weights)]
 
     def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
         """The places of all ranks but these, of one replica or of all."""
@@ -311,15 +313,14 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         try:
             peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
             share = self._shares.get(id(remote.replica))
-            results = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
+            results: dict[str, Any] = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)
         except GONE:
             if self._respawn is None:
                 raise
             return await self._run_elsewhere(remote, step, trains)
-        if not isinstance(results, dict):
-            raise PipelineError(f"worker {remote.owner} gave a malformed answer to a step of a pipeline")
+        parse(StageResults, results, remote.owner)
         self._done()
         while self._busy and self._respawn is not None:
             with contextlib.suppress(TimeoutError):

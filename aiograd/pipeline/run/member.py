@@ -12,12 +12,14 @@ from typing import Any
 from aiograd.coordination.client import StepWording
 from aiograd.coordination.decisions import StepOutcomes
 from aiograd.coordination.member import StepMember
+from aiograd.coordination.message_form import parse
 from aiograd.coordination.session import StepSession
-from aiograd.errors import ArgumentError, PipelineError
+from aiograd.errors import PipelineError
+from aiograd.pipeline.run.messages import RankValue, ReplicaShare
 from aiograd.pipeline.run.remote_stages import RemoteStages
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
 from aiograd.pipeline.run.stage_assignment import StageAssignment
-from aiograd.pipeline.run.stage_ranks import StageRanks, parsed
+from aiograd.pipeline.run.stage_ranks import StageRanks
 from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.transaction import TransactionState
@@ -64,10 +66,10 @@ class StageMember(StepMember[PipelineWork]):
 
     def _take(self, value: Any) -> None:
         """Take a value for a rank that lives here, from a `StepOutbox`; one that comes too late is dropped."""
-        step, rank, key, content = parsed(value)
-        work = self._work_of(step)
+        sent = parse(RankValue, value)
+        work = self._work_of(sent.step)
         if work is not None:
-            self._ranks.put(work, rank, key, content)
+            self._ranks.put(work, sent)
 
     async def outline(self) -> list[list[Any]]:
         """The parameters and buffers of the stages, as replicas compare them."""
@@ -108,7 +110,7 @@ class StageMember(StepMember[PipelineWork]):
             peers: for each rank that lives elsewhere how often it has been replaced, and its member.
             coordinator: reference to the outcomes of steps in the coordinating process; None: it cannot be asked.
             seed: of the step's `StepRandom`; None: a new one.
-            share: of this replica in the batch: the factor of its losses, and the number of its first microbatch; None: it is the only one.
+            share: the wire value of a `ReplicaShare`; None: there are no replicas.
             measures: return the sizes of gradients as well.
 
         Returns:
@@ -120,7 +122,8 @@ class StageMember(StepMember[PipelineWork]):
         random = StepRandom(seed)
         scale = self._ranks.assignment.scale
         if share is not None:
-            scale, random.first = _checked_share(share)
+            found = parse(ReplicaShare, share)
+            scale, random.first = found.scale, found.first
         session = self._begin_to_run(step, coordinator, is_read_only=not trains)
         session.work.outbox.route(peers)
         return await self._ranks.run(session, trains, random, scale, measures)
@@ -157,15 +160,7 @@ class PipelineOutcomes(StepOutcomes[PipelineWork, RemoteStages]):
 
     def _take(self, value: Any) -> None:
         """Take a value for a rank that lives here, from a `StepOutbox`; one that comes too late is dropped."""
-        step, rank, key, content = parsed(value)
+        sent = parse(RankValue, value)
         decision = self._decisions.last
-        if decision is not None and decision.step == step and decision.state is not TransactionState.ABORTED:
-            self._ranks.put(decision.work, rank, key, content)
-
-
-def _checked_share(share: Any) -> tuple[float, int]:
-    """The share of a replica, which comes from another worker."""
-    match share:
-        case [float(scale), int(first)] if first >= 0:
-            return scale, first
-    raise ArgumentError("a malformed share of a replica in the batch of a pipeline; expected a factor and a number of a microbatch")
+        if decision is not None and decision.step == sent.step and decision.state is not TransactionState.ABORTED:
+            self._ranks.put(decision.work, sent)

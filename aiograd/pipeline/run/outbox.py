@@ -20,17 +20,17 @@ from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiograd.coordination.coordinator import GONE
+from aiograd.coordination.message_form import encode
 from aiograd.coordination.session import PAUSE
-from aiograd.errors import ArgumentError, DistributedError, LimitError, PipelineError, UnknownPeerError
+from aiograd.errors import DistributedError, LimitError, PipelineError, UnknownPeerError
+from aiograd.pipeline.run.messages import RankValue
 from aiograd.pipeline.step.message import StageMessage
-from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
+from aiograd.pipeline.step.rank import Key
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
 
 #: values that travel together, at most, and bytes of their tensors
 TOGETHER, TOGETHER_BYTES = 16, 64 << 10
-
-_KINDS = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple}
 
 
 class Entry:
@@ -121,7 +121,7 @@ class StepOutbox:
             if route is None:
                 raise PipelineError(f"rank {rank} of a pipeline is nowhere: a value for its stage {stage} cannot be sent")
             try:
-                await route[1].post([(self._step, rank, *entry.key, entry.value) for entry in entries], waits=self._drains)
+                await route[1].post([encode(RankValue(self._step, rank, *entry.key, entry.value)) for entry in entries], waits=self._drains)
                 break
             except UnknownPeerError as error:
                 raise PipelineError(
@@ -201,21 +201,3 @@ async def _urge(member: Any) -> None:
     """Make a member confirm its values at once. If it cannot be reached, the values themselves show it."""
     with contextlib.suppress(DistributedError):
         await member.post([])
-
-
-def received(kind: str, value: Any) -> Any:
-    """A value that came from another worker, as the rank takes it.
-
-    Raises:
-        ArgumentError: it makes no sense.
-    """
-    expected = _KINDS.get(kind)
-    if expected is None or value.__class__ is not expected:
-        raise ArgumentError(f"a malformed value between ranks of a pipeline: {kind[:40]!r} of type {type(value).__name__}")
-    if kind == FORWARD:
-        if len(value) != 2 or value[1].__class__ is not tuple or any(flag.__class__ is not bool for flag in value[1]):
-            raise ArgumentError("a malformed message between ranks of a pipeline")
-        return StageMessage(*value)
-    if kind == ENTRY and (len(value) != 2 or value[0].__class__ is not tuple or value[1].__class__ is not dict):
-        raise ArgumentError("malformed arguments for the first stage of a pipeline")
-    return value

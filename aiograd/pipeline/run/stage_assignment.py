@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from aiograd.coordination.message_form import encode, parse
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError
+from aiograd.pipeline.run.messages import StageOptions, StagesRequest
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.stage import Stage
 
@@ -64,47 +66,49 @@ class StageAssignment(NamedTuple):
 
     def to_wire(self) -> dict[str, Any]:
         """As `parse` takes it on another worker, where the modules come with the call."""
-        return {
-            "stages": {str(index): [stage.where, stage.device, stage.pass_indices] for index, stage in self.stages.items()},
-            "training": {str(rank): " ".join(map(str, row)) for rank, row in self.training.items()},
-            "evaluation": {str(rank): " ".join(map(str, row)) for rank, row in self.evaluation.items()},
-            "stage_to_rank": list(self.stage_to_rank),
-            "microbatches": self.microbatches,
-            "loss_stage": self.loss_stage,
-            "last_stage": self.last_stage,
-            "scale": self.scale,
-            "recovers": self.recovers,
-        }
+        request = StagesRequest(
+            stages={str(index): StageOptions(stage.where, stage.device, stage.pass_indices) for index, stage in self.stages.items()},
+            training={str(rank): " ".join(map(str, row)) for rank, row in self.training.items()},
+            evaluation={str(rank): " ".join(map(str, row)) for rank, row in self.evaluation.items()},
+            stage_to_rank=list(self.stage_to_rank),
+            microbatches=self.microbatches,
+            loss_stage=self.loss_stage,
+            last_stage=self.last_stage,
+            scale=self.scale,
+            recovers=self.recovers,
+        )
+        return encode(request)  # type: ignore[no-any-return]
 
     @classmethod
-    def parse(cls, modules: list[Any], options: dict[str, Any]) -> StageAssignment:
+    def parse(cls, modules: list[Any], options: Any) -> StageAssignment:
         """The assignment from the request of a pipeline on another worker.
 
+        Args:
+            modules: of the stages.
+            options: the wire value of a `StagesRequest`.
+
         Raises:
-            ArgumentError: the request is malformed.
+            ProtocolError: the request is malformed. ArgumentError: its stages, rows and numbers do not fit each other.
         """
+        request = parse(StagesRequest, options)
         try:
-            stages = {
-                int(index): Stage(module, where=where, device=device, pass_indices=bool(flag))
-                for (index, (where, device, flag)), module in zip(options["stages"].items(), modules, strict=True)
-            }
-            training, evaluation = (
-                {int(rank): tuple(map(_action, text.split())) for rank, text in options[mode].items()} for mode in ("training", "evaluation")
-            )
             assignment = cls(
-                stages=stages,
-                training=training,
-                evaluation=evaluation,
-                stage_to_rank=tuple(map(int, options["stage_to_rank"])),
-                microbatches=int(options["microbatches"]),
-                loss_stage=int(options["loss_stage"]),
-                last_stage=int(options["last_stage"]),
+                stages={
+                    int(index): Stage(module, where=stage.where, device=stage.device, pass_indices=stage.pass_indices)  # type: ignore[arg-type]
+                    for (index, stage), module in zip(request.stages.items(), modules, strict=True)
+                },
+                training={int(rank): tuple(map(_action, text.split())) for rank, text in request.training.items()},
+                evaluation={int(rank): tuple(map(_action, text.split())) for rank, text in request.evaluation.items()},
+                stage_to_rank=tuple(request.stage_to_rank),
+                microbatches=request.microbatches,
+                loss_stage=request.loss_stage,
+                last_stage=request.last_stage,
                 loss_fn=None,
-                scale=float(options["scale"]),
-                recovers=bool(options["recovers"]),
+                scale=request.scale,
+                recovers=request.recovers,
             )
-        except (KeyError, TypeError, ValueError, AttributeError, DeviceError) as error:
-            raise ArgumentError(f"a malformed request for stages of a pipeline: {type(error).__name__}: {error}") from error
+        except (TypeError, ValueError, DeviceError) as error:
+            raise ArgumentError(f"a StagesRequest with stages or rows that cannot be made: {type(error).__name__}: {error}") from error
         assignment.check()
         return assignment
 
@@ -113,11 +117,16 @@ class StageAssignment(NamedTuple):
         mine = {self.stage_to_rank[index] for index in self.stages if 0 <= index < len(self.stage_to_rank)}
         is_strange = any(not 0 <= index < len(self.stage_to_rank) for index in self.stages)
         if is_strange or not mine >= self.training.keys() | self.evaluation.keys():
-            raise ArgumentError("a malformed request for stages of a pipeline: its ranks and stages do not fit each other")
+            ranks, count = sorted(self.training.keys() | self.evaluation.keys()), len(self.stage_to_rank)
+            raise ArgumentError(
+                f"a StagesRequest for stages {sorted(self.stages)} with rows of ranks {ranks}; expected stages below {count}, and rows of their ranks"
+            )
         for action in (action for rows in (self.training, self.evaluation) for row in rows.values() for action in row):
             for part in action.parts or (action,):
                 if part.stage not in self.stages or (part.microbatch or 0) >= self.microbatches:
-                    raise ArgumentError(f"a malformed request for stages of a pipeline: {action} is about nothing that is here")
+                    raise ArgumentError(
+                        f"a StagesRequest with the action {action}; expected stages {sorted(self.stages)} and microbatches below {self.microbatches}"
+                    )
 
 
 def _action(text: str) -> Action:

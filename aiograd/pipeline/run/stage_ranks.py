@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.message_form import encode
 from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.coordination.session import StepClient
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
-from aiograd.pipeline.run.outbox import received
+from aiograd.pipeline.run.messages import RankValue, StageResults, received
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution
 from aiograd.pipeline.run.work import PipelineWork
-from aiograd.pipeline.step.rank import Key
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.offloading import ready
 from aiograd.tensors.core import TensorCore, make
@@ -39,17 +39,17 @@ class StageRanks:
         assignment = self.assignment
         return PipelineWork(step, assignment.training.keys() | assignment.evaluation.keys(), assignment.recovers)
 
-    def put(self, work: PipelineWork, rank: int, key: Key, value: Any) -> None:
+    def put(self, work: PipelineWork, sent: RankValue) -> None:
         """Take a value from another process for a rank that lives here.
 
         Raises:
-            ArgumentError: there is no such rank or stage here, or the value is malformed.
+            ArgumentError: there is no such rank or stage here. ProtocolError: the value does not fit its kind.
         """
-        kind, stage, microbatch = key
+        rank, stage, microbatch = sent.rank, sent.stage, sent.microbatch
         assignment = self.assignment
         if rank not in work.mailboxes or stage not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
             raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
-        work.mailboxes[rank].put(key, received(kind, value))
+        work.mailboxes[rank].put((sent.kind, stage, microbatch), received(sent.kind, sent.value))
 
     async def run(
         self, client: StepClient[PipelineWork, Any], trains: bool, random: StepRandom, scale: float, measures: bool
@@ -64,7 +64,7 @@ class StageRanks:
             measures: return the sizes of gradients as well.
 
         Returns:
-            Losses and outputs by microbatch, where the last stage is here; and `GradientAccumulator.sizes`.
+            The wire value of a `StageResults`, with `GradientAccumulator.sizes`.
 
         Raises:
             PipelineError: a stage failed.
@@ -93,10 +93,8 @@ class StageRanks:
             before.seal()
             work.undo = before.restore
         client.prepared(execution)
-        found: dict[str, Any] = {"losses": losses, "outputs": outputs}
-        if measures:
-            found["sizes"] = {str(stage): [make(np.asarray(size)) for size in each] for stage, each in sizes.items()}
-        return found
+        measured = {str(stage): [make(np.asarray(size)) for size in each] for stage, each in sizes.items()} if measures else None
+        return encode(StageResults(losses, outputs, measured))  # type: ignore[no-any-return]
 
     @staticmethod
     async def scale(work: PipelineWork | None, step: int, factor: Any) -> None:
@@ -117,18 +115,6 @@ class StageRanks:
         if work is not None:
             await work.outbox.repeat(work.outbox.route(peers))
         return work is not None
-
-
-def parsed(value: Any) -> tuple[int, int, Key, Any]:
-    """Step, rank, key and value of a message from a `StepOutbox`.
-
-    Raises:
-        ArgumentError: it is malformed.
-    """
-    match value:
-        case (int(step), int(rank), str(kind), int(stage), int(microbatch), content):
-            return step, rank, (kind, stage, microbatch), content
-    raise ArgumentError("a malformed value between ranks of a pipeline")
 
 
 def _nothing() -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, PipelineError, ShapeError
+from aiograd.errors import ArgumentTypeError, GraphError, PipelineError, ProtocolError, ShapeError
 from aiograd.pipeline import Action, Stage
 from aiograd.pipeline.run.mailbox import Mailbox
-from aiograd.pipeline.run.outbox import received
+from aiograd.pipeline.run.messages import received
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.step.accumulator import GradientAccumulator
@@ -114,9 +114,9 @@ async def test_a_mailbox_gives_each_value_once() -> None:
 def test_values_from_elsewhere_are_checked() -> None:
     x = ag.tensor([1.0])
     assert received("forward", (x, (False,))).args == (x,)
-    wrong = [("forward", (x,)), ("forward", (x, [False])), ("forward", (x, (1,))), ("forward", x), ("moon", ()), ("entry", (x, {})), ("backward", ())]
+    wrong = [("forward", (x,)), ("forward", (x, [False])), ("forward", (x, (1,))), ("forward", x), ("entry", (x, {})), ("backward", ())]
     for kind, value in wrong:
-        with pytest.raises(ArgumentError, match="malformed"):
+        with pytest.raises(ProtocolError, match="malformed"):
             received(kind, value)
 
 

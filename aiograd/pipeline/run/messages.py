@@ -1,0 +1,122 @@
+"""The messages of pipelines: arguments and results of calls of a `StageMember`, and the values that ranks send each other. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+from aiograd.coordination.message_form import Bound, WireMessage, message, parse, shown
+from aiograd.errors import ProtocolError
+from aiograd.pipeline.step.message import StageMessage
+from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET
+
+#: the types of values between ranks, by kind
+KINDS: Final = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple}
+
+
+def _has_numbers(table: dict[str, Any]) -> bool:
+    return all(key.__class__ is str and key.isdecimal() for key in table)
+
+
+ValueKind: TypeAlias = Annotated[str, Bound(f"one of {', '.join(KINDS)}", lambda kind: kind in KINDS)]
+Number: TypeAlias = Annotated[int, Bound("an int from 0", lambda number: number >= 0)]
+#: actions as text, by the number of a rank
+Rows: TypeAlias = Annotated[dict[str, str], Bound("a dict by numbers of ranks", _has_numbers)]
+
+
+@message(code="pipeline", wire=list)
+class StageOptions(WireMessage):
+    """Options of a `Stage`."""
+
+    where: Annotated[str, Bound("'executor' or 'loop'", lambda where: where in ("executor", "loop"))] | None
+    device: str | None
+    pass_indices: bool
+
+
+@message(code="pipeline", wire=dict)
+class StagesRequest(WireMessage):
+    """A `StageAssignment` for another worker, where the modules come with the call."""
+
+    #: by number, in the order of the modules
+    stages: Annotated[dict[str, StageOptions], Bound("a dict by numbers of stages", _has_numbers)]
+    training: Rows
+    evaluation: Rows
+    stage_to_rank: list[Number]
+    microbatches: Annotated[int, Bound("an int from 1", lambda count: count >= 1)]
+    loss_stage: Number
+    last_stage: Number
+    scale: float
+    recovers: bool
+
+
+@message(code="pipeline", wire=list)
+class ReplicaShare(WireMessage):
+    """The share of a replica in a batch."""
+
+    #: the factor of losses
+    scale: float
+    #: number of the first microbatch
+    first: Number
+
+
+@message(code="pipeline", wire=dict)
+class StageResults(WireMessage):
+    """The results of a step of some ranks."""
+
+    #: by microbatch; None: the last stage is elsewhere
+    losses: list[Any] | None
+    outputs: list[Any] | None
+    #: by the number of a stage, where they were asked for: the sizes of gradients, Tensors ``()``
+    sizes: Annotated[dict[str, list[Any]], Bound("a dict by numbers of stages", _has_numbers)] | None = None
+
+
+@message(code="pipeline")
+class RankValue(WireMessage):
+    """A value on its way from one rank to another."""
+
+    step: int
+    rank: int
+    #: of the value, with stage and microbatch the key of a mailbox
+    kind: ValueKind
+    stage: int
+    microbatch: int
+    value: Any
+
+
+@message(code="pipeline")
+class EntryValue(WireMessage):
+    """The arguments of the first stage."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@message(code="pipeline")
+class ForwardValue(WireMessage):
+    """A `StageMessage`."""
+
+    values: Any
+    wants: tuple[bool, ...]
+
+
+def received(kind: str, value: Any) -> Any:
+    """A value that came from another worker, as the rank takes it.
+
+    Args:
+        kind: one of `KINDS`.
+        value: the field `value` of a `RankValue`.
+
+    Returns:
+        A `StageMessage` for a forward; else the value.
+
+    Raises:
+        ProtocolError: it does not fit its kind.
+    """
+    expected = KINDS[kind]
+    if value.__class__ is not expected:
+        raise ProtocolError(f"a malformed RankValue: field value of {kind} is {shown(value)}; expected {expected.__name__}", code="pipeline")
+    if kind == FORWARD:
+        forward = parse(ForwardValue, value)
+        return StageMessage(forward.values, forward.wants)
+    if kind == ENTRY:
+        parse(EntryValue, value)
+    return value
