@@ -1,4 +1,4 @@
-"""What `make test` runs of the tests, and what only `make test-all` runs: the cases that carry the marker `sweep`.
+"""The cases of tests that only `make test-all` runs: sweeps, which carry the marker `sweep`.
 
 `make test` runs every test function, with each case of each of its parametrizations once. These are sweeps:
 
