@@ -179,7 +179,7 @@ class StepMember(Generic[W]):
         step = f"step {session.step} of {self.wording.subject}"
         if session.transaction.is_prepared:
             return f"{step} is prepared on {self._worker.name}, which does not know yet whether it was committed. {self.wording.in_doubt}"
-        return f"nobody could tell {self._worker.name} whether {step} was committed, so its gradients were dropped there. {self.wording.in_doubt}"
+        return f"no peer could tell {self._worker.name} whether {step} was committed, so its gradients were dropped there. {self.wording.in_doubt}"
 
 
 async def follow(after_commit: AfterCommit) -> None:

@@ -221,10 +221,11 @@ def test_the_driver_dies_when_all_are_prepared(silent: bool) -> None:
         await asyncio.sleep(LEASE - kept_for(LEASE) + 1)
         assert world.staged == [] and world.state == "a:unknown b:unknown"
         assert [world.found(0), world.found(1)] == [NOTHING, NOTHING]
-        with pytest.raises(CommitUnknown, match=r"step 3 .* cannot begin .*nobody could tell a whether step 2 .*settle\(\) it, or restore") as caught:
+        doubt = r"step 3 .* cannot begin .*no peer could tell a whether step 2 .*settle\(\) it, or restore"
+        with pytest.raises(CommitUnknown, match=doubt) as caught:
             await asyncio.wait_for(world.hosts["a"].run(3, True, {}), 5)
         assert caught.value.workers == ("a",)
-        with pytest.raises(CommitUnknown, match="gradients may not be complete: nobody could tell a whether step 2"):
+        with pytest.raises(CommitUnknown, match="gradients may not be complete: no peer could tell a whether step 2"):
             world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[0].parameters()])
         world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[1].parameters()])
         assert await world.hosts["a"].abort(2) and world.state == "a:aborted b:unknown"

@@ -218,7 +218,7 @@ class PassTransaction(PassRecord, TransactionClient):
     def _why(self, event: TransactionEvent) -> BaseException:
         """The error of a pass that an event has ended here."""
         if self.state is TransactionState.IN_DOUBT and not isinstance(event, OwnerClosed):
-            return CommitUnknown(f"nobody could tell whether the pass was committed before the lease of context {self.context.id} ended")
+            return CommitUnknown(f"no peer could tell whether the pass was committed before the lease of context {self.context.id} ended")
         if self._cause is not None:
             return self._cause
         if isinstance(event, Tick):
