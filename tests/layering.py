@@ -36,9 +36,10 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
             "engine transaction",
-            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
+            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
+            "serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
-            "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
+            "compiler profiler viz testing data stats saving.training_state dashboard interop utils serving running.accelerator",
             "__init__ __main__ running.cli",
         )
     )
@@ -53,7 +54,7 @@ GATHERING = ("__init__", "array_functions.public")
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
-        "dashboard.collector", "dashboard.reporter", "interop.background",
+        "dashboard.collector", "dashboard.reporter", "interop.background", "serving.batcher", "serving.server", "serving.trainer", "serving.follower",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
             "collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint rpc.earlier_requests "
@@ -92,6 +93,7 @@ SANS_IO = (
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
     "coordination.buckets", "coordination.message_form",
+    "serving.batching", "serving.buffer", "serving.delta", "serving.gate", "serving.versions",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session shared.allowance shared.ring tensor_table timer_queue transport values"
