@@ -82,7 +82,7 @@ class CompiledFunction:
 
     is_compiled_function = True
 
-    def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int) -> None:
+    def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int, *, warns: bool = True) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self._on_break = on_break
@@ -97,7 +97,7 @@ class CompiledFunction:
         self._recent: dict[Any, tuple[int, int]] = {}
         self._recordings = self._eager = self._past_runs = 0
         self._seconds = 0.0
-        self._has_warned = self._has_told = False
+        self._has_warned = self._has_told = not warns
         self._lock = threading.Lock()
         called = (function, getattr(function, "forward", None), inspect.getattr_static(type(function), "__call__", None))
         self._is_async = any(map(inspect.iscoroutinefunction, called))

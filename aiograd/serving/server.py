@@ -1,0 +1,482 @@
+"""Server: answers requests in batches, each by one committed version of a model's weights.
+
+Note [One reference]
+    The version that serves is one reference. A batch takes it once and keeps it over every await of the forward; `publish`, `promote` and
+    `rollback` replace it in one synchronous section. So no answer mixes two versions, no reader waits for a publication, and an array is freed by
+    reference count when the last version and the last batch that use it are gone.
+
+Note [Durable]
+    Versions are published one after the other. With a log, a version is durable before it serves and before `publish` returns; `promote` and
+    `rollback` serve at once, and the log names their version as soon as it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeadlineError, RejectedVersionError, ServingError
+from aiograd.nn.module import Module
+from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
+from aiograd.serving.batcher import Batcher
+from aiograd.serving.batching import Batch, Task
+from aiograd.serving.copying import copy_of_state
+from aiograd.serving.forward import BoundVersion, VersionedForward
+from aiograd.serving.log import VersionLog
+from aiograd.serving.shadow import Shadow
+from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
+from aiograd.serving.versions import Split, Version, VersionStore, check_fits
+
+
+class Server:
+    """Serves a model: batches the requests that meet, and answers each with a committed version of the weights.
+
+    The model itself stays free to be trained: answers come from snapshots of it. Entering publishes the first version from the model, or
+    loads the last promoted version of the log into it.
+
+    Args:
+        model: the module; its parameters and persistent buffers make a version. All of them must be finite on entry.
+        forward: called as ``forward(module, *columns)`` with a module that holds the version's weights in evaluation mode, ``def`` or
+            ``async def``; by default ``module(*columns)``. Returns a Tensor or a tuple of Tensors with one row per row of the columns.
+        max_batch: the most rows that run together. With 1 an answer has the bits of the forward on its rows alone.
+        max_delay: seconds that a batch with room left waits for more rows.
+        max_queue: the most rows that wait; requests beyond are refused.
+        deadline: seconds within which a request is answered; None for no limit.
+        keep: the number of versions that are kept, besides those that serve, are in a split or a shadow.
+        precision: "exact", or "bfloat16" to round published float32 arrays so that followers need fewer bytes.
+        log: folder or `VersionLog` that keeps versions over restarts.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: RejectedVersionError, a model that is not finite. VersionLogError: the
+            log cannot be used.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     answer = await server.predict(ag.ones(3, 2))
+    >>> answer.value.shape, answer.version
+    ((3, 1), 1)
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        *,
+        forward: Callable[..., Any] | None = None,
+        max_batch: int = 64,
+        max_delay: float = 0.0,
+        max_queue: int = 1024,
+        deadline: float | None = None,
+        keep: int = 10,
+        precision: Literal["exact", "bfloat16"] = "exact",
+        log: str | PathLike[str] | VersionLog | None = None,
+    ) -> None:
+        if not isinstance(model, Module):
+            raise ArgumentTypeError(f"Server: expected a Module, found {type(model).__name__}")
+        if forward is not None and not callable(forward):
+            raise ArgumentTypeError(f"Server(forward=): expected a function of a module and columns, found {type(forward).__name__}")
+        for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("keep", keep)):
+            if type(value) is not int or value < 1:
+                raise ArgumentError(f"Server({name}={value!r}): expected an int of at least 1")
+        if not max_delay >= 0.0 or math.isinf(max_delay):
+            raise ArgumentError(f"Server(max_delay={max_delay!r}): expected seconds, 0 or more")
+        if precision not in ("exact", "bfloat16"):
+            raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
+        self.model = model
+        self.deadline = checked_deadline(deadline)
+        self.precision = precision
+        self.max_batch = max_batch
+        self.max_queue = max_queue
+        self.log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
+        self._forward = VersionedForward(model, forward, max_batch)
+        self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="aiograd:server")
+        self._store = VersionStore(keep)
+        self._bound: dict[int, BoundVersion] = {}
+        self._serving: BoundVersion | None = None
+        self._split: Split | None = None
+        self._shadow: Shadow | None = None
+        self._answer_counts = AnswerCounts()
+        self._difference_sums: dict[int, DifferenceSum] = {}
+        self._published = self._promoted = self._rollbacks = 0
+        self._publishing = asyncio.Lock()
+        #: futures of the requests that wait for a later version, by the number that each waits for
+        self._reaching: dict[asyncio.Future[None], int] = {}
+        self._log_task: asyncio.Task[None] | None = None
+        self._state = "new"
+
+    def __repr__(self) -> str:
+        version = "" if self._serving is None else f", version {self.current.number}"
+        return f"<Server of {type(self.model).__name__}, {self._state}{version}>"
+
+    # ---------------------------------------------------------------- entering and leaving
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ServingError("a Server is entered once; make a new one")
+        self._state = "entering"
+        try:
+            await self._begin()
+        except BaseException:
+            self._state = "closed"
+            if self.log is not None:
+                self.log.close()
+            raise
+        self._state = "open"
+        return self
+
+    async def _begin(self) -> None:
+        """Take the first version from the log or from the model."""
+        if not self.model.state_dict():
+            raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
+        last = None
+        if self.log is not None:
+            last = await current_engine().offload(self.log.open)
+            self._store.skip(self.log.highest)
+        if last is None:
+            await self._publish(None, None, promote=True)
+        else:
+            self._adopt(last, load=True)
+
+    def _adopt(self, version: Version, *, load: bool = False) -> None:
+        """Serve a version that was made elsewhere, under its own number."""
+        check_fits(version.state, self.model.state_dict())
+        if load:
+            self.load_model(version)
+        self._store.adopt(version)
+        self._serve()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            await self.drain()
+        await self.aclose()
+
+    async def drain(self, timeout: float | None = None) -> None:
+        """Answer the requests that have been admitted and refuse others with `DrainingError`.
+
+        Args:
+            timeout: seconds to wait; None for no limit. What has not been answered by then fails with `DrainingError`.
+        """
+        self._check_open()
+        await self._batcher.drain(timeout)
+
+    async def aclose(self) -> None:
+        """Refuse new requests, fail those that wait with `DrainingError`, and close the log. Idempotent."""
+        if self._state in ("closed", "new"):
+            self._state = "closed"
+            return
+        self._state = "closed"
+        await self._batcher.aclose()
+        for future in self._reaching:
+            if not future.done():
+                future.set_exception(ServingError("the server has been closed"))
+        if self._shadow is not None:
+            await self._shadow.aclose()
+        if self._log_task is not None:
+            await asyncio.wait([self._log_task])
+        if self.log is not None:
+            self.log.close()
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            before = "before it is entered: use `async with`" if self._state in ("new", "entering") else "after it was closed"
+            raise ServingError(f"this Server cannot be used {before}")
+
+    # ---------------------------------------------------------------- answers
+
+    async def predict(
+        self, *columns: Any, deadline: float | None = None, version: int | None = None, key: Any = None, at_least: int | None = None
+    ) -> Answer:
+        """Answer a request: the outputs of one version for these rows.
+
+        Requests that wait at the same time run as one batch, so values agree with separate answers to rounding. A request of more rows than
+        a batch runs as several, all of one version. Cancelling takes the rows out.
+
+        Args:
+            columns: Tensors or arrays with the same number of rows, at least one, as the forward takes them.
+            deadline: seconds until the answer is given up; None for the server's.
+            version: number of the version to ask; None for the one that serves, or one of the split.
+            key: text, bytes or an integer that chooses the same version of a split every time.
+            at_least: wait until this or a later version serves.
+
+        Returns:
+            The answer with the version's number and digest.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: columns that are no rows or do not fit together. QueueFullError: too many rows wait. DrainingError: the
+            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. Exceptions of the forward.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     answer = await server.predict([[1.0, 2.0]], deadline=1.0)
+        >>> sorted(answer.headers)
+        ['X-Model-Digest', 'X-Model-Version']
+        """
+        self._check_open()
+        rows = rows_of(columns)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        seconds = self.deadline if deadline is None else checked_deadline(deadline)
+        until = None if seconds is None else began + seconds
+        if at_least is not None:
+            await self._reached(at_least, until)
+        chosen = self._chosen(version, key)
+        if rows[0].shape[0] <= self.max_batch:
+            task = self._batcher.admit(rows, group=chosen, deadline=until)
+            value = await self._batcher.wait(task)
+        else:
+            task, value = await self._in_parts(rows, chosen or self._bound_now(), until)
+        batch, bound = task.ran_in()
+        self._answer_counts.add(bound.version.number, clock() - began)
+        return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
+
+    async def _in_parts(self, rows: tuple[Any, ...], bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
+        """Run a request of more rows than a batch as several batches of one version."""
+        if rows[0].shape[0] > self.max_queue:
+            raise ArgumentError(f"predict: {rows[0].shape[0]} rows; expected at most max_queue={self.max_queue}")
+        tasks: list[Task] = []
+        try:
+            for part in parts_of(rows, self.max_batch):
+                tasks.append(self._batcher.admit(part, group=bound, deadline=until))
+            return tasks[0], joined([await self._batcher.wait(task) for task in tasks])
+        finally:
+            for task in tasks:
+                self._batcher.discard(task)
+
+    async def _reached(self, number: int, until: float | None) -> None:
+        """Wait until a version of at least this number serves."""
+        loop = asyncio.get_running_loop()
+        while self.current.number < number:
+            future: asyncio.Future[None] = loop.create_future()
+            self._reaching[future] = number
+            timer = None if until is None else loop.call_at(until, _expire, future, number)
+            try:
+                await future
+            finally:
+                del self._reaching[future]
+                if timer is not None:
+                    timer.cancel()
+
+    def _chosen(self, number: int | None, key: Any) -> BoundVersion | None:
+        """The version that a request asks for or that the split gives it; None for the one that serves."""
+        if number is None:
+            if self._split is None:
+                return None
+            number = self._split.choose(key)
+        return self._bind(self._store.get(number))
+
+    def _bind(self, version: Version) -> BoundVersion:
+        bound = self._bound.get(version.number)
+        if bound is None or bound.version is not version:
+            bound = self._bound[version.number] = BoundVersion(version)
+        return bound
+
+    def _bound_now(self) -> BoundVersion:
+        if self._serving is None:
+            raise ServingError("this Server has no version yet: use `async with`")
+        return self._serving
+
+    async def _run(self, batch: Batch) -> Any:
+        """Compute a batch by one version, see Note [One reference]."""
+        bound: BoundVersion = batch.group if batch.group is not None else self._bound_now()  # type: ignore[assignment]
+        batch.served, batch.began = bound, asyncio.get_running_loop().time()
+        outputs = await self._forward(bound, batch)
+        if self._shadow is not None and bound is not self._shadow.bound:
+            self._shadow.add(batch, outputs)
+        return outputs
+
+    # ---------------------------------------------------------------- versions
+
+    @property
+    def current(self) -> Version:
+        """The version that serves."""
+        return self._bound_now().version
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """The versions that are kept, by number."""
+        return self._store.versions
+
+    def version(self, number: int) -> Version:
+        """The version of a number.
+
+        Raises:
+            VersionNotFoundError: there is none, or it is not kept any more.
+        """
+        return self._store.get(number)
+
+    async def publish(
+        self, state: Mapping[str, Any] | None = None, *, metrics: Mapping[str, float] | None = None, promote: bool = True
+    ) -> Version:
+        """Make a version of a snapshot, and let it serve.
+
+        Cancelling leaves the versions as they are, or publishes whole.
+
+        Args:
+            state: Tensors or arrays by path, as ``state_dict()`` of the model; None for the model's present ones.
+            metrics: numbers to keep with the version.
+            promote: False for a candidate, which answers only requests that ask for it by number.
+
+        Returns:
+            The version.
+
+        Raises:
+            ArgumentError: a state of other paths, shapes or dtypes. RejectedVersionError: a state that is not finite, with `promote`. VersionLogError:
+            the log could not be written; nothing has changed.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     candidate = await server.publish(promote=False)
+        ...     server.promote(candidate.number).number
+        2
+        """
+        self._check_open()
+        return await self._publish(state, metrics, promote)
+
+    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
+        async with self._publishing:
+            taken, digest = await copy_of_state(self.model, state, self._store.current, self.precision)
+            version = self._store.make(taken, digest=digest, metrics=metrics or {}, created=time.time())
+            if promote and not version.is_finite:
+                raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
+            if (log := self.log) is not None:
+                await current_engine().offload(lambda: log.append(version, promote=promote))
+            self._store.admit(version, promote=promote)
+            self._published += 1
+            if promote:
+                self._promoted += 1
+                self._serve()
+            return version
+
+    def promote(self, number: int) -> Version:
+        """Let a version serve.
+
+        Raises:
+            VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
+        """
+        self._check_open()
+        version = self._store.promote(number)
+        self._promoted += 1
+        self._serve()
+        self._log_promotion()
+        return version
+
+    def rollback(self, number: int | None = None) -> Version:
+        """Let an earlier version serve again, and end the split.
+
+        Args:
+            number: of the version; None for the one that served before the present one.
+
+        Returns:
+            The version that serves now.
+
+        Raises:
+            VersionNotFoundError: there is none before, or it is not kept.
+        """
+        self._check_open()
+        version = self._store.rollback(number)
+        self._rollbacks += 1
+        self._split = None
+        self._batcher.regroup(lambda group: None)
+        self._serve()
+        self._log_promotion()
+        return version
+
+    def split(self, shares: Mapping[int, float]) -> None:
+        """Answer shares of the requests by several versions.
+
+        Args:
+            shares: share of requests by the number of the version; they add up to 1. An empty mapping ends the split.
+
+        Raises:
+            ArgumentError: shares that do not add up. VersionNotFoundError: a version that is not kept. RejectedVersionError: one that is not finite.
+        """
+        self._check_open()
+        self._split = Split(shares, self._store) if shares else None
+        self._retain()
+
+    def shadow(self, number: int | None, share: float = 1.0) -> None:
+        """Compute a share of the batches also with another version, after their answers have gone out, and compare.
+
+        Figures are in ``statistics().comparisons``. Batches are left out while the shadow is behind.
+
+        Args:
+            number: of the version; None ends the comparison.
+            share: from 0 to 1.
+
+        Raises:
+            VersionNotFoundError: it is not kept. ArgumentError: a share that cannot be.
+        """
+        self._check_open()
+        if not 0.0 <= share <= 1.0:
+            raise ArgumentError(f"shadow(share={share!r}): expected a number from 0 to 1")
+        self._shadow = None
+        if number is not None:
+            difference_sum = self._difference_sums.setdefault(number, DifferenceSum())
+            self._shadow = Shadow(self._forward, self._bind(self._store.get(number)), float(share), difference_sum)
+        self._retain()
+
+    def load_model(self, version: Version) -> None:
+        """Write a version's arrays into the model, in place."""
+        self.model.load_state_dict(version.state)
+
+    def _serve(self) -> None:
+        """Let the store's current version serve: one reference."""
+        version = self._store.current
+        if version is None:
+            raise ServingError("this Server has no version yet")
+        self._serving = self._bind(version)
+        self._retain()
+        for future, number in self._reaching.items():
+            if version.number >= number and not future.done():
+                future.set_result(None)
+
+    def _retain(self) -> None:
+        """Keep the versions that serve or are in the split or the shadow, besides the last ones."""
+        shadowed = () if self._shadow is None else (self._shadow.bound.version.number,)
+        self._store.pin({*(self._split.shares if self._split else ()), *shadowed})
+        kept = {version.number for version in self._store.versions}
+        for number in self._bound.keys() - kept:
+            del self._bound[number]
+
+    def _log_promotion(self) -> None:
+        """Have the log name the version that serves, without waiting."""
+        if self.log is not None and (self._log_task is None or self._log_task.done()):
+            self._log_task = asyncio.get_running_loop().create_task(self._write_promotions(self.log), name="aiograd:version-log")
+
+    async def _write_promotions(self, log: VersionLog) -> None:
+        written = None
+        while written != (number := self.current.number):
+            async with self._publishing:
+                await current_engine().offload(lambda number=number: log.promote(number))  # type: ignore[misc]
+            written = number
+
+    # ---------------------------------------------------------------- figures
+
+    def statistics(self) -> ServingStatistics:
+        """Figures of the server so far."""
+        batcher = self._batcher
+        return ServingStatistics(
+            version=self.current.number,
+            versions=len(self._store.versions),
+            published=self._published,
+            promoted=self._promoted,
+            rollbacks=self._rollbacks,
+            answers=sum(self._answer_counts.by_version.values()),
+            batches=batcher.batches,
+            rows=batcher.rows,
+            queued=batcher.queued,
+            refused=batcher.refused,
+            expired=batcher.expired,
+            cancelled=batcher.cancelled,
+            failed=batcher.failed,
+            answers_by_version=dict(self._answer_counts.by_version),
+            latency=self._answer_counts.latency,
+            comparisons={number: total.comparison for number, total in self._difference_sums.items()},
+        )
+
+
+def _expire(future: asyncio.Future[None], number: int) -> None:
+    if not future.done():
+        future.set_exception(DeadlineError(f"predict(at_least={number}): no such version serves in time"))
