@@ -10,7 +10,10 @@ Note [One budget for all passes]
 
     Three rounds rather than one: a timer or a socket needs two rounds until the coroutine behind it runs.
 
-Pure of asyncio: uses only ``call_soon`` and ``create_future`` of the loop it is given.
+    Gates are asked before a pass gets a fresh budget: while one returns True, passes wait, and after `GATE_PAUSE` it is asked again. A service
+    adds one so that requests go before its training.
+
+Pure of asyncio: uses only ``call_soon``, ``call_later`` and ``create_future`` of the loop it is given.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ from typing import Any
 
 #: rounds of the loop between two budgets
 ROUNDS = 3
+#: seconds until a gate that keeps passes waiting is asked again
+GATE_PAUSE = 0.0005
 
 
 class LoopBudget:
@@ -33,7 +38,7 @@ class LoopBudget:
         clock: the clock that measures the budget, in seconds.
     """
 
-    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "deadline", "lag", "longest_lag")
+    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "deadline", "gates", "lag", "longest_lag")
 
     def __init__(self, loop: Callable[[], Any], budget: float, clock: Callable[[], float]) -> None:
         self._loop = loop
@@ -52,6 +57,8 @@ class LoopBudget:
         self.deadline = 0.0
         #: seconds from opening a budget to the next round of the loop, i.e. the delay of other tasks: the last and the longest
         self.lag = self.longest_lag = 0.0
+        #: each returns True while passes have to wait
+        self.gates: list[Callable[[], bool]] = []
 
     def over(self) -> bool:
         """True if the budget is spent."""
@@ -113,6 +120,9 @@ class LoopBudget:
             self.longest_lag = max(self.longest_lag, self.lag)
         if left > 1:
             self._loop().call_soon(self._round, left - 1, context=self._context)
+            return
+        if self._waiters and self.gates and any(gate() for gate in self.gates):
+            self._loop().call_later(GATE_PAUSE, self._round, 1, context=self._context)
             return
         self._open = False
         if self._waiters:

@@ -8,14 +8,14 @@ Note [The copy]
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from aiograd.engine.run import current_engine
 from aiograd.nn.module import Module
 from aiograd.running.digest import state_digest
-from aiograd.serving.versions import Version, check_fits, snapshot
+from aiograd.serving.versions import Array, Precision, Version, all_finite, check_fits, snapshot
 from aiograd.tensors.core import TensorCore, host_array
 
 #: bytes of a state that is copied and hashed on the event loop
@@ -25,9 +25,9 @@ MOST_COPIES = 5
 
 
 async def copy_of_state(
-    model: Module, state: Mapping[str, Any] | None, base: Version | None, precision: Literal["exact", "bfloat16"]
-) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
-    """A read-only copy of a state in the order of the model's, and its digest; arrays that have not changed are those of `base`.
+    model: Module, state: Mapping[str, Any] | None, base: Version | None, precision: Precision
+) -> tuple[dict[str, Array], str, bool]:
+    """A read-only copy of a state in the order of the model's; arrays that have not changed are those of `base`.
 
     Args:
         model: the module whose state it is.
@@ -35,21 +35,24 @@ async def copy_of_state(
         base: the version before.
         precision: see `Server`.
 
+    Returns:
+        The arrays by path, their digest, and True if they are finite.
+
     Raises:
         ArgumentError: a state of other paths, shapes or dtypes than the model's.
     """
 
-    def copy(tensors: Mapping[str, Any]) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
-        arrays = snapshot({path: host_array(t) if isinstance(t, TensorCore) else np.asarray(t) for path, t in tensors.items()}, base, precision)
+    def copy(tensors: Mapping[str, Any]) -> tuple[dict[str, Array], str, bool]:
+        arrays = snapshot(_arrays(tensors), base, precision)
         if base is not None and all(base.state.get(path) is array for path, array in arrays.items()):
-            return arrays, base.digest
-        return arrays, state_digest(arrays)
+            return arrays, base.digest, base.is_finite
+        return arrays, state_digest(arrays), all_finite(arrays, base)
 
     for _ in range(MOST_COPIES):
         own = model.state_dict()
         if state is not None:
-            check_fits(state, own)
-        tensors = own if state is None else {path: state[path] for path in own}
+            state = check_fits(_arrays(state), _arrays(own))
+        tensors = own if state is None else state
         if sum(tensor.nbytes for tensor in own.values()) <= ON_LOOP_BYTES:
             break
         counters = _counters(tensors)
@@ -57,6 +60,10 @@ async def copy_of_state(
         if counters == _counters(tensors):
             return found  # type: ignore[no-any-return]
     return copy(tensors)
+
+
+def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
+    return {path: host_array(tensor) if isinstance(tensor, TensorCore) else np.asarray(tensor) for path, tensor in tensors.items()}
 
 
 def _counters(tensors: Mapping[str, Any]) -> list[int]:

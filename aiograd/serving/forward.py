@@ -25,7 +25,6 @@ from aiograd.engine.run import current_engine
 from aiograd.nn.module import Module
 from aiograd.nn.stateless import twin_of
 from aiograd.running.modes import no_grad
-from aiograd.serving.batching import Batch
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import TensorCore, host_array, make
 
@@ -78,16 +77,25 @@ class VersionedForward:
         """The number of recorded programs."""
         return 0 if self._program is None else self._program.statistics().recordings
 
-    async def __call__(self, bound: BoundVersion, batch: Batch) -> Any:
-        """The outputs for a batch, with `batch.size` rows."""
+    async def __call__(self, bound: BoundVersion, parts: Sequence[Sequence[Any]], size: int) -> Any:
+        """Compute the outputs for a batch.
+
+        Args:
+            bound: the version.
+            parts: the columns of each request of the batch.
+            size: the number of rows of all parts.
+
+        Returns:
+            The forward's result, a Tensor or a tuple of Tensors with `size` rows if it is as it should be.
+        """
         with no_grad():
             if self._program is None:
                 if bound.module is None:
                     bound.module = self._module(bound.tensors)
-                result = self._called(bound.module, *_columns(batch, batch.size))
+                result = self._called(bound.module, *_columns(parts, size, size))
                 return await result if inspect.isawaitable(result) and not isinstance(result, TensorCore) else result
-            rows = min(padded(batch.size), self._max_batch)
-            columns = _columns(batch, rows)
+            rows = min(padded(size), max(size, self._max_batch))
+            columns = _columns(parts, size, rows)
             program = self._program
             seconds = self._seconds.get(rows)
             if seconds is not None and seconds < ON_LOOP:
@@ -95,7 +103,7 @@ class VersionedForward:
             else:
                 outputs, took = await current_engine().offload(lambda: _timed(program, bound.tensors, columns))
             self._seconds[rows] = took if seconds is None or took < seconds else 0.8 * seconds + 0.2 * took
-            return outputs if rows == batch.size else _first(outputs, batch.size, rows)
+            return outputs if rows == size else _first(outputs, size, rows)
 
     def _run(self, tensors: tuple[Any, ...], *columns: Any) -> Any:
         return self._called(self._module(tensors), *columns)
@@ -113,17 +121,16 @@ def _timed(program: Callable[..., Any], tensors: tuple[Any, ...], columns: Seque
     return outputs, perf_counter() - began
 
 
-def _columns(batch: Batch, rows: int) -> list[Any]:
-    """The columns of a batch, padded to `rows` rows."""
-    tasks = batch.tasks
-    if len(tasks) == 1 and rows == batch.size:
-        return list(tasks[0].rows)
+def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:
+    """The columns of all parts one below the other, padded from `size` to `rows` rows."""
+    if len(parts) == 1 and rows == size:
+        return list(parts[0])
     columns = []
-    for parts in zip(*(task.rows for task in tasks), strict=True):
-        arrays = [host_array(part) for part in parts]
+    for pieces in zip(*parts, strict=True):
+        arrays = [host_array(piece) for piece in pieces]
         column = np.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
-        np.concatenate(arrays, out=column[: batch.size])
-        column[batch.size :] = column[batch.size - 1]
+        np.concatenate(arrays, out=column[:size])
+        column[size:] = column[size - 1]
         columns.append(make(column))
     return columns
 

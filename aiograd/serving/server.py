@@ -1,37 +1,29 @@
 """Server: answers requests in batches, each by one committed version of a model's weights.
 
-Note [One reference]
-    The version that serves is one reference. A batch takes it once and keeps it over every await of the forward; `publish`, `promote` and
-    `rollback` replace it in one synchronous section. So no answer mixes two versions, no reader waits for a publication, and an array is freed by
-    reference count when the last version and the last batch that use it are gone.
-
-Note [Durable]
-    Versions are published one after the other. With a log, a version is durable before it serves and before `publish` returns; `promote` and
-    `rollback` serve at once, and the log names their version as soon as it is written.
+See Note [One reference] in `publisher`, Note [Batches] in `batching`, Note [A module for every version] in `forward`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping
 from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, DeadlineError, RejectedVersionError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.nn.module import Module
 from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Batch, Task
-from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
+from aiograd.serving.publisher import Publisher
 from aiograd.serving.shadow import Shadow
 from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
-from aiograd.serving.versions import Split, Version, VersionStore, check_fits
+from aiograd.serving.shares import Split
+from aiograd.serving.versions import Version
 
 
 class Server:
@@ -88,24 +80,15 @@ class Server:
             raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
         self.model = model
         self.deadline = checked_deadline(deadline)
-        self.precision = precision
         self.max_batch = max_batch
         self.max_queue = max_queue
-        self.log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         self._forward = VersionedForward(model, forward, max_batch)
         self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="aiograd:server")
-        self._store = VersionStore(keep)
-        self._bound: dict[int, BoundVersion] = {}
-        self._serving: BoundVersion | None = None
-        self._split: Split | None = None
+        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
+        self._publisher = Publisher(model, keep, precision, version_log)
         self._shadow: Shadow | None = None
         self._answer_counts = AnswerCounts()
         self._difference_sums: dict[int, DifferenceSum] = {}
-        self._published = self._promoted = self._rollbacks = 0
-        self._publishing = asyncio.Lock()
-        #: futures of the requests that wait for a later version, by the number that each waits for
-        self._reaching: dict[asyncio.Future[None], int] = {}
-        self._log_task: asyncio.Task[None] | None = None
         self._state = "new"
 
     def __repr__(self) -> str:
@@ -119,35 +102,13 @@ class Server:
             raise ServingError("a Server is entered once; make a new one")
         self._state = "entering"
         try:
-            await self._begin()
+            await self._publisher.begin()
         except BaseException:
             self._state = "closed"
-            if self.log is not None:
-                self.log.close()
+            await self._publisher.aclose()
             raise
         self._state = "open"
         return self
-
-    async def _begin(self) -> None:
-        """Take the first version from the log or from the model."""
-        if not self.model.state_dict():
-            raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
-        last = None
-        if self.log is not None:
-            last = await current_engine().offload(self.log.open)
-            self._store.skip(self.log.highest)
-        if last is None:
-            await self._publish(None, None, promote=True)
-        else:
-            self._adopt(last, load=True)
-
-    def _adopt(self, version: Version, *, load: bool = False) -> None:
-        """Serve a version that was made elsewhere, under its own number."""
-        check_fits(version.state, self.model.state_dict())
-        if load:
-            self.load_model(version)
-        self._store.adopt(version)
-        self._serve()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
@@ -170,15 +131,9 @@ class Server:
             return
         self._state = "closed"
         await self._batcher.aclose()
-        for future in self._reaching:
-            if not future.done():
-                future.set_exception(ServingError("the server has been closed"))
         if self._shadow is not None:
             await self._shadow.aclose()
-        if self._log_task is not None:
-            await asyncio.wait([self._log_task])
-        if self.log is not None:
-            self.log.close()
+        await self._publisher.aclose()
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -221,14 +176,15 @@ class Server:
         seconds = self.deadline if deadline is None else checked_deadline(deadline)
         until = None if seconds is None else began + seconds
         if at_least is not None:
-            await self._reached(at_least, until)
-        chosen = self._chosen(version, key)
+            await self._publisher.reached(at_least, until)
+        chosen = self._publisher.chosen(version, key)
         if rows[0].shape[0] <= self.max_batch:
             task = self._batcher.admit(rows, group=chosen, deadline=until)
             value = await self._batcher.wait(task)
         else:
-            task, value = await self._in_parts(rows, chosen or self._bound_now(), until)
-        batch, bound = task.ran_in()
+            task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
+        batch: Batch = task.batch  # type: ignore[assignment] - it has run
+        bound: BoundVersion = batch.served
         self._answer_counts.add(bound.version.number, clock() - began)
         return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
 
@@ -245,44 +201,11 @@ class Server:
             for task in tasks:
                 self._batcher.discard(task)
 
-    async def _reached(self, number: int, until: float | None) -> None:
-        """Wait until a version of at least this number serves."""
-        loop = asyncio.get_running_loop()
-        while self.current.number < number:
-            future: asyncio.Future[None] = loop.create_future()
-            self._reaching[future] = number
-            timer = None if until is None else loop.call_at(until, _expire, future, number)
-            try:
-                await future
-            finally:
-                del self._reaching[future]
-                if timer is not None:
-                    timer.cancel()
-
-    def _chosen(self, number: int | None, key: Any) -> BoundVersion | None:
-        """The version that a request asks for or that the split gives it; None for the one that serves."""
-        if number is None:
-            if self._split is None:
-                return None
-            number = self._split.choose(key)
-        return self._bind(self._store.get(number))
-
-    def _bind(self, version: Version) -> BoundVersion:
-        bound = self._bound.get(version.number)
-        if bound is None or bound.version is not version:
-            bound = self._bound[version.number] = BoundVersion(version)
-        return bound
-
-    def _bound_now(self) -> BoundVersion:
-        if self._serving is None:
-            raise ServingError("this Server has no version yet: use `async with`")
-        return self._serving
-
     async def _run(self, batch: Batch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
-        bound: BoundVersion = batch.group if batch.group is not None else self._bound_now()  # type: ignore[assignment]
-        batch.served, batch.began = bound, asyncio.get_running_loop().time()
-        outputs = await self._forward(bound, batch)
+        bound: BoundVersion = self._publisher.bound_now() if batch.group is None else batch.group
+        batch.served = bound
+        outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)
         return outputs
@@ -292,12 +215,12 @@ class Server:
     @property
     def current(self) -> Version:
         """The version that serves."""
-        return self._bound_now().version
+        return self._publisher.bound_now().version
 
     @property
     def versions(self) -> tuple[Version, ...]:
         """The versions that are kept, by number."""
-        return self._store.versions
+        return self._publisher.store.versions
 
     def version(self, number: int) -> Version:
         """The version of a number.
@@ -305,7 +228,7 @@ class Server:
         Raises:
             VersionNotFoundError: there is none, or it is not kept any more.
         """
-        return self._store.get(number)
+        return self._publisher.store.get(number)
 
     async def publish(
         self, state: Mapping[str, Any] | None = None, *, metrics: Mapping[str, float] | None = None, promote: bool = True
@@ -323,8 +246,8 @@ class Server:
             The version.
 
         Raises:
-            ArgumentError: a state of other paths, shapes or dtypes. RejectedVersionError: a state that is not finite, with `promote`. VersionLogError:
-            the log could not be written; nothing has changed.
+            ArgumentError: a state of other paths, shapes or dtypes. RejectedVersionError: a state that is not finite, with `promote`.
+            VersionLogError: the log could not be written; nothing has changed.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     candidate = await server.publish(promote=False)
@@ -332,22 +255,7 @@ class Server:
         2
         """
         self._check_open()
-        return await self._publish(state, metrics, promote)
-
-    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
-        async with self._publishing:
-            taken, digest = await copy_of_state(self.model, state, self._store.current, self.precision)
-            version = self._store.make(taken, digest=digest, metrics=metrics or {}, created=time.time())
-            if promote and not version.is_finite:
-                raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
-            if (log := self.log) is not None:
-                await current_engine().offload(lambda: log.append(version, promote=promote))
-            self._store.admit(version, promote=promote)
-            self._published += 1
-            if promote:
-                self._promoted += 1
-                self._serve()
-            return version
+        return await self._publisher.publish(state, metrics, promote)
 
     def promote(self, number: int) -> Version:
         """Let a version serve.
@@ -356,11 +264,7 @@ class Server:
             VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
         """
         self._check_open()
-        version = self._store.promote(number)
-        self._promoted += 1
-        self._serve()
-        self._log_promotion()
-        return version
+        return self._publisher.promote(number)
 
     def rollback(self, number: int | None = None) -> Version:
         """Let an earlier version serve again, and end the split.
@@ -375,12 +279,10 @@ class Server:
             VersionNotFoundError: there is none before, or it is not kept.
         """
         self._check_open()
-        version = self._store.rollback(number)
-        self._rollbacks += 1
-        self._split = None
-        self._batcher.regroup(lambda group: None)
-        self._serve()
-        self._log_promotion()
+        split = self._publisher.split
+        version = self._publisher.rollback(number)
+        if split is not None:  # requests that wait for a version of it are answered by the one that serves
+            self._batcher.regroup(lambda group: None if group is not None and group.version.number in split.shares else group)
         return version
 
     def split(self, shares: Mapping[int, float]) -> None:
@@ -393,7 +295,8 @@ class Server:
             ArgumentError: shares that do not add up. VersionNotFoundError: a version that is not kept. RejectedVersionError: one that is not finite.
         """
         self._check_open()
-        self._split = Split(shares, self._store) if shares else None
+        publisher = self._publisher
+        publisher.split = Split(shares, [version.number for version in publisher.store.versions]) if shares else None
         self._retain()
 
     def shadow(self, number: int | None, share: float = 1.0) -> None:
@@ -411,58 +314,73 @@ class Server:
         self._check_open()
         if not 0.0 <= share <= 1.0:
             raise ArgumentError(f"shadow(share={share!r}): expected a number from 0 to 1")
+        bound = None if number is None else self._publisher.bind(self.version(number))
         self._shadow = None
-        if number is not None:
-            difference_sum = self._difference_sums.setdefault(number, DifferenceSum())
-            self._shadow = Shadow(self._forward, self._bind(self._store.get(number)), float(share), difference_sum)
+        if bound is not None:
+            difference_sum = self._difference_sums.setdefault(bound.version.number, DifferenceSum())
+            self._shadow = Shadow(self._forward, bound, float(share), difference_sum)
         self._retain()
 
     def load_model(self, version: Version) -> None:
-        """Write a version's arrays into the model, in place."""
-        self.model.load_state_dict(version.state)
+        """Write a version's arrays into the model, in place.
 
-    def _serve(self) -> None:
-        """Let the store's current version serve: one reference."""
-        version = self._store.current
-        if version is None:
-            raise ServingError("this Server has no version yet")
-        self._serving = self._bind(version)
-        self._retain()
-        for future, number in self._reaching.items():
-            if version.number >= number and not future.done():
-                future.set_result(None)
+        Args:
+            version: of this server.
+        """
+        self._publisher.load_model(version)
 
     def _retain(self) -> None:
-        """Keep the versions that serve or are in the split or the shadow, besides the last ones."""
-        shadowed = () if self._shadow is None else (self._shadow.bound.version.number,)
-        self._store.pin({*(self._split.shares if self._split else ()), *shadowed})
-        kept = {version.number for version in self._store.versions}
-        for number in self._bound.keys() - kept:
-            del self._bound[number]
+        self._publisher.retain(() if self._shadow is None else (self._shadow.bound.version.number,))
 
-    def _log_promotion(self) -> None:
-        """Have the log name the version that serves, without waiting."""
-        if self.log is not None and (self._log_task is None or self._log_task.done()):
-            self._log_task = asyncio.get_running_loop().create_task(self._write_promotions(self.log), name="aiograd:version-log")
+    async def compute(self, version: Version, *columns: Any) -> Any:
+        """The outputs of a version for these rows, apart from batches, statistics and limits.
 
-    async def _write_promotions(self, log: VersionLog) -> None:
-        written = None
-        while written != (number := self.current.number):
-            async with self._publishing:
-                await current_engine().offload(lambda number=number: log.promote(number))  # type: ignore[misc]
-            written = number
+        Args:
+            version: of this server.
+            columns: Tensors or arrays with the same number of rows, as the forward takes them.
+
+        Returns:
+            A Tensor, or a tuple of Tensors, as the forward returns.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     (await server.compute(server.current, np.ones((3, 2), np.float32))).shape
+        (3, 1)
+        """
+        self._check_open()
+        rows = rows_of(columns)
+        return await self._forward(self._publisher.bind(version), [rows], rows[0].shape[0])
+
+    async def idle(self, timeout: float | None = None) -> bool:
+        """Wait until no rows are queued.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Returns:
+            True if no rows are queued, False if the time was up before.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.idle()
+        True
+        """
+        return await self._batcher.idle(timeout)
+
+    @property
+    def queued(self) -> int:
+        """The number of rows that wait."""
+        return self._batcher.queued
 
     # ---------------------------------------------------------------- figures
 
     def statistics(self) -> ServingStatistics:
         """Figures of the server so far."""
-        batcher = self._batcher
+        batcher, publisher = self._batcher, self._publisher
         return ServingStatistics(
             version=self.current.number,
-            versions=len(self._store.versions),
-            published=self._published,
-            promoted=self._promoted,
-            rollbacks=self._rollbacks,
+            versions=len(publisher.store.versions),
+            published=publisher.published,
+            promoted=publisher.promoted,
+            rollbacks=publisher.rollbacks,
             answers=sum(self._answer_counts.by_version.values()),
             batches=batcher.batches,
             rows=batcher.rows,
@@ -476,7 +394,3 @@ class Server:
             comparisons={number: total.comparison for number, total in self._difference_sums.items()},
         )
 
-
-def _expire(future: asyncio.Future[None], number: int) -> None:
-    if not future.done():
-        future.set_exception(DeadlineError(f"predict(at_least={number}): no such version serves in time"))

@@ -30,7 +30,8 @@ class Shadow:
         self._forward = forward
         self._difference_sum = difference_sum
         self._due = 0.0
-        self._waiting: deque[tuple[Batch, Any]] = deque()
+        #: the columns of each request of a batch, its rows, and its outputs
+        self._waiting: deque[tuple[list[Any], int, Any]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, batch: Batch, outputs: Any) -> None:
@@ -40,7 +41,7 @@ class Shadow:
             self._due = min(self._due, 1.0)
             return
         self._due -= 1.0
-        self._waiting.append((batch, outputs))
+        self._waiting.append(([task.rows for task in batch.tasks], batch.size, outputs))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._compare(), name="aiograd:shadow")
 
@@ -54,10 +55,10 @@ class Shadow:
     async def _compare(self) -> None:
         while self._waiting:
             await asyncio.sleep(0)  # the answers of the batch go out first
-            batch, outputs = self._waiting.popleft()
+            parts, size, outputs = self._waiting.popleft()
             try:
-                found = await self._forward(self.bound, batch)
+                found = await self._forward(self.bound, parts, size)
             except Exception:
-                self._difference_sum.fail(len(batch.tasks))
+                self._difference_sum.fail(len(parts))
             else:
-                self._difference_sum.add(len(batch.tasks), outputs, found)
+                self._difference_sum.add(len(parts), outputs, found)

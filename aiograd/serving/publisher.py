@@ -1,0 +1,218 @@
+"""Publisher: the versions of a server, the reference to the one that serves, and the log that keeps them.
+
+Note [One reference]
+    The version that serves is one reference. A batch takes it once and keeps it over every await of the forward; `publish`, `promote` and
+    `rollback` replace it in one synchronous section. So no answer mixes two versions, no reader waits for a publication, and an array is freed by
+    reference count when the last version and the last batch that use it are gone.
+
+Note [Durable]
+    Versions are published one after the other. With a log, a version is durable before it serves and before `publish` returns; `promote` and
+    `rollback` serve at once, and the log names their version as soon as it is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, DeadlineError, RejectedVersionError, ServingError, VersionLogError
+from aiograd.nn.module import Module
+from aiograd.running.caller import warn_caller
+from aiograd.serving.copying import copy_of_state
+from aiograd.serving.forward import BoundVersion
+from aiograd.serving.log import VersionLog
+from aiograd.serving.shares import Split
+from aiograd.serving.versions import Precision, Version, VersionStore, check_fits
+from aiograd.tensors.core import host_array
+
+
+class Publisher:
+    """The versions of one model.
+
+    Args:
+        model: the module whose state is published.
+        keep, precision, log: see `Server`.
+    """
+
+    def __init__(self, model: Module, keep: int, precision: Precision, log: VersionLog | None) -> None:
+        self.model = model
+        self.precision = precision
+        self.log = log
+        self.store = VersionStore(keep)
+        self.split: Split | None = None
+        #: the version that serves; None before the first
+        self.serving: BoundVersion | None = None
+        self.published = self.promoted = self.rollbacks = 0
+        #: the failure of the last promotion that was written to the log
+        self.log_error: Exception | None = None
+        self._bound: dict[int, BoundVersion] = {}
+        self._publishing = asyncio.Lock()
+        #: futures of the requests that wait for a later version, with the number that each waits for
+        self._reaching: dict[asyncio.Future[None], int] = {}
+        self._log_task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Take the first version from the log, or publish the model."""
+        if not self.model.state_dict():
+            raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
+        last = None
+        if self.log is not None:
+            last = await current_engine().offload(self.log.open)
+            self.store.skip(self.log.highest)
+        if last is None:
+            await self.publish(None, None, promote=True)
+            return
+        try:
+            self.adopt(last)
+        except ArgumentError as error:
+            raise VersionLogError(f"{self.log!r} belongs to another model than {type(self.model).__name__}: {error}") from error
+        self.load_model(last)
+
+    async def aclose(self) -> None:
+        """Fail the requests that wait for a version, and close the log when it is written."""
+        for future in self._reaching:
+            if not future.done():
+                future.set_exception(ServingError("the server has been closed"))
+        if self._log_task is not None:
+            await asyncio.wait([self._log_task])
+        if self.log is not None:
+            self.log.close()
+
+    # ---------------------------------------------------------------- reading
+
+    def bound_now(self) -> BoundVersion:
+        """The version that serves now."""
+        if self.serving is None:
+            raise ServingError("this Server has no version yet: use `async with`")
+        return self.serving
+
+    def bind(self, version: Version) -> BoundVersion:
+        """A version of the store with its Tensors."""
+        bound = self._bound.get(version.number)
+        if bound is None or bound.version is not version:
+            bound = self._bound[version.number] = BoundVersion(version)
+        return bound
+
+    def chosen(self, number: int | None, key: Any) -> BoundVersion | None:
+        """The version that a request asks for or that the split gives it; None for the one that serves."""
+        if number is None:
+            if self.split is None:
+                return None
+            number = self.split.choose(key)
+        return self.bind(self.store.get(number))
+
+    async def reached(self, number: int, until: float | None) -> None:
+        """Wait until a version of at least this number serves.
+
+        Args:
+            number: of the version.
+            until: time of the loop; None for no limit.
+
+        Raises:
+            DeadlineError: none does in time.
+        """
+        loop = asyncio.get_running_loop()
+        while self.bound_now().version.number < number:
+            future: asyncio.Future[None] = loop.create_future()
+            self._reaching[future] = number
+            timer = None if until is None else loop.call_at(until, _expire, future, number)
+            try:
+                await future
+            finally:
+                del self._reaching[future]
+                if timer is not None:
+                    timer.cancel()
+
+    # ---------------------------------------------------------------- changing
+
+    async def publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
+        """Make a version, see `Server.publish`."""
+        async with self._publishing:
+            base = self.serving
+            arrays, digest, is_finite = await copy_of_state(self.model, state, base and base.version, self.precision)
+            if promote and not is_finite:
+                raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
+            parent = None if base is None else base.version.number
+            number, now = self.store.next_number, time.time()
+            version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
+            if (log := self.log) is not None:
+                await current_engine().offload(lambda: log.append(version, promote=promote))
+            self.store.admit(version, promote=promote)
+            self.published += 1
+            if promote:
+                self.promoted += 1
+                self._serve()
+            return version
+
+    def adopt(self, version: Version) -> None:
+        """Serve a version that was made elsewhere, under its own number.
+
+        Raises:
+            ArgumentError: it is of another model.
+        """
+        check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
+        self.store.adopt(version)
+        self._serve()
+
+    def promote(self, number: int) -> Version:
+        """Let a version serve, see `Server.promote`."""
+        version = self.store.promote(number)
+        self.promoted += 1
+        self._serve()
+        self._log_promotion()
+        return version
+
+    def rollback(self, number: int | None) -> Version:
+        """Let an earlier version serve again, see `Server.rollback`."""
+        version = self.store.rollback(number)
+        self.rollbacks += 1
+        self.split = None
+        self._serve()
+        self._log_promotion()
+        return version
+
+    def load_model(self, version: Version) -> None:
+        """Write a version's arrays into the model, in place."""
+        self.model.load_state_dict(version.state)
+
+    def retain(self, pinned: Iterable[int]) -> None:
+        """Keep these versions, those in the split and the last ones, and the one that serves."""
+        self.store.pinned = {*pinned, *(self.split.shares if self.split else ())}
+        self._unbind()
+
+    def _serve(self) -> None:
+        """Let the store's current version serve: one reference."""
+        self.serving = self.bind(self.store.current)
+        self._unbind()
+        for future, number in self._reaching.items():
+            if self.serving.version.number >= number and not future.done():
+                future.set_result(None)
+
+    def _unbind(self) -> None:
+        for number in self._bound.keys() - {version.number for version in self.store.versions}:
+            del self._bound[number]
+
+    def _log_promotion(self) -> None:
+        """Have the log name the version that serves, without waiting."""
+        if self.log is not None and (self._log_task is None or self._log_task.done()):
+            self._log_task = asyncio.get_running_loop().create_task(self._write_promotions(self.log), name="aiograd:version-log")
+
+    async def _write_promotions(self, log: VersionLog) -> None:
+        written = None
+        while written != (number := self.bound_now().version.number):
+            async with self._publishing:
+                try:
+                    await current_engine().offload(lambda number=number: log.promote(number))  # type: ignore[misc]
+                    self.log_error = None
+                except (VersionLogError, LookupError) as error:
+                    self.log_error = error
+                    warn_caller(f"version {number} serves, but after a restart an earlier one would: {error}")
+            written = number
+
+
+def _expire(future: asyncio.Future[None], number: int) -> None:
+    if not future.done():
+        future.set_exception(DeadlineError(f"predict(at_least={number}): no such version serves in time"))
