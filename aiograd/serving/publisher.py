@@ -24,7 +24,7 @@ from aiograd.running.caller import warn_caller
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion
 from aiograd.serving.log import VersionLog
-from aiograd.serving.shares import Split
+from aiograd.serving.shares import VersionSplit
 from aiograd.serving.versions import Precision, Version, VersionStore, check_fits
 from aiograd.tensors.core import host_array
 
@@ -42,7 +42,7 @@ class Publisher:
         self.precision = precision
         self.log = log
         self.store = VersionStore(keep)
-        self.split: Split | None = None
+        self.split: VersionSplit | None = None
         #: the version that serves; None before the first
         self.serving: BoundVersion | None = None
         self.published = self.promoted = self.rollbacks = 0
@@ -50,8 +50,8 @@ class Publisher:
         self.log_error: Exception | None = None
         self._bound: dict[int, BoundVersion] = {}
         self._publishing = asyncio.Lock()
-        #: futures of the requests that wait for a later version, with the number that each waits for
-        self._reaching: dict[asyncio.Future[None], int] = {}
+        #: futures of those that wait for another version to serve
+        self._changes: set[asyncio.Future[None]] = set()
         self._log_task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -73,7 +73,7 @@ class Publisher:
 
     async def aclose(self) -> None:
         """Fail the requests that wait for a version, and close the log when it is written."""
-        for future in self._reaching:
+        for future in self._changes:
             if not future.done():
                 future.set_exception(ServingError("the server has been closed"))
         if self._log_task is not None:
@@ -114,17 +114,24 @@ class Publisher:
         Raises:
             DeadlineError: none does in time.
         """
-        loop = asyncio.get_running_loop()
         while self.bound_now().version.number < number:
-            future: asyncio.Future[None] = loop.create_future()
-            self._reaching[future] = number
-            timer = None if until is None else loop.call_at(until, _expire, future, number)
-            try:
-                await future
-            finally:
-                del self._reaching[future]
-                if timer is not None:
-                    timer.cancel()
+            if not await self.change(until):
+                raise DeadlineError(f"version {number} or a later one does not serve in time; version {self.bound_now().version.number} does")
+
+    async def change(self, until: float | None) -> bool:
+        """Wait until another version serves; returns False if the time `until` of the loop came first."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._changes.add(future)
+        timer = None if until is None else loop.call_at(until, future.cancel)
+        try:
+            await asyncio.wait([future])
+            return not future.cancelled() and future.result() is None
+        finally:
+            self._changes.discard(future)
+            future.cancel()
+            if timer is not None:
+                timer.cancel()
 
     # ---------------------------------------------------------------- changing
 
@@ -187,8 +194,8 @@ class Publisher:
         """Let the store's current version serve: one reference."""
         self.serving = self.bind(self.store.current)
         self._unbind()
-        for future, number in self._reaching.items():
-            if self.serving.version.number >= number and not future.done():
+        for future in self._changes:
+            if not future.done():
                 future.set_result(None)
 
     def _unbind(self) -> None:
@@ -212,7 +219,3 @@ class Publisher:
                     warn_caller(f"version {number} serves, but after a restart an earlier one would: {error}")
             written = number
 
-
-def _expire(future: asyncio.Future[None], number: int) -> None:
-    if not future.done():
-        future.set_exception(DeadlineError(f"predict(at_least={number}): no such version serves in time"))

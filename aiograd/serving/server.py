@@ -21,8 +21,8 @@ from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher
 from aiograd.serving.shadow import Shadow
+from aiograd.serving.shares import VersionSplit
 from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
-from aiograd.serving.shares import Split
 from aiograd.serving.versions import Version
 
 
@@ -102,13 +102,17 @@ class Server:
             raise ServingError("a Server is entered once; make a new one")
         self._state = "entering"
         try:
-            await self._publisher.begin()
+            await self._begin()
         except BaseException:
             self._state = "closed"
             await self._publisher.aclose()
             raise
         self._state = "open"
         return self
+
+    async def _begin(self) -> None:
+        """Take the first version."""
+        await self._publisher.begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if kind is None:
@@ -296,7 +300,7 @@ class Server:
         """
         self._check_open()
         publisher = self._publisher
-        publisher.split = Split(shares, [version.number for version in publisher.store.versions]) if shares else None
+        publisher.split = VersionSplit(shares, [version.number for version in publisher.store.versions]) if shares else None
         self._retain()
 
     def shadow(self, number: int | None, share: float = 1.0) -> None:
@@ -349,6 +353,27 @@ class Server:
         self._check_open()
         rows = rows_of(columns)
         return await self._forward(self._publisher.bind(version), [rows], rows[0].shape[0])
+
+    async def changed(self, number: int, digest: str, timeout: float | None = None) -> bool:
+        """Wait until another version serves than this one.
+
+        Args:
+            number, digest: of a version.
+            timeout: seconds; None for no limit.
+
+        Returns:
+            True if another version serves, False if the time was up before.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.changed(0, "")
+        True
+        """
+        self._check_open()
+        until = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        while (self.current.number, self.current.digest) == (number, digest):
+            if not await self._publisher.change(until):
+                return False
+        return True
 
     async def idle(self, timeout: float | None = None) -> bool:
         """Wait until no rows are queued.
