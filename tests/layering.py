@@ -93,7 +93,7 @@ SANS_IO = (
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
     "coordination.buckets", "coordination.message_form",
-    "serving.batching", "serving.buffer", "serving.delta", "serving.gate", "serving.versions",
+    "serving.batching", "serving.buffer", "serving.delta", "serving.gate", "serving.shares", "serving.versions",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session shared.allowance shared.ring tensor_table timer_queue transport values"
