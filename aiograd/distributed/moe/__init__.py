@@ -18,6 +18,6 @@ from aiograd.distributed.moe.runtime.backend import ExpertBackend as ExpertBacke
 from aiograd.distributed.moe.runtime.call_many import CallManyResult as CallManyResult
 from aiograd.distributed.moe.runtime.call_many import call_many as call_many
 from aiograd.distributed.moe.runtime.gathering import Loss as Loss
-from aiograd.distributed.moe.runtime.task_pool import TaskPool as TaskPool
 from aiograd.distributed.moe.uid import ExpertUid as ExpertUid
 from aiograd.distributed.moe.uid import parse_uid as parse_uid
+from aiograd.serving.batcher import TaskPool as TaskPool
