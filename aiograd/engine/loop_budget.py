@@ -38,7 +38,9 @@ class LoopBudget:
         clock: the clock that measures the budget, in seconds.
     """
 
-    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "deadline", "gates", "lag", "longest_lag")
+    __slots__ = (
+        "_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "deadline", "gates", "lag", "longest_lag"
+    )  # fmt: skip
 
     def __init__(self, loop: Callable[[], Any], budget: float, clock: Callable[[], float]) -> None:
         self._loop = loop

@@ -1,13 +1,23 @@
 """``ag.serving``: a service that answers and learns at once, with versions of its weights.
 
 ==============  ==========================================================================
+`server`        answers requests, each by one version
+`answers`       the rows of a request, and its answer
 `batching`      the queue of requests: which rows run together, and when; pure
 `batcher`       requests that meet run as one batch
+`forward`       a model's forward with the arrays of any version
+`publisher`     the versions of a server and the one that serves
+`copying`       copies of a model's state while it trains
 `versions`      snapshots of a model, and the store that numbers and retains them; pure
 `shares`        which version answers a request; pure
-`delta`         the difference of two versions as bytes; pure
+`shadow`        a version that computes beside the one that serves
+`statistics`    figures of a server
+`log`           versions in a folder, over restarts and crashes
+`trainer`       learning inside of the service
 `gate`          whether a candidate is promoted, and kept afterwards; pure
 `buffer`        rows to learn from; pure
+`follower`      servers in other processes that serve what this one serves
+`delta`         the difference of two versions as bytes; pure
 ==============  ==========================================================================
 """
 
@@ -18,21 +28,40 @@ from typing import TYPE_CHECKING
 from aiograd.running.lazy import on_first_use
 
 if TYPE_CHECKING:
+    from aiograd.serving.answers import Answer as Answer
     from aiograd.serving.buffer import ReplayBuffer as ReplayBuffer
     from aiograd.serving.delta import apply_delta as apply_delta
     from aiograd.serving.delta import encode_delta as encode_delta
+    from aiograd.serving.follower import Follower as Follower
+    from aiograd.serving.follower import lead as lead
     from aiograd.serving.gate import Gate as Gate
+    from aiograd.serving.log import VersionLog as VersionLog
+    from aiograd.serving.server import Server as Server
+    from aiograd.serving.statistics import Comparison as Comparison
+    from aiograd.serving.statistics import ServingStatistics as ServingStatistics
+    from aiograd.serving.trainer import Trainer as Trainer
     from aiograd.serving.versions import Version as Version
 else:
     __getattr__, __dir__ = on_first_use(
         __name__,
         {
+            "Answer": "aiograd.serving.answers",
+            "Comparison": "aiograd.serving.statistics",
+            "Follower": "aiograd.serving.follower",
             "Gate": "aiograd.serving.gate",
             "ReplayBuffer": "aiograd.serving.buffer",
+            "Server": "aiograd.serving.server",
+            "ServingStatistics": "aiograd.serving.statistics",
+            "Trainer": "aiograd.serving.trainer",
             "Version": "aiograd.serving.versions",
+            "VersionLog": "aiograd.serving.log",
             "apply_delta": "aiograd.serving.delta",
             "encode_delta": "aiograd.serving.delta",
+            "lead": "aiograd.serving.follower",
         },
     )
 
-__all__ = ["Gate", "ReplayBuffer", "Version", "apply_delta", "encode_delta"]
+__all__ = [
+    "Answer", "Comparison", "Follower", "Gate", "ReplayBuffer", "Server", "ServingStatistics", "Trainer", "Version", "VersionLog",
+    "apply_delta", "encode_delta", "lead",
+]  # fmt: skip

@@ -70,6 +70,8 @@ class Batcher:
         #: for the earliest deadline, or for one that was earlier
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        #: futures of those that wait until no rows wait
+        self._idlers: set[asyncio.Future[None]] = set()
         self._running: Batch | None = None
         self._is_abandoned = False
         #: rows of the last batches and the seconds that they took, recent ones counting more
@@ -179,6 +181,20 @@ class Batcher:
         self._queue.regroup(function)
         self._wake()
 
+    async def idle(self, timeout: float | None = None) -> bool:
+        """Wait until no rows wait; returns False if `timeout` seconds passed before."""
+        if self.queued:
+            future = asyncio.get_running_loop().create_future()
+            self._idlers.add(future)
+            await asyncio.wait([future], timeout=timeout)
+            self._idlers.discard(future)
+        return not self.queued
+
+    def _tell_idle(self) -> None:
+        for future in self._idlers:
+            if not future.done():
+                future.set_result(None)
+
     async def drain(self, timeout: float | None = None) -> bool:
         """Answer what was admitted, without further delay, and refuse the rest.
 
@@ -215,6 +231,8 @@ class Batcher:
                 if self._timer is not None and self._timer_at <= now:
                     self._expire(loop)
                 batch = queue.take(now)
+                if self._idlers and not queue.rows:
+                    self._tell_idle()
                 if batch is not None:
                     await self._run_batch(batch, loop)
                     await asyncio.sleep(0)  # callers get their answers, and may ask again
@@ -224,6 +242,7 @@ class Batcher:
             self._fail(queue.clear(), self._closed_error(f"{self._name}: the task that runs batches was cancelled"))
             raise
         finally:
+            self._tell_idle()
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None

@@ -53,7 +53,7 @@ async def copy_of_state(
         if state is not None:
             state = check_fits(_arrays(state), _arrays(own))
         tensors = own if state is None else state
-        if sum(tensor.nbytes for tensor in own.values()) <= ON_LOOP_BYTES:
+        if sum(array.nbytes for array in _arrays(own).values()) <= ON_LOOP_BYTES:
             break
         counters = _counters(tensors)
         found = await current_engine().offload(lambda tensors=tensors: copy(tensors))  # type: ignore[misc]

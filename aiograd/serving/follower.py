@@ -4,8 +4,8 @@ Note [One request in flight]
     A follower asks with the number and digest of its version and is answered when the leader serves another one: by a delta where the leader still
     has the follower's version, else by the whole state, which is a delta from zeros. So a slow follower skips versions and no queue grows, a
     rollback travels as any other version, and connecting again is the next request. A leader that was restarted with other weights under the
-    same number has another digest. The follower applies a delta out of place, compares the digest, then swaps one reference. Payloads that do not fit into
-    a message follow in parts.
+    same number has another digest. The follower applies a delta out of place, compares the digest, then swaps one reference. Payloads that do
+    not fit into a message follow in parts.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Leader:
             offset: of the part in the payload.
 
         Returns:
-            ``number`` and ``digest`` of the version, ``created``, ``size`` of the payload in bytes, ``is_whole`` if it is a delta from zeros, and ``part``, a
-            Tensor of uint8. Without ``part``: nothing has changed.
+            ``number`` and ``digest`` of the version, ``created``, ``size`` of the payload in bytes, ``is_whole`` if it is a delta from zeros, and
+            ``part``, a Tensor of uint8. Without ``part``: nothing has changed.
         """
         if not target:
             await self._server.changed(number, digest, LONG_POLL)
@@ -254,7 +254,7 @@ class Follower(Server):
         return True
 
     async def _call(self, *args: Any) -> dict[str, Any]:
-        answer = await self.worker.call_apart(self.leader, FUNCTION, *args, timeout=3 * LONG_POLL)
+        answer: dict[str, Any] = await self.worker.call_apart(self.leader, FUNCTION, *args, timeout=3 * LONG_POLL)
         expected = {"number": int, "digest": str, "created": float, "size": int, "is_whole": bool, "part": TensorCore}
         is_right = isinstance(answer, dict) and all(isinstance(value, expected.get(name, ())) for name, value in answer.items())
         if not is_right or ("part" in answer and (answer.keys() != expected.keys() or answer["part"].dtype != np.uint8 or answer["part"].ndim != 1)):

@@ -18,15 +18,12 @@ import re
 import secrets
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
 from aiograd.running.digest import state_digest
 from aiograd.saving.serialization import flush_folder, load, load_metadata, save
-from aiograd.serving.versions import Version, is_finite
+from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array
 
 try:
@@ -101,17 +98,9 @@ class VersionLog:
         try:
             facts = json.loads(load_metadata(path)["version"])
             tensors = load(path)
-            state = {name: _read_only(host_array(tensors[name])) for name in facts["paths"]}
-            found = Version(
-                number=number,
-                digest=str(facts["digest"]),
-                parent=facts["parent"],
-                state=MappingProxyType(state),
-                metrics=MappingProxyType({str(name): float(value) for name, value in facts["metrics"].items()}),
-                created=float(facts["created"]),
-                nbytes=sum(array.nbytes for array in state.values()),
-                is_finite=is_finite(state),
-            )
+            state = {name: host_array(tensors[name]) for name in facts["paths"]}
+            metrics, created = facts["metrics"], facts["created"]
+            found = Version.of(number, state, digest=facts["digest"], parent=facts["parent"], metrics=metrics, created=created)
         except FileNotFoundError:
             numbers = ", ".join(map(str, self.numbers())) or "none"
             raise VersionNotFoundError(f"the log {self.folder} has no version {number}; it has {numbers}") from None
@@ -280,7 +269,3 @@ class VersionLog:
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"
 
-
-def _read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    array.setflags(write=False)
-    return array

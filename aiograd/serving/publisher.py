@@ -138,11 +138,11 @@ class Publisher:
     async def publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
         """Make a version, see `Server.publish`."""
         async with self._publishing:
-            base = self.serving
-            arrays, digest, is_finite = await copy_of_state(self.model, state, base and base.version, self.precision)
+            base = None if self.serving is None else self.serving.version
+            arrays, digest, is_finite = await copy_of_state(self.model, state, base, self.precision)
             if promote and not is_finite:
                 raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
-            parent = None if base is None else base.version.number
+            parent = None if base is None else base.number
             number, now = self.store.next_number, time.time()
             version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
             if (log := self.log) is not None:

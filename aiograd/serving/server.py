@@ -6,6 +6,7 @@ See Note [One reference] in `publisher`, Note [Batches] in `batching`, Note [A m
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import math
 from collections.abc import Callable, Mapping
 from os import PathLike
@@ -83,7 +84,8 @@ class Server:
         self.max_batch = max_batch
         self.max_queue = max_queue
         self._forward = VersionedForward(model, forward, max_batch)
-        self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="aiograd:server")
+        context = contextvars.copy_context()
+        self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context)
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         self._publisher = Publisher(model, keep, precision, version_log)
         self._shadow: Shadow | None = None
@@ -92,7 +94,7 @@ class Server:
         self._state = "new"
 
     def __repr__(self) -> str:
-        version = "" if self._serving is None else f", version {self.current.number}"
+        version = "" if self._publisher.serving is None else f", version {self.current.number}"
         return f"<Server of {type(self.model).__name__}, {self._state}{version}>"
 
     # ---------------------------------------------------------------- entering and leaving
@@ -119,14 +121,17 @@ class Server:
             await self.drain()
         await self.aclose()
 
-    async def drain(self, timeout: float | None = None) -> None:
+    async def drain(self, timeout: float | None = None) -> bool:
         """Answer the requests that have been admitted and refuse others with `DrainingError`.
 
         Args:
-            timeout: seconds to wait; None for no limit. What has not been answered by then fails with `DrainingError`.
+            timeout: seconds to wait; None for no limit.
+
+        Returns:
+            True if all were answered, False if the time was up before; `aclose` fails the rest.
         """
         self._check_open()
-        await self._batcher.drain(timeout)
+        return await self._batcher.drain(timeout)
 
     async def aclose(self) -> None:
         """Refuse new requests, fail those that wait with `DrainingError`, and close the log. Idempotent."""
@@ -187,15 +192,14 @@ class Server:
             value = await self._batcher.wait(task)
         else:
             task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
-        batch: Batch = task.batch  # type: ignore[assignment] - it has run
+        batch: Any = task.batch
         bound: BoundVersion = batch.served
         self._answer_counts.add(bound.version.number, clock() - began)
         return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
 
     async def _in_parts(self, rows: tuple[Any, ...], bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
         """Run a request of more rows than a batch as several batches of one version."""
-        if rows[0].shape[0] > self.max_queue:
-            raise ArgumentError(f"predict: {rows[0].shape[0]} rows; expected at most max_queue={self.max_queue}")
+        self._batcher.require_room(rows[0].shape[0])
         tasks: list[Task] = []
         try:
             for part in parts_of(rows, self.max_batch):
@@ -203,11 +207,11 @@ class Server:
             return tasks[0], joined([await self._batcher.wait(task) for task in tasks])
         finally:
             for task in tasks:
-                self._batcher.discard(task)
+                self._batcher.cancel(task)
 
     async def _run(self, batch: Batch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
-        bound: BoundVersion = self._publisher.bound_now() if batch.group is None else batch.group
+        bound: Any = self._publisher.bound_now() if batch.group is None else batch.group
         batch.served = bound
         outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:

@@ -31,7 +31,8 @@ from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, Verdict
 from aiograd.serving.server import Server
 from aiograd.serving.versions import Version
-from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.core import host_array, make
+from aiograd.tensors.tensor import Tensor
 
 
 class _RequestsFirst:
@@ -223,10 +224,10 @@ class Trainer:
             self.optimizer.zero_grad()
             await self._turn()
             loss = self.loss(model, *columns)
-            if inspect.isawaitable(loss) and not isinstance(loss, TensorCore):
+            if inspect.isawaitable(loss) and not isinstance(loss, Tensor):
                 loss = await loss
-            if not isinstance(loss, TensorCore) or loss.shape != ():
-                found = f"a Tensor of shape {list(loss.shape)}" if isinstance(loss, TensorCore) else type(loss).__name__
+            if not isinstance(loss, Tensor) or loss.shape != ():
+                found = f"a Tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
                 raise ArgumentTypeError(f"Trainer: the loss returned {found}; expected a Tensor of one number, such as a mean")
             value = float(loss.detach().item())
             if not math.isfinite(value):
@@ -305,11 +306,11 @@ class Trainer:
         values = []
         for version in judged:
             outputs = await self.server.compute(version, *inputs)
-            values.append(self.gate.values(outputs, targets))
+            values.append(self.gate.measure(outputs, *targets, rows=rows[0].shape[0]))
         if self._judged is not judged:
             return  # another call has decided meanwhile
         version, other = judged
-        verdict = self.gate.judge(*values)
+        verdict = self.gate.judge(*values).verdict
         if verdict is Verdict.PROMOTE:
             self.server.promote(version.number)
         elif verdict is Verdict.DROP:

@@ -292,14 +292,22 @@ class VersionStore:
         """
         parent = self._served[-1] if self._served else None
         version = Version.of(self.next_number, state, digest=digest, parent=parent, metrics=metrics, created=created, is_finite=is_finite)
+        self.admit(version, promote=promote)
+        return version
+
+    def admit(self, version: Version, *, promote: bool) -> None:
+        """Keep a version that has the `next_number`, as `add`."""
         if promote:
             _refuse_unless_finite(version)
-        self.next_number += 1
+        self.next_number = version.number + 1
         self._kept[version.number] = version
         if promote:
             self._serve(version.number)
         self._retain()
-        return version
+
+    def skip(self, number: int) -> None:
+        """Give only higher numbers than this one from now on."""
+        self.next_number = max(self.next_number, number + 1)
 
     def adopt(self, version: Version) -> Version:
         """Let a version of another store serve under its own number: of a leader, or of a log after a restart.

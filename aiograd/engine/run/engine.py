@@ -203,7 +203,8 @@ class Engine:
     def pass_gates(self) -> list[Callable[[], bool]]:
         """Functions that are asked before a pass goes on on the loop; it waits while one returns True. See Note [One budget for all passes]."""
         self._bind(asyncio.get_running_loop())
-        return not_none(self._loop_budget).gates
+        budget: LoopBudget = not_none(self._loop_budget)
+        return budget.gates
 
     def statistics(self) -> EngineStatistics:
         """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page.
