@@ -10,7 +10,7 @@ from typing import Any
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, QueueFullError, ServingError
-from aiograd.serving.batching import TaskBatch, BatchQueue, Task
+from aiograd.serving.batching import BatchQueue, Task, TaskBatch
 from aiograd.tensors.core import TensorCore
 
 
