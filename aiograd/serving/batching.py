@@ -261,6 +261,7 @@ class BatchQueue:
         tasks = sorted((task for line in self._all() for task in line.tasks), key=lambda task: task.number)
         for line in self._all():
             self._remove(line, list(line.tasks))
+        self._ripe, self._full = _heads(self.min_batch), _heads(self.max_batch)
         return tasks
 
     def _all(self) -> tuple[_Line, ...]:
