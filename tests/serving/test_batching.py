@@ -133,7 +133,7 @@ def test_the_queue_gives_the_batches_of_a_plain_one(operations: list[tuple[Any, 
         elif name == "hasten":
             queue.hasten()
             plain.min_batch, plain.max_delay = 1, 0
-        if not any(each.answer.done() for each in plain.tasks):
+        if len(queue) == len(plain.tasks) and not any(each.answer.done() for each in plain.tasks):
             assert queue.wait(now) == plain.wait(now)
     queue.hasten()
     plain.min_batch, plain.max_delay = 1, 0
