@@ -54,7 +54,7 @@ GATHERING = ("__init__", "array_functions.public")
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
-        "dashboard.collector", "dashboard.reporter", "interop.background", "serving.batcher", "serving.server", "serving.trainer", "serving.follower",
+        "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
             "collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint rpc.earlier_requests "

@@ -10,7 +10,7 @@ from typing import Any
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, QueueFullError, ServingError
-from aiograd.serving.batching import Batch, BatchQueue, Task
+from aiograd.serving.batching import BatchQueue, Task, TaskBatch
 from aiograd.tensors.core import TensorCore
 
 
@@ -30,7 +30,7 @@ class Batcher:
     Requests that are admitted in one turn of the loop meet. A batch is cancelled when none of its tasks is waited for any more.
 
     Args:
-        run: called on the loop with a `Batch`; returns an awaitable of a Tensor, or of a tuple of Tensors, with ``batch.size`` rows.
+        run: called on the loop with a `TaskBatch`; returns an awaitable of a Tensor, or of a tuple of Tensors, with ``batch.size`` rows.
         max_batch, min_batch: rows per batch.
         max_rows: the most rows that may wait; None: no limit.
         max_delay: seconds that a batch which is not full waits for more rows.
@@ -44,7 +44,7 @@ class Batcher:
 
     def __init__(
         self,
-        run: Callable[[Batch], Awaitable[Any]],
+        run: Callable[[TaskBatch], Awaitable[Any]],
         *,
         max_batch: int,
         min_batch: int = 1,
@@ -65,14 +65,14 @@ class Batcher:
         self.refused = self.expired = self.cancelled = self.failed = 0
         self.is_draining = self.is_closed = False
         self._worker: asyncio.Task[None] | None = None
-        #: what the worker waits for while no batch is due
+        #: resolved by a change in the queue; the worker waits for it while no batch is due
         self._wakeup: asyncio.Future[None] | None = None
         #: for the earliest deadline, or for one that was earlier
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
         #: futures of those that wait until no rows wait
         self._idlers: set[asyncio.Future[None]] = set()
-        self._running: Batch | None = None
+        self._running: TaskBatch | None = None
         self._is_abandoned = False
         #: rows of the last batches and the seconds that they took, recent ones counting more
         self._recent_rows = self._recent_seconds = self._ended = 0.0
@@ -196,13 +196,13 @@ class Batcher:
                 future.set_result(None)
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Answer what was admitted, without further delay, and refuse the rest.
+        """Answer the admitted requests without further delay, and refuse others.
 
         Args:
             timeout: seconds; None: no limit.
 
         Returns:
-            True if all is answered; False if the time did not suffice, `aclose` then ends the rest.
+            True if all is answered; False if the time did not suffice. Then `aclose` ends the rest.
 
         Cancelling stops the waiting only.
         """
@@ -262,7 +262,7 @@ class Batcher:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
-    async def _run_batch(self, batch: Batch, loop: asyncio.AbstractEventLoop) -> None:
+    async def _run_batch(self, batch: TaskBatch, loop: asyncio.AbstractEventLoop) -> None:
         self._running = batch
         self.batches += 1
         self.rows += batch.size
@@ -286,7 +286,7 @@ class Batcher:
     def _is_cancelled_from_outside(self) -> bool:
         return self._worker is not None and self._worker.cancelling() > self._is_abandoned
 
-    def _settle(self, batch: Batch, now: float) -> None:
+    def _settle(self, batch: TaskBatch, now: float) -> None:
         """Count a batch that has ended, and let go of its tasks: they refer to it, so they would live until the collector finds them."""
         self._recent_rows = 0.9 * self._recent_rows + batch.size
         self._recent_seconds = 0.9 * self._recent_seconds + max(0.0, now - max(self._ended, batch.tasks[0].arrived))
@@ -296,7 +296,7 @@ class Batcher:
                 self._queue.discard(task)
         batch.tasks = []
 
-    def _answer(self, batch: Batch, result: Any) -> None:
+    def _answer(self, batch: TaskBatch, result: Any) -> None:
         is_tuple = isinstance(result, (tuple, list))
         outputs = tuple(result) if is_tuple else (result,)
         if outputs and _size_of(outputs) != batch.size:
@@ -321,7 +321,7 @@ class Batcher:
         return count
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Answer the tasks whose deadline has passed."""
+        """Answer the tasks that are late by an error."""
         now = loop.time()
         for task in self._queue.expire(now):
             if not task.answer.done():
@@ -345,7 +345,7 @@ class Batcher:
         if task.batch is not None and task.batch is self._running and not task.batch.has_waiters:
             task.answer.get_loop().call_soon(self._abandon, task.batch)  # not at once: the function itself may have cancelled the task
 
-    def _abandon(self, batch: Batch) -> None:
+    def _abandon(self, batch: TaskBatch) -> None:
         """Cancel the function of a batch: no task waits for it."""
         if self._running is batch and self._worker is not None and not self._is_abandoned:
             self._is_abandoned = True

@@ -9,9 +9,9 @@ Note [Batches]
     their batch began are not in it. The sums of a batch are made in one kernel, so bits may depend on the other rows in it.
 
 Note [Heads]
-    The delay is the same for all kinds of rows and tasks arrive in order, so among the kinds with rows enough for a batch, the one with the
-    oldest head is also the first whose delay ends. If its delay has not ended, no other's has, and only full kinds are due. So two heaps by the
-    number of the head answer which kind is due without a look at the others: one of the kinds with `min_batch` rows, one of the full kinds.
+    The delay is the same for all kinds of rows, and tasks arrive in order. So among the kinds with rows enough for a batch, the delay of the one
+    with the oldest head ends first; before that, only full kinds are due. Two heaps by the number of the head therefore find the kind that is
+    due without a look at the others: one of the kinds with `min_batch` rows, one of the full kinds.
 
 Source: hivemind ``task_pool.py`` and ``runtime.py``.
 """
@@ -54,7 +54,7 @@ class Task:
         self.arrived = arrived
         self.deadline = deadline
         self.answer = answer
-        self.batch: Batch | None = None
+        self.batch: TaskBatch | None = None
         self.is_cancelled = False
         #: set by the queue: the order of arrival, and the line in which the task waits
         self.number = -1
@@ -66,7 +66,7 @@ class Task:
         return (self.group, *[(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in self.rows])
 
 
-class Batch:
+class TaskBatch:
     """Tasks that run together.
 
     Attributes:
@@ -190,11 +190,11 @@ class BatchQueue:
         return self._waiting
 
     def has_room(self, size: int) -> bool:
-        """Whether so many more rows may wait."""
+        """True if so many more rows may wait."""
         return self.max_rows is None or self.rows + size <= self.max_rows
 
     def add(self, task: Task) -> None:
-        """Let a task wait. Its arrival is not before that of any task added earlier."""
+        """Let a task wait. Tasks are added in the order of their arrival."""
         task.number = next(self._numbers)
         if task.deadline is not None:
             self._timed[task.number] = task
@@ -207,18 +207,18 @@ class BatchQueue:
         if task.line is not None:
             self._remove(task.line, [task])
 
-    def take(self, now: float) -> Batch | None:
+    def take(self, now: float) -> TaskBatch | None:
         """The next batch that is due, or None. Its tasks wait no more."""
         while self._empty.tasks:
             task = self._empty.head
             self._remove(self._empty, [task])
             if not task.answer.done():
-                return Batch([task], now)
+                return TaskBatch([task], now)
         while (line := self._due(now)) is not None:
             tasks, is_due = self._chosen(line, now)
             if is_due:
                 self._remove(line, tasks)
-                return Batch(tasks, now)
+                return TaskBatch(tasks, now)
         return None
 
     def wait(self, now: float) -> float | None:
@@ -229,7 +229,7 @@ class BatchQueue:
         return None if entry is None else max(0.0, entry[1].head.arrived + self.max_delay - now)
 
     def expire(self, now: float) -> list[Task]:
-        """Take out the tasks whose deadline has passed, waiting or in a batch, the earliest deadline first."""
+        """Take out the tasks that are late, waiting or in a batch, the earliest deadline first."""
         late: list[Task] = []
         while (entry := self._deadlines.first()) is not None and entry[0] <= now:
             late.append(self._timed[entry[1]])
@@ -261,6 +261,7 @@ class BatchQueue:
         tasks = sorted((task for line in self._all() for task in line.tasks), key=lambda task: task.number)
         for line in self._all():
             self._remove(line, list(line.tasks))
+        self._ripe, self._full = _heads(self.min_batch), _heads(self.max_batch)
         return tasks
 
     def _all(self) -> tuple[_Line, ...]:
@@ -312,7 +313,7 @@ class BatchQueue:
         return line
 
     def _chosen(self, line: _Line, now: float) -> tuple[list[Task], bool]:
-        """The next tasks of a line that fit into a batch, and whether they are due; those that were answered meanwhile are removed."""
+        """The next tasks of a line that fit into a batch, and True if they are due. Removes answered tasks on the way."""
         tasks: list[Task] = []
         answered: list[Task] = []
         size, is_full = 0, False

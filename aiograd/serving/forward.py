@@ -13,15 +13,15 @@ Note [Sizes]
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from aiograd.compiler import CompiledFunction
-from aiograd.engine.run import current_engine
+from aiograd.engine.run import clock_of, current_engine
 from aiograd.nn.module import Module
 from aiograd.nn.stateless import twin_of
 from aiograd.running.modes import no_grad
@@ -96,12 +96,16 @@ class VersionedForward:
                 return await result if inspect.isawaitable(result) and not isinstance(result, TensorCore) else result
             rows = min(padded(size), max(size, self._max_batch))
             columns = _columns(parts, size, rows)
-            program = self._program
+            program, clock = self._program, clock_of(asyncio.get_running_loop())
+
+            def compute() -> tuple[Any, float]:
+                began = clock()
+                outputs = program(bound.tensors, *columns)
+                return outputs, clock() - began
+
             seconds = self._seconds.get(rows)
-            if seconds is not None and seconds < ON_LOOP:
-                outputs, took = _timed(program, bound.tensors, columns)
-            else:
-                outputs, took = await current_engine().offload(lambda: _timed(program, bound.tensors, columns))
+            is_cheap = seconds is not None and seconds < ON_LOOP
+            outputs, took = compute() if is_cheap else await current_engine().offload(compute)
             self._seconds[rows] = took if seconds is None or took < seconds else 0.8 * seconds + 0.2 * took
             return outputs if rows == size else _first(outputs, size, rows)
 
@@ -113,12 +117,6 @@ class VersionedForward:
 
     def _called(self, module: Module, *columns: Any) -> Any:
         return module(*columns) if self._forward is None else self._forward(module, *columns)
-
-
-def _timed(program: Callable[..., Any], tensors: tuple[Any, ...], columns: Sequence[Any]) -> tuple[Any, float]:
-    began = perf_counter()
-    outputs = program(tensors, *columns)
-    return outputs, perf_counter() - began
 
 
 def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:

@@ -13,11 +13,12 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.nn.module import Module
 from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
 from aiograd.serving.batcher import Batcher
-from aiograd.serving.batching import Batch, Task
+from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher
@@ -180,10 +181,11 @@ class Server:
         """
         self._check_open()
         rows = rows_of(columns)
-        clock = asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
+        clock = clock_of(loop)  # a loop's own has milliseconds only
         began = clock()
         seconds = self.deadline if deadline is None else checked_deadline(deadline)
-        until = None if seconds is None else began + seconds
+        until = None if seconds is None else loop.time() + seconds
         if at_least is not None:
             await self._publisher.reached(at_least, until)
         chosen = self._publisher.chosen(version, key)
@@ -209,10 +211,10 @@ class Server:
             for task in tasks:
                 self._batcher.cancel(task)
 
-    async def _run(self, batch: Batch) -> Any:
+    async def _run(self, batch: TaskBatch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
         bound: Any = self._publisher.bound_now() if batch.group is None else batch.group
-        batch.served = bound
+        batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
         outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)

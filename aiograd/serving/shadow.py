@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from aiograd.serving.batching import Batch
+from aiograd.serving.batching import TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.statistics import DifferenceSum
 
@@ -34,7 +34,7 @@ class Shadow:
         self._waiting: deque[tuple[list[Any], int, Any]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, batch: Batch, outputs: Any) -> None:
+    def add(self, batch: TaskBatch, outputs: Any) -> None:
         """Compare this batch, if it belongs to the share and there is room."""
         self._due += self.share
         if self._due < 1.0 or len(self._waiting) >= MOST_WAITING:
