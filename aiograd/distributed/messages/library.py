@@ -16,6 +16,11 @@ Positive: TypeAlias = Annotated[int, Bound("an int from 1", lambda number: numbe
 #: the number of a transfer, which its caller draws
 TransferNumber: TypeAlias = Annotated[bytes, Bound("16 bytes", lambda number: len(number) == 16)]
 
+
+def _is_path(path: tuple[Any, ...]) -> bool:
+    return 1 <= len(path) <= 2 and {*map(type, path)} <= {str, int}
+
+
 # ---------------------------------------------------------------- references
 
 
@@ -69,7 +74,8 @@ class CreateAdapter(WireMessage):
 class StateChunk(WireMessage):
     """A value of a state; or, of a Tensor that is too large for one message, some of its elements in order. Chunks of one Tensor are neighbours."""
 
-    name: Any
+    #: of the value: its name, or the name of a dict and the name in it
+    path: Annotated[tuple[Any, ...], Bound("1 or 2 names, each str or int", _is_path)]
     #: None: `value` is the whole value; else the shape of the whole Tensor
     shape: tuple[Positive, ...] | None
     #: the value, or a Tensor ``(elements,)``

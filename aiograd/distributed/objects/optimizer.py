@@ -13,11 +13,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
-from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.optimizer_step import OptimizerStep
+from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.distributed.objects.state_transfer import fetch, store
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError
 from aiograd.running import tracing
@@ -290,8 +289,8 @@ class DistributedOptimizer:
             return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
 
     async def _state_of(self, ref: RemoteRef, timeout: float | None) -> dict[str, Any]:
-        head, chunks = await fetch(self.worker, ref, ReadOptimizer, timeout)
-        return {**head, "state": [[number, values] for number, values in unflatten(join(chunks))]}
+        head, state = await fetch(self.worker, ref, ReadOptimizer, timeout)
+        return {**head, "state": [[number, values] for number, values in state.items()]}
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Continue from a `state_dict`, on every worker.
@@ -419,9 +418,8 @@ class DistributedOptimizer:
     async def _load(self, states: Mapping[str, Any], steps: int, timeout: float | None) -> None:
         loading = []
         for owner, ref in [(owner, self._optimizers[owner]) for owner in states]:
-            head, values = dict(states[owner]), flatten((number, each) for number, each in states[owner]["state"])
-            del head["state"]
-            loading.append(store(self.worker, ref, LoadOptimizer, values, timeout, head))
+            head = dict(states[owner])
+            loading.append(store(self.worker, ref, LoadOptimizer, dict(head.pop("state")), timeout, head))
         await asyncio.gather(*loading)
         self._steps = steps
 
@@ -443,6 +441,6 @@ def _checked(state: Any, refs: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(refs)}, as state_dict() returned it")
     for owner, each in states.items():
         is_whole = isinstance(each, Mapping) and {"taken", "groups", "state"} <= each.keys() and isinstance(each["state"], Sequence)
-        if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 for entry in each["state"]):
+        if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[0], int | str) for entry in each["state"]):
             raise ArgumentError(f"load_state_dict: the state of worker {owner!r} is not what state_dict() of a DistributedOptimizer returned")
     return states

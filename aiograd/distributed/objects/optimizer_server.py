@@ -3,8 +3,8 @@
 Note [Optimizer steps]
     A step of an optimizer over several workers is a transaction in one phase: a request to take it says that it is decided, and a worker has nothing
     to prepare, to ask or to doubt. So it is not atomic over workers, but each takes it at most once: steps are numbered, and a request that arrives
-    a second time is answered without another step. One that leaves a gap is refused, because this worker has missed a step and has to be restored; and
-    so is one with a number that was taken with the gradients of another context: its sender never heard of that step, so other workers may not have
+    a second time is answered without another step. One that leaves a gap is refused, because this worker has missed a step and has to be restored.
+    So is one with a number that was taken with the gradients of another context: its sender never heard of that step, so other workers may not have
     taken it. A step that has begun is carried out to its end, even if the request is cancelled or the context ends.
 """
 
@@ -29,7 +29,6 @@ from aiograd.distributed.messages.library import (
     StateBegun,
     StepOptimizer,
 )
-from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.object_server import ObjectServer, plain
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -224,13 +223,13 @@ class OptimizerServer:
         stepped = self._optimizer(caller, message.ref)
         async with stepped.lock:
             state = stepped.optimizer.state_dict()
-            items = [(name, plain(value)) for name, value in state["state"].items()]
+            values = {name: plain(value) for name, value in state["state"].items()}
             head = {"taken": stepped.taken, "groups": plain(state["param_groups"])}
-        return self.objects.transfers.send(caller, message, head, flatten(items))
+        return self.objects.streams.send(caller, message, head, values)
 
     async def _load(self, caller: PeerIdentity, message: LoadOptimizer) -> bool:
         stepped, head = self._optimizer(caller, message.ref), message.head
-        values = dict(unflatten(join(self.objects.transfers.finish(caller, message))))
+        values = self.objects.streams.finish(caller, message)
         if "groups" not in head or head.get("taken").__class__ is not int:
             raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
         async with stepped.lock:
