@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
+from aiograd.distributed.messages.library import (
+    CreateOptimizer,
+    GradientSizes,
+    LoadOptimizer,
+    ObjectRequest,
+    ReadOptimizer,
+    ScaleGradients,
+    SetOptions,
+    ask_library,
+)
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.optimizer_step import OptimizerStep
 from aiograd.distributed.objects.parameter_stream import fetch, store
@@ -111,8 +120,8 @@ class DistributedOptimizer:
                 raise error
 
     async def _make(self, owner: str, timeout: float | None) -> None:
-        create = "aiograd.optimizer.create"
-        self._optimizers[owner] = await self.worker.call(owner, create, self._class, self._refs[owner], self.options, timeout=timeout)
+        message = CreateOptimizer(self._class, self._refs[owner], self.options)
+        self._optimizers[owner] = await ask_library(self.worker, owner, message, timeout)
 
     async def step(self, ctx: Any = None, *, timeout: float | None = None) -> None:
         """Update every parameter that has a gradient in `ctx`, on every worker.
@@ -182,7 +191,7 @@ class DistributedOptimizer:
             await self._prepare()
             owners = [owner for owner in self._refs if owner in self._optimizers]
             ask = functools.partial(self._ask, owners, timeout)
-            answers = await ask("gradient_sizes", norm_type)
+            answers = await ask(GradientSizes, norm_type)
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
@@ -196,7 +205,7 @@ class DistributedOptimizer:
                 )
             factor = factor_for(norm, max_norm)
             if factor != 1.0:
-                answers = await ask("scale_gradients", make(np.asarray(factor)))
+                answers = await ask(ScaleGradients, make(np.asarray(factor)))
                 failed = {owner: answer for owner, answer in zip(owners, answers, strict=True) if isinstance(answer, BaseException)}
                 if failed:
                     ctx.in_doubt.add((CLIPPING, next(_clippings)))
@@ -208,9 +217,9 @@ class DistributedOptimizer:
                     ) from first
             return make(np.asarray(norm))
 
-    async def _ask(self, owners: Sequence[str], timeout: float | None, what: str, value: Any) -> list[Any]:
+    async def _ask(self, owners: Sequence[str], timeout: float | None, request: type[ObjectRequest], value: Any) -> list[Any]:
         """The answer of each of these workers, or its error."""
-        calls = [self.worker.call(owner, f"aiograd.optimizer.{what}", self._optimizers[owner], value, timeout=timeout) for owner in owners]
+        calls = [ask_library(self.worker, owner, request(self._optimizers[owner], value), timeout) for owner in owners]  # type: ignore[call-arg]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _carry_out(self, work: Coroutine[Any, Any, Any], what: str) -> Any:
@@ -255,9 +264,7 @@ class DistributedOptimizer:
         """
         async with self._lock:
             await self._prepare()
-            await asyncio.gather(
-                *(self.worker.call(owner, "aiograd.optimizer.set_options", ref, options) for owner, ref in self._optimizers.items())
-            )
+            await asyncio.gather(*(ask_library(self.worker, owner, SetOptions(ref, options), None) for owner, ref in self._optimizers.items()))
             self.options.update(options)
 
     async def delete(self) -> None:
