@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from aiograd.errors import ProtocolError
 
-if TYPE_CHECKING:
-    from aiograd.coordination.message_form import WireMessage
+
+class NamedForm(Protocol):
+    """The part of a `MessageForm` that errors use."""
+
+    name: str
+    code: str
 
 
-def malformed(cls: type[WireMessage], found: str, expected: str, field: str = "", *, peer: str = "", is_answer: bool = False) -> ProtocolError:
+def malformed(form: NamedForm, found: str, expected: str, field: str = "", *, peer: str = "", is_answer: bool = False) -> ProtocolError:
     """The error for a value from a peer.
 
     Args:
-        cls: the class of the message.
+        form: of the message.
         found: the value, in words; see `message_form.shown`.
         expected: the type or bound, in words.
         field: the path of the field; "": the whole message.
@@ -24,6 +28,5 @@ def malformed(cls: type[WireMessage], found: str, expected: str, field: str = ""
     Returns:
         The error, to be raised.
     """
-    form = cls.form
     what = f"worker {peer} gave a malformed answer to {form.name}" if is_answer else f"{peer and f'worker {peer} sent '}a malformed {form.name}"
     return ProtocolError(f"{what}: {f'field {field} is ' if field else 'it is '}{found}; expected {expected}", code=form.code)

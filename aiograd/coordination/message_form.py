@@ -410,7 +410,7 @@ def parse(cls: type[M], value: Any, peer: str = "") -> M:
     try:
         return cls.form.parse(value)  # type: ignore[no-any-return]
     except _MismatchError as error:
-        raise malformed(cls, error.found, error.expected, error.field, peer=peer) from None
+        raise malformed(cls.form, error.found, error.expected, error.field, peer=peer) from None
 
 
 def encode_answer(request: type[WireMessage], answer: Any) -> Any:
@@ -444,4 +444,4 @@ def parse_answer(request: type[WireMessage], value: Any, peer: str) -> Any:
     try:
         return request.form.answer.parse(value)
     except _MismatchError as error:
-        raise malformed(request, error.found, error.expected, error.field, peer=peer, is_answer=True) from None
+        raise malformed(request.form, error.found, error.expected, error.field, peer=peer, is_answer=True) from None

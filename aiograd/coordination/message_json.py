@@ -50,5 +50,5 @@ def from_json(cls: type[M], text: Any) -> M:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
-        raise malformed(cls, f"{len(data)} bytes", "JSON") from None
+        raise malformed(cls.form, f"{len(data)} bytes", "JSON") from None
     return parse(cls, value)

@@ -337,7 +337,7 @@ class Calls:
             running: Coroutine[Any, Any, Any] = self.invoke(target, args, kwargs)
         else:
             if kwargs:
-                raise malformed(target, f"with arguments {', '.join(kwargs):.40}", "arguments by position")
+                raise malformed(target.form, f"with arguments {', '.join(kwargs):.40}", "arguments by position")
             running = self.builtins[target.form.name](caller, parse(target, tuple(args)))
         result = await (failpoints.reach_within("fwd.in_compute", running) if failpoints.is_watched() else running)
         if not isinstance(target, Exposed):

@@ -92,7 +92,7 @@ class Multicast:
     async def _on_relay(self, caller: PeerIdentity, relay: Relay, timeout: float) -> list[RelayedAnswer]:
         own, *others = relay.messages
         if own.name != self._core.name:
-            raise malformed(Relay, shown(own.name), repr(self._core.name), "messages[0].name")
+            raise malformed(Relay.form, shown(own.name), repr(self._core.name), "messages[0].name")
         answers = await asyncio.gather(
             self._serve(relay.request_kind, caller, own.value, timeout),
             self._pass_on(relay.request_kind, others, PASSED_ON * timeout, caller.principal),
@@ -106,7 +106,7 @@ class Multicast:
             request = type(message)
             if request not in self._servers:
                 expected = " or ".join(sorted({each.form.kind.name for each in self._servers}))
-                raise malformed(Relay, request.form.name, f"{expected}, which go by way of other workers", "request_kind")
+                raise malformed(Relay.form, request.form.name, f"{expected}, which go by way of other workers", "request_kind")
             return RelayedAnswer(core.name, False, encode_answer(request, await self._servers[request](caller, message, timeout)))
         except Exception as error:
             return RelayedAnswer(core.name, True, to_wire(error, core.name, REQUESTS.name_of(kind), core.entropy(8).hex()))

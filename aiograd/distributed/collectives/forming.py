@@ -211,7 +211,7 @@ class GroupForming:
         of = joining.names if is_large(len(joining.names)) else (other,)
         nonces = answer if isinstance(answer, list) else [answer]
         if len(nonces) != len(of):
-            raise malformed(GroupJoin, f"{len(nonces)} nonces", f"{len(of)}", peer=other, is_answer=True)
+            raise malformed(GroupJoin.form, f"{len(nonces)} nonces", f"{len(of)}", peer=other, is_answer=True)
         joining.add(dict(zip(of, nonces, strict=True)))
 
     async def _ask_later(self, joining: _Joining, name: str, seconds: float, principal: str) -> None:

@@ -6,22 +6,14 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from aiograd.distributed.messages.library import (
-    CreateOptimizer,
-    GradientSizes,
-    LoadOptimizer,
-    ObjectRequest,
-    ReadOptimizer,
-    ScaleGradients,
-    SetOptions,
-    ask_library,
-)
+from aiograd.coordination.message_form import WireMessage
+from aiograd.distributed.messages.library import CreateOptimizer, GradientSizes, LoadOptimizer, ReadOptimizer, ScaleGradients, SetOptions, ask_library
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.optimizer_step import OptimizerStep
 from aiograd.distributed.objects.parameter_stream import fetch, store
@@ -217,9 +209,9 @@ class DistributedOptimizer:
                     ) from first
             return make(np.asarray(norm))
 
-    async def _ask(self, owners: Sequence[str], timeout: float | None, request: type[ObjectRequest], value: Any) -> list[Any]:
+    async def _ask(self, owners: Sequence[str], timeout: float | None, request: Callable[[RemoteRef, Any], WireMessage], value: Any) -> list[Any]:
         """The answer of each of these workers, or its error."""
-        calls = [ask_library(self.worker, owner, request(self._optimizers[owner], value), timeout) for owner in owners]  # type: ignore[call-arg]
+        calls = [ask_library(self.worker, owner, request(self._optimizers[owner], value), timeout) for owner in owners]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _carry_out(self, work: Coroutine[Any, Any, Any], what: str) -> Any:

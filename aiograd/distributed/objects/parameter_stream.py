@@ -148,9 +148,9 @@ def join(chunks: Iterable[StateChunk]) -> dict[Any, Any]:
         if first is not None:
             array = value._data if isinstance(value, TensorCore) else None
             if array is None or array.ndim != 1 or not 0 < array.size <= missing or (chunk.path, chunk.shape) != (first.path, first.shape):
-                raise malformed(StateChunk, f"a chunk of {chunk.path}", f"1 to {missing} elements of {first.path}", "value")
+                raise malformed(StateChunk.form, f"a chunk of {chunk.path}", f"1 to {missing} elements of {first.path}", "value")
             if value.dtype != first.value.dtype:
-                raise malformed(StateChunk, f"of dtype {value.dtype}", f"dtype {first.value.dtype} of the chunks before", "value")
+                raise malformed(StateChunk.form, f"of dtype {value.dtype}", f"dtype {first.value.dtype} of the chunks before", "value")
             elements.append(array)
             missing -= int(array.size)
             if missing:
@@ -159,17 +159,17 @@ def join(chunks: Iterable[StateChunk]) -> dict[Any, Any]:
         *outer, name = chunk.path
         inner = state.setdefault(outer[0], {}) if outer else state
         if inner.__class__ is not dict:
-            raise malformed(StateChunk, f"{chunk.path} beside a value of {outer[0]!r}", "one of the two", "path")
+            raise malformed(StateChunk.form, f"{chunk.path} beside a value of {outer[0]!r}", "one of the two", "path")
         inner[name] = value
     if first is not None:
-        raise malformed(StateChunk, "the last one", f"{missing} more elements of {first.path}", "value")
+        raise malformed(StateChunk.form, "the last one", f"{missing} more elements of {first.path}", "value")
     return state
 
 
 # ---------------------------------------------------------------- the side that has the object
 
 
-class _Stream(NamedTuple):
+class _OpenStream(NamedTuple):
     #: of the reference to the object
     key: bytes
     #: the chunks of messages still to be sent, or received so far
@@ -188,7 +188,7 @@ class ParameterStreams:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         #: oldest first
-        self._open: dict[tuple[PeerIdentity, bytes], _Stream] = {}
+        self._open: dict[tuple[PeerIdentity, bytes], _OpenStream] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -206,13 +206,13 @@ class ParameterStreams:
             The answer, with the first chunks.
         """
         capacity = Capacity(*map(min, Capacity.of(self._limits), request.capacity))
-        return StateBegun(head, *self._next(caller, request.number, _Stream(request.ref.key, deque(split(state, capacity)))))
+        return StateBegun(head, *self._next(caller, request.number, _OpenStream(request.ref.key, deque(split(state, capacity)))))
 
     async def more(self, caller: PeerIdentity, message: ReadMore) -> StateContinued:
         """Serve a `ReadMore`."""
         return StateContinued(*self._next(caller, message.number, self._take(caller, message.ref, message.number)))
 
-    def _next(self, caller: PeerIdentity, number: bytes, stream: _Stream) -> tuple[list[StateChunk], bool]:
+    def _next(self, caller: PeerIdentity, number: bytes, stream: _OpenStream) -> tuple[list[StateChunk], bool]:
         part = stream.parts.popleft()
         if stream.parts:
             self._keep(caller, number, stream)
@@ -220,7 +220,7 @@ class ParameterStreams:
 
     def put(self, caller: PeerIdentity, message: PutChunks) -> bool:
         """Serve a `PutChunks`."""
-        stream = _Stream(message.ref.key, deque()) if message.is_first else self._take(caller, message.ref, message.number)
+        stream = _OpenStream(message.ref.key, deque()) if message.is_first else self._take(caller, message.ref, message.number)
         stream = stream._replace(size=stream.size + sum(EACH + measure(chunk.value).size for chunk in message.chunks))
         if sum(other.size for other in self._open.values()) + stream.size > self._limits.bytes_total:
             raise LimitError(f"a state in several messages: more than {self._limits.bytes_total} bytes, which is the limit (Limits.bytes_total)")
@@ -238,14 +238,14 @@ class ParameterStreams:
         self._take(caller, message.ref, message.number)
         return True
 
-    def _take(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> _Stream:
+    def _take(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> _OpenStream:
         stream = self._open.get((caller, number))
         if stream is None or stream.key != ref.key:
             raise DistributedError("a state in several messages: there is no such transfer, or it has been dropped; begin again")
         del self._open[caller, number]
         return stream
 
-    def _keep(self, caller: PeerIdentity, number: bytes, stream: _Stream) -> None:
+    def _keep(self, caller: PeerIdentity, number: bytes, stream: _OpenStream) -> None:
         same = [each for each, other in self._open.items() if other.key == stream.key]
         for each in same[: max(0, len(same) + 1 - OPEN)]:
             del self._open[each]

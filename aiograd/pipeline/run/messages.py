@@ -113,7 +113,7 @@ def received(kind: str, value: Any) -> Any:
     """
     expected = KINDS[kind]
     if value.__class__ is not expected:
-        raise malformed(RankValue, f"{shown(value)} of kind {kind}", expected.__name__, "value")
+        raise malformed(RankValue.form, f"{shown(value)} of kind {kind}", expected.__name__, "value")
     if kind == FORWARD:
         forward = parse(ForwardValue, value)
         return StageMessage(forward.values, forward.wants)
