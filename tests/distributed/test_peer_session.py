@@ -285,11 +285,11 @@ async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(virtua
         assert await a.ask("b", "echo", 2) == 2
 
 
-@pytest.mark.parametrize("foresight", [0, discovery.FORESIGHT], ids=["asked", "foreseen"])
+@pytest.mark.parametrize("predicted", [0, discovery.PREDICTED_NODES], ids=["asked", "predicted"])
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0])
-def test_in_the_middle_of_a_pass(seconds: float, foresight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_middle_of_a_pass(seconds: float, predicted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is asked what takes part has not prepared yet and gives the pass up; one that has the gradients waits for the decision."""
-    monkeypatch.setattr(discovery, "FORESIGHT", foresight)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", predicted)
 
     async def main(two: Two, a: dist.Worker) -> None:
         x = leaf(2)
@@ -298,7 +298,7 @@ def test_in_the_middle_of_a_pass(seconds: float, foresight: int, monkeypatch: py
             running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
             await asyncio.sleep(0.003)
             await two.hold_up(seconds)
-            if seconds < SILENCE or foresight:
+            if seconds < SILENCE or predicted:
                 await running
                 assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
             else:
