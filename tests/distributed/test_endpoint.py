@@ -37,7 +37,7 @@ from aiograd.errors import (
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
-from tests.distributed.world import CALL, LIMITS, World, simulate, turns
+from tests.distributed.world import CALL, LIMITS, World, turns
 
 # ---- requests and answers
 
@@ -245,17 +245,13 @@ async def test_what_a_cancelled_handler_raises_is_of_no_interest(world: World, p
 
 async def test_without_its_protection_cancelling_stays_at_home() -> None:
     with without("propagate_cancel"):
-        await _cancel_at_home()
-
-
-async def _cancel_at_home() -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        asking = asyncio.create_task(a.ask("b", "gate", 1))
-        await turns()
-        asking.cancel()
-        await turns()
-        assert b.cancelled == []
+        async with World() as world:
+            a, b = await world.pair()
+            asking = asyncio.create_task(a.ask("b", "gate", 1))
+            await turns()
+            asking.cancel()
+            await turns()
+            assert b.cancelled == []
 
 
 async def test_handlers_run_in_the_context_of_their_own_endpoint() -> None:
@@ -440,16 +436,16 @@ async def test_closing_while_dialling(world: World) -> None:
         await asking
 
 
-def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        stubborn: list[asyncio.Task[Any]] = []
+async def test_a_handler_that_will_not_stop_is_reported(virtual_clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    stubborn: list[asyncio.Task[Any]] = []
 
-        async def handle(peer: PeerIdentity, kind: int, value: Any, timeout: float) -> None:
-            stubborn.append(asyncio.current_task())  # type: ignore[arg-type]
-            for _ in range(100):
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0.1)
+    async def handle(peer: PeerIdentity, kind: int, value: Any, timeout: float) -> None:
+        stubborn.append(asyncio.current_task())  # type: ignore[arg-type]
+        for _ in range(100):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.1)
 
+    with caplog.at_level(logging.ERROR, "aiograd.distributed"):
         async with World() as world:
             a, b = await world.pair()
             b.endpoint.handler = handle
@@ -459,9 +455,6 @@ def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixtu
             with pytest.raises(WorkerLostError):
                 await asking
             await asyncio.wait(stubborn)
-
-    with caplog.at_level(logging.ERROR, "aiograd.distributed"):
-        simulate(main)
     assert "did not stop" in caplog.text
 
 

@@ -99,6 +99,18 @@ class World:
         b = await self.node("b")
         return await self.node("a", b), b
 
+    async def talking(self) -> tuple[Node, Node]:
+        """a and b, connected by a request of a."""
+        a, b = await self.pair()
+        assert await a.ask("b", "echo", 1) == 1
+        return a, b
+
+    async def mutual(self) -> tuple[Node, Node]:
+        """a and b, which know each other."""
+        a, b = await self.pair()
+        b.endpoint.add_peer("a", a.transport.url)
+        return a, b
+
     async def __aenter__(self) -> World:
         return self
 
