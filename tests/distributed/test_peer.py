@@ -13,7 +13,7 @@ from aiograd.errors import UnknownPeerError, WorkerLostError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import MemoryChannel
-from tests.distributed.world import LIMITS, SECRET, Node, World, simulate, turns
+from tests.distributed.world import LIMITS, SECRET, Node, World, turns
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -259,8 +259,8 @@ async def test_altered_bytes_close_the_connection_and_nothing_is_lost(world: Wor
     assert world.board.dials == 2
 
 
-def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_before() -> None:
-    async def main() -> None:
+async def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_before(virtual_clock: VirtualClock) -> None:
+    with without("epoch_fence"):
         async with World() as world:
             a, b = await world.talking()
             asking = asyncio.create_task(a.ask("b", "sleep", 1.0))
@@ -269,9 +269,6 @@ def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_befo
             again = await world.node("b")
             assert await asking == 1.0
             assert b.ran == [1, 1.0] and again.ran == [1.0]
-
-    with without("epoch_fence"):
-        simulate(main)
 
 
 async def test_redundant_conversations_do_not_chase_each_other(world: World) -> None:
