@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aiograd import errors
-from aiograd.cli.doctor import doctor
 from aiograd.cuda import discovery, loading
 from aiograd.cuda.discovery import Probe, reason
+from aiograd.running.cli.doctor import doctor
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (("numba-cuda", "0.30.4"), ("cuda-core", "1.2.2"), ("cuda-bindings", "13.5.0"))

@@ -21,10 +21,6 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.cli.demo.alone import rate
-from aiograd.cli.demo.data import batches
-from aiograd.cli.demo.training import Training
-from aiograd.cli.worker import name_from_environment
 from aiograd.distributed.cluster import joining
 from aiograd.distributed.cluster.joining import StopReason, serve_cluster, wait_for_way
 from aiograd.errors import (
@@ -38,6 +34,10 @@ from aiograd.errors import (
     VersionMismatch,
     WorkerLostError,
 )
+from aiograd.running.cli.demo.alone import rate
+from aiograd.running.cli.demo.data import batches
+from aiograd.running.cli.demo.training import Training
+from aiograd.running.cli.worker import name_from_environment
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryTransport, Switchboard
 from tests.distributed.workers import SECRET, simulate
@@ -357,7 +357,7 @@ class Launcher:
         """A worker; `code` runs before."""
         clean = {name: value for name, value in os.environ.items() if not re.match("AIOGRAD_|RANK$|SLURM_|POD_NAME$", name)}
         settings = {"PYTHONPATH": str(ROOT), "AIOGRAD_JOIN": self.url, "AIOGRAD_SECRET": SECRET.hex(), "OPENBLAS_NUM_THREADS": "1"}
-        command = ["-c", f"{code}\nimport sys; from aiograd.cli import main; sys.exit(main())"] if code else ["-m", "aiograd"]
+        command = ["-c", f"{code}\nimport sys; from aiograd.running.cli import main; sys.exit(main())"] if code else ["-m", "aiograd"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, "worker", "--service", SERVICE, *words, env={**clean, **settings, **variables},
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -393,7 +393,7 @@ async def test_training_over_workers_that_come_and_go_ends_with_the_bits_of_one_
     random = np.random.default_rng(0)
     images, labels = random.standard_normal((192, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 192)
     epochs = 2
-    words = ("--service", "aiograd.cli.demo.service:service")
+    words = ("--service", "aiograd.running.cli.demo.service:service")
     async with launcher(port) as launch:
         early = await launch.start(*words, RANK="0")
         assert early.stdout is not None and b"worker w0 listens on" in await early.stdout.readline()
