@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 
 import aiograd as ag
 
@@ -51,6 +53,13 @@ def reference_counts_only() -> Iterator[None]:
 def draw(*shape: int, at: int = 0) -> Any:
     """Standard normal numbers of a shape; `at` is the seed."""
     return np.random.default_rng(at).standard_normal(shape)
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, which must end by that."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def run_by(run: Callable[..., Any], given: int = 1) -> Callable[[Callable[..., Any]], Callable[..., None]]:

@@ -14,6 +14,7 @@ from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, L
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, until, values, view, workers
+from tests.support import cancel
 from tests.toy_device import ToyDevice
 
 service = dist.Service()
@@ -180,9 +181,7 @@ async def test_a_state_that_is_too_large_for_a_message_goes_in_several() -> None
         assert len(transfers) == 0, "what is complete is forgotten"
         reading = asyncio.ensure_future(module.state_dict())
         await until(lambda: len(transfers))
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
+        await cancel(reading)
         await until(lambda: not len(transfers))
 
 
