@@ -27,6 +27,26 @@ def random_leaf(*shape: int) -> ag.Tensor:
     return ag.tensor(_drawn.standard_normal(shape).astype(np.float32), requires_grad=True)
 
 
+def custom_function(forward: Callable[..., Any] = lambda x, *_: x * 1, *, inline: bool = False, saves: bool = False) -> Callable[[Any], Any]:
+    """A decorator that makes a class of a rule ``(ctx, *grads)``, a `Function` of the rule's name.
+
+    Args:
+        forward: takes the arguments of ``apply``; by default the first argument times 1 is the result.
+        inline: the rule runs on the loop's thread.
+        saves: the arguments are the rule's ``ctx.saved_tensors``.
+    """
+
+    def run(ctx: Any, *args: Any) -> Any:
+        if saves:
+            ctx.save_for_backward(*args)
+        return forward(*args)
+
+    def decorate(rule: Any) -> Any:
+        return type(rule.__name__, (ag.Function,), {"forward": staticmethod(run), "backward": staticmethod(rule), "inline": inline})
+
+    return decorate
+
+
 def constant(values: Any) -> ag.Tensor:
     """A float64 tensor that does not require grad."""
     return ag.tensor(values, dtype=np.float64)

@@ -11,21 +11,13 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, NestedPassError, OnceDifferentiableError
-from tests.support import constant, leaf, same
+from tests.support import constant, custom_function, leaf, same
 
 
-class Square(ag.Function):
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        ctx.save_for_backward(a)
-        return a * a
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (a,) = ctx.saved_tensors
-        return 2 * a * g
+@custom_function(lambda a: a * a, inline=True, saves=True)
+def Square(ctx: Any, g: Any) -> Any:
+    (a,) = ctx.saved_tensors
+    return 2 * a * g
 
 
 # -------------------------------------------------------------------- the basics
@@ -131,23 +123,18 @@ def nested_sum(tree: Any) -> Any:
 async def test_arrays_and_nested_outputs_of_forward_are_recorded(form: str, factor: float, kind: str) -> None:
     seen: list[Any] = []
 
-    class Multiples(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return outputs_of(a.numpy(), form)
+    @custom_function(lambda a: outputs_of(a.numpy(), form))
+    def Multiples(ctx: Any, *grads: Any) -> Any:
+        seen.append(grads)
+        weights = iter((2, 3, 4))
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            seen.append(grads)
-            weights = iter((2, 3, 4))
+        def pulled(tree: Any) -> Any:
+            if isinstance(tree, ag.Tensor):
+                return tree * next(weights)
+            items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+            return sum(map(pulled, items), start=constant(0.0))
 
-            def pulled(tree: Any) -> Any:
-                if isinstance(tree, ag.Tensor):
-                    return tree * next(weights)
-                items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
-                return sum(map(pulled, items), start=constant(0.0))
-
-            return pulled(grads) + constant([0.0, 0.0])
+        return pulled(grads) + constant([0.0, 0.0])
 
     class Later(Multiples):
         @staticmethod
@@ -179,14 +166,9 @@ def leaves(tree: Any) -> list[Any]:
 
 
 async def test_an_array_of_an_argument_s_own_memory_is_a_copy() -> None:
-    class Same(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a.numpy()[:1]
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return np.concatenate([g, constant([0.0])])
+    @custom_function(lambda a: a.numpy()[:1])
+    def Same(ctx: Any, g: Any) -> Any:
+        return np.concatenate([g, constant([0.0])])
 
     x = leaf([1.0, 2.0]) * 1.0
     y = Same.apply(x)
@@ -237,29 +219,17 @@ async def test_without_tensors_that_require_grad_nothing_is_recorded() -> None:
     with ag.no_grad():
         assert not Square.apply(leaf([2.0])).requires_grad
 
-    class Words(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return str(a.shape)
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise AssertionError
+    @custom_function(lambda a: str(a.shape))
+    def Words(ctx: Any, g: Any) -> Any:
+        raise AssertionError
 
     assert Words.apply(leaf([2.0])) == "(1,)"
 
 
 async def test_a_tuple_of_one_stays_a_tuple() -> None:
-    class One(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return (a * 2,)
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return (g * 2,)
+    @custom_function(lambda a: (a * 2,), inline=True)
+    def One(ctx: Any, g: Any) -> Any:
+        return (g * 2,)
 
     x = leaf([1.0])
     (y,) = One.apply(x)
@@ -286,16 +256,9 @@ async def test_attributes_of_the_context_last_from_forward_to_backward() -> None
 
 
 async def test_a_function_that_saved_nothing_can_run_again() -> None:
-    class Negate(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return -a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return -g
+    @custom_function(lambda a: -a, inline=True)
+    def Negate(ctx: Any, g: Any) -> Any:
+        return -g
 
     x = leaf([1.0])
     y = Negate.apply(x)
@@ -430,20 +393,14 @@ def test_saved_tensors_are_for_backward() -> None:
 async def test_passes_at_the_same_time_do_not_see_each_others_context() -> None:
     needs: dict[int, list[Any]] = {}
 
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a * b
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            before = ctx.needs_input_grad
-            await asyncio.sleep(0)
-            assert ctx.needs_input_grad == before
-            needs.setdefault(ag.graph.current_graph_task_id(), []).append(before)
-            a, b = ctx.saved_tensors
-            return g * b, g * a
+    @custom_function(lambda a, b: a * b, saves=True)
+    async def Product(ctx: Any, g: Any) -> Any:
+        before = ctx.needs_input_grad
+        await asyncio.sleep(0)
+        assert ctx.needs_input_grad == before
+        needs.setdefault(ag.graph.current_graph_task_id(), []).append(before)
+        a, b = ctx.saved_tensors
+        return g * b, g * a
 
     x, w = leaf([2.0]), leaf([3.0])
     y = Product.apply(x, w).sum()
@@ -484,16 +441,9 @@ async def test_missing_gradients_are_zeros_unless_asked_for_as_none() -> None:
 async def test_none_travels_on_as_none() -> None:
     seen: list[Any] = []
 
-    class Nothing(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return None
+    @custom_function(inline=True)
+    def Nothing(ctx: Any, g: Any) -> Any:
+        return None
 
     class Looks(ag.Function):
         inline = True
@@ -585,16 +535,9 @@ def test_only_tensors_can_be_marked(mark: str) -> None:
 
 
 async def test_a_returned_input_is_a_place_of_its_own_in_the_graph() -> None:
-    class Same(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 5
+    @custom_function(lambda a: a, inline=True)
+    def Same(ctx: Any, g: Any) -> Any:
+        return g * 5
 
     x = leaf([1.0])
     y = Same.apply(x)
@@ -690,16 +633,9 @@ def test_what_is_marked_dirty_is_an_argument_and_returned() -> None:
 
 
 async def test_an_output_that_is_a_view_of_an_input_cannot_be_modified_in_place() -> None:
-    class Head(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a[0:1]
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return np.concatenate([g * 5, g * 0])
+    @custom_function(lambda a: a[0:1], inline=True)
+    def Head(ctx: Any, g: Any) -> Any:
+        return np.concatenate([g * 5, g * 0])
 
     x = leaf([1.0, 2.0])
     y = x * 1
@@ -769,14 +705,9 @@ async def test_an_exception_keeps_its_type_and_traceback_and_says_where() -> Non
 
     for inline in (True, False):
 
-        class Fails(ag.Function):
-            @staticmethod
-            def forward(ctx: Any, a: Any) -> Any:
-                return a * 1
-
-            @staticmethod
-            def backward(ctx: Any, g: Any) -> Any:
-                deep()
+        @custom_function()
+        def Fails(ctx: Any, g: Any) -> Any:
+            deep()
 
         Fails.inline = inline
         x = leaf([1.0])
@@ -790,16 +721,11 @@ async def test_an_exception_keeps_its_type_and_traceback_and_says_where() -> Non
 
 
 async def test_a_nested_pass_in_a_synchronous_rule_is_refused() -> None:
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            with ag.enable_grad():
-                inner = (leaf([1.0]) * 2).sum()
-            return inner.backward()
+    @custom_function()
+    def Nests(ctx: Any, g: Any) -> Any:
+        with ag.enable_grad():
+            inner = (leaf([1.0]) * 2).sum()
+        return inner.backward()
 
     for inline in (True, False):
         Nests.inline = inline
@@ -808,18 +734,13 @@ async def test_a_nested_pass_in_a_synchronous_rule_is_refused() -> None:
 
 
 async def test_a_synchronous_rule_that_returns_a_coroutine_has_it_awaited() -> None:
-    class Late(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
+    @custom_function()
+    def Late(ctx: Any, g: Any) -> Any:
+        async def later() -> Any:
+            await asyncio.sleep(0)
+            return g * 3
 
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            async def later() -> Any:
-                await asyncio.sleep(0)
-                return g * 3
-
-            return later()
+        return later()
 
     x = leaf([1.0])
     await Late.apply(x).sum().backward()

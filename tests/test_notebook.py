@@ -15,6 +15,7 @@ import aiograd as ag
 from aiograd import pipeline
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import notebook
+from tests.support import custom_function
 from tests.toy_device import ToyDevice
 
 
@@ -51,14 +52,9 @@ def test_a_tensor() -> None:
 
 
 def test_names_that_users_choose_are_text() -> None:
-    class Evil(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 2
+    @custom_function(lambda x: x * 2)
+    def Evil(ctx: Any, g: Any) -> Any:
+        return g * 2
 
     Evil.__name__ = "<script>alert(1)</script>"
     read = Reader(Evil.apply(ag.tensor([1.0], requires_grad=True))._repr_html_())

@@ -24,6 +24,7 @@ from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.table import records_of, rows_of
 from aiograd.running.modes import current_mode
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import custom_function
 from tests.toy_device import ToyDevice
 
 
@@ -31,14 +32,9 @@ def named(events: Any, category: str) -> list[str]:
     return [event.name for event in events if event.category == category]
 
 
-class Twice(ag.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g * 2
+@custom_function(lambda x: x * 2)
+def Twice(ctx: Any, g: Any) -> Any:
+    return g * 2
 
 
 class Later(ag.Function):
@@ -177,14 +173,9 @@ async def test_nested_passes_and_second_derivatives() -> None:
 
 
 async def test_a_pass_that_fails_or_is_cancelled_leaves_its_events() -> None:
-    class Broken(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise ValueError("no")
+    @custom_function()
+    def Broken(ctx: Any, g: Any) -> Any:
+        raise ValueError("no")
 
     class Stuck(Broken):
         @staticmethod

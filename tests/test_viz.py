@@ -18,6 +18,7 @@ from aiograd.ops import nn as rows
 from aiograd.viz import graph_dot, graph_svg
 from aiograd.viz.layout import GAP, MAX_POINTS, PASSING_GAP, Layout, lay_out
 from aiograd.viz.picture import NAME_LENGTH, shortened
+from tests.support import custom_function
 from tests.toy_device import ToyDevice
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -104,14 +105,9 @@ def test_roots_of_every_kind() -> None:
 
 
 def test_custom_functions_devices_several_outputs_and_names() -> None:
-    class Halves(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x[:1] * 1, x[1:] * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any, h: Any) -> Any:
-            return np.concatenate([g, h])
+    @custom_function(lambda x: (x[:1] * 1, x[1:] * 1))
+    def Halves(ctx: Any, g: Any, h: Any) -> Any:
+        return np.concatenate([g, h])
 
     with ToyDevice():
         x = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)

@@ -21,6 +21,7 @@ from aiograd.graph.current import CURRENT
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+from tests.support import custom_function
 
 # -------------------------------------------------------------------- passes on one loop
 
@@ -307,17 +308,12 @@ async def test_the_number_of_blas_threads_needs_a_package_that_is_named(monkeypa
 
 
 async def test_statistics_count_every_pass_by_how_it_ended() -> None:
-    class Odd(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            await reached.wait()
-            if fails:
-                raise ZeroDivisionError
-            return g
+    @custom_function()
+    async def Odd(ctx: Any, g: Any) -> Any:
+        await reached.wait()
+        if fails:
+            raise ZeroDivisionError
+        return g
 
     reached, fails = asyncio.Event(), False
     async with ag.Engine() as engine:

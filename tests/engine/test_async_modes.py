@@ -13,6 +13,7 @@ from aiograd.errors import ArgumentError, GraphError, ModeError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, function, leaf, number, rounds
+from tests.support import custom_function
 
 # -------------------------------------------------------------------- tasks
 
@@ -493,23 +494,18 @@ async def test_a_pass_suspended_in_a_hook_does_not_switch_gradients_off_for_othe
 def test_a_rule_cancelled_inside_no_grad_that_still_cleans_up_takes_its_mode_along() -> None:
     ends: list[bool] = []
 
-    class Slow(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1.0
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            try:
-                with ag.no_grad():
-                    try:
-                        await asyncio.sleep(60)
-                    finally:
-                        await asyncio.sleep(0.01)
-                        ends.append(ag.is_grad_enabled())
-            finally:
-                ends.append(ag.is_grad_enabled())
-            return g
+    @custom_function()
+    async def Slow(ctx: Any, g: Any) -> Any:
+        try:
+            with ag.no_grad():
+                try:
+                    await asyncio.sleep(60)
+                finally:
+                    await asyncio.sleep(0.01)
+                    ends.append(ag.is_grad_enabled())
+        finally:
+            ends.append(ag.is_grad_enabled())
+        return g
 
     async def main() -> bool:
         x = ag.tensor([1.0], requires_grad=True)

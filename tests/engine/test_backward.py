@@ -12,21 +12,13 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, NoGraphError, ShapeError
-from tests.support import constant, leaf, same
+from tests.support import constant, custom_function, leaf, same
 
 
-class OnlyFirst(ag.Function):
+@custom_function(lambda a, b: (a * 1, b * 1), inline=True)
+def OnlyFirst(ctx: Any, g1: Any, g2: Any) -> Any:
     """Gives its second argument no gradient."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a * 1, b * 1
-
-    @staticmethod
-    def backward(ctx: Any, g1: Any, g2: Any) -> Any:
-        return g1, None
+    return g1, None
 
 
 # -------------------------------------------------------------------- one root
@@ -274,18 +266,10 @@ async def test_only_what_ran_is_freed() -> None:
 
 
 async def test_a_function_that_saved_tensors_is_freed_as_well() -> None:
-    class Square(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            ctx.save_for_backward(a)
-            return a * a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            (a,) = ctx.saved_tensors
-            return 2 * a * g
+    @custom_function(lambda a: a * a, inline=True, saves=True)
+    def Square(ctx: Any, g: Any) -> Any:
+        (a,) = ctx.saved_tensors
+        return 2 * a * g
 
     x = leaf([2.0])
     y = Square.apply(x).sum()

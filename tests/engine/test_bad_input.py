@@ -28,7 +28,7 @@ from aiograd.errors import (
     NaNGradientError,
     ShapeError,
 )
-from tests.support import leaf
+from tests.support import custom_function, leaf
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, AiogradError)]
 
@@ -133,14 +133,9 @@ async def test_a_modified_saved_value() -> None:
 
 
 async def test_a_gradient_of_the_wrong_shape() -> None:
-    class Wrong(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return ag.tensor(np.ones(5))
+    @custom_function()
+    def Wrong(ctx: Any, g: Any) -> Any:
+        return ag.tensor(np.ones(5))
 
     x = leaf([1.0, 2.0])
     with pytest.raises(GradientError, match=r"got \[5\] but expected shape compatible with \[2\]"):

@@ -23,6 +23,7 @@ from aiograd.testing import simulated_run
 from tests.ops.domains_core import DOMAINS as CORE
 from tests.ops.domains_nn import DOMAINS as NN
 from tests.ops.traced import floating
+from tests.support import custom_function
 from tests.sweeps import swept
 from tests.tolerance import assert_close
 from tests.toy_device import ToyArray, ToyDevice, ToyError
@@ -427,15 +428,10 @@ async def test_the_loop_runs_ahead_of_a_device_that_allows_it() -> None:
 async def test_contextvars_reach_rules_on_a_device(toy: ToyDevice) -> None:
     seen: list[tuple[int, bool]] = []
 
-    class Look(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            seen.append((ag.graph.current_graph_task_id(), ag.is_grad_enabled()))
-            return g
+    @custom_function()
+    def Look(ctx: Any, g: Any) -> Any:
+        seen.append((ag.graph.current_graph_task_id(), ag.is_grad_enabled()))
+        return g
 
     x = ag.tensor([1.0], device="toy:0", requires_grad=True)
     await Look.apply(x).sum().backward()
@@ -531,14 +527,9 @@ async def test_the_gradient_of_a_host_scalar_comes_back_to_the_host(toy: ToyDevi
 
 
 async def test_a_rule_or_hook_that_moves_a_gradient_is_refused(toy: ToyDevice) -> None:
-    class Astray(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return ag.tensor(np.ones(g.shape, np.float32))
+    @custom_function()
+    def Astray(ctx: Any, g: Any) -> Any:
+        return ag.tensor(np.ones(g.shape, np.float32))
 
     x = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)
     with pytest.raises(DeviceMismatchError, match=r"AstrayBackward.*cpu.*toy:0"):
@@ -553,15 +544,10 @@ async def test_a_rule_or_hook_that_moves_a_gradient_is_refused(toy: ToyDevice) -
 async def test_unused_outputs_of_a_custom_function_get_zeros_on_their_device(toy: ToyDevice) -> None:
     devices: list[str] = []
 
-    class Pair(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1, x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any, h: Any) -> Any:
-            devices.extend([g.device, h.device])
-            return g + 2 * h
+    @custom_function(lambda x: (x * 1, x * 2))
+    def Pair(ctx: Any, g: Any, h: Any) -> Any:
+        devices.extend([g.device, h.device])
+        return g + 2 * h
 
     x = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)
     await Pair.apply(x)[1].sum().backward()

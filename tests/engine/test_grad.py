@@ -11,33 +11,18 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, UnusedInputError
 from aiograd.ops import ROWS
 from aiograd.ops.op import define
-from tests.support import leaf, same
+from tests.support import custom_function, leaf, same
 
 
-class Explodes(ag.Function):
+@custom_function(inline=True)
+def Explodes(ctx: Any, g: Any) -> Any:
     """Must not run."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        return a * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        raise AssertionError("this node has no path to an input")
+    raise AssertionError("this node has no path to an input")
 
 
-class OnlyFirst(ag.Function):
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a + b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g, None
+@custom_function(lambda a, b: a + b, inline=True)
+def OnlyFirst(ctx: Any, g: Any) -> Any:
+    return g, None
 
 
 # -------------------------------------------------------------------- grad

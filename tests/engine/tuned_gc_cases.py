@@ -28,6 +28,7 @@ from aiograd.engine.run.paced_collector import (
 from aiograd.engine.run.tuned_gc import IDLE_SHARE, INTERVAL
 from aiograd.errors import LoopError
 from aiograd.testing import simulated_run
+from tests.support import custom_function
 
 MIB = 1 << 20
 
@@ -283,15 +284,10 @@ def test_an_idle_process_collects_everything_and_a_busy_one_does_not() -> None:
 
 
 def test_a_pass_in_flight_is_not_idle() -> None:
-    class Waits(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: ag.Tensor) -> ag.Tensor:
-            return x * 2.0
-
-        @staticmethod
-        async def backward(ctx: Any, grad: ag.Tensor) -> ag.Tensor:
-            await asyncio.sleep(10 * INTERVAL)
-            return grad * 2.0
+    @custom_function(lambda x: x * 2.0)
+    async def Waits(ctx: Any, grad: ag.Tensor) -> ag.Tensor:
+        await asyncio.sleep(10 * INTERVAL)
+        return grad * 2.0
 
     async def main() -> None:
         collector = PacedCollector(Memory())

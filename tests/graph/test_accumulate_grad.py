@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
-from tests.support import leaf, same
+from tests.support import custom_function, leaf, same
 
 # -------------------------------------------------------------------- accumulation
 
@@ -137,18 +137,11 @@ async def test_leaves_that_get_the_same_array_do_not_share_it() -> None:
 async def test_a_gradient_kept_by_a_function_is_not_shared() -> None:
     kept: list[Any] = []
 
-    class Keep(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            result = g * 2
-            kept.append(result)
-            return result
+    @custom_function(inline=True)
+    def Keep(ctx: Any, g: Any) -> Any:
+        result = g * 2
+        kept.append(result)
+        return result
 
     x = leaf([1.0])
     await Keep.apply(x).sum().backward()
@@ -235,16 +228,9 @@ def test_a_first_gradient_that_cannot_be_added_leaves_every_gradient_as_it_was()
 
 
 async def test_an_error_leaves_every_gradient_as_it_was() -> None:
-    class Fails(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise ZeroDivisionError("on purpose")
+    @custom_function(inline=True)
+    def Fails(ctx: Any, g: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
 
     x, w = leaf([1.0]), leaf([1.0])
     x.grad = ag.tensor([7.0], dtype=np.float64)

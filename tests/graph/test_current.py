@@ -12,21 +12,16 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, GraphError
 from aiograd.graph import current_graph_task_id, current_node, execution_order, queue_callback, will_run
-from tests.support import leaf
+from tests.support import custom_function, leaf
 
 
 def traced(function: Any, *, inline: bool = True) -> Any:
     """A Function that passes its gradient on and calls `function` in backward."""
 
-    class Traced(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            function()
-            return g
+    @custom_function()
+    def Traced(ctx: Any, g: Any) -> Any:
+        function()
+        return g
 
     Traced.inline = inline
     return Traced.apply
@@ -226,19 +221,14 @@ async def test_a_callback_belongs_to_the_pass_that_queued_it() -> None:
     x, w = leaf([1.0]), leaf([1.0])
     order: list[str] = []
 
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            queue_callback(lambda: order.append("outer"))
-            with ag.enable_grad():
-                inner = traced(lambda: queue_callback(lambda: order.append("inner")))(w).sum()
-            await inner.backward()
-            order.append("inner is over")
-            return g
+    @custom_function()
+    async def Nests(ctx: Any, g: Any) -> Any:
+        queue_callback(lambda: order.append("outer"))
+        with ag.enable_grad():
+            inner = traced(lambda: queue_callback(lambda: order.append("inner")))(w).sum()
+        await inner.backward()
+        order.append("inner is over")
+        return g
 
     await Nests.apply(x).sum().backward()
     assert order == ["inner", "inner is over", "outer"]

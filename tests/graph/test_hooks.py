@@ -10,7 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, HookError, HookTypeError
-from tests.support import leaf, same
+from tests.support import custom_function, leaf, same
 
 # -------------------------------------------------------------------- hooks on tensors
 
@@ -208,16 +208,9 @@ def test_a_hook_needs_a_tensor_that_requires_grad_and_a_callable() -> None:
 
 
 async def test_a_hook_is_not_called_where_no_gradient_arrives() -> None:
-    class OnlyFirst(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            return a * 1, b * 1
-
-        @staticmethod
-        def backward(ctx: Any, g1: Any, g2: Any) -> Any:
-            return g1, None
+    @custom_function(lambda a, b: (a * 1, b * 1), inline=True)
+    def OnlyFirst(ctx: Any, g1: Any, g2: Any) -> Any:
+        return g1, None
 
     x, w = leaf([1.0]), leaf([1.0])
     a, b = OnlyFirst.apply(x * 1, (hooked := w * 1))
@@ -338,17 +331,10 @@ async def test_node_hooks_can_be_removed() -> None:
 async def test_the_order_of_all_kinds_of_hooks() -> None:
     x = leaf([1.0])
 
-    class Traced(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            order.append("rule")
-            return g * 2
+    @custom_function(lambda a: a * 2, inline=True)
+    def Traced(ctx: Any, g: Any) -> Any:
+        order.append("rule")
+        return g * 2
 
     order: list[str] = []
     y = Traced.apply(x)

@@ -11,25 +11,17 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError
 from aiograd.graph import register_multi_grad_hook
-from tests.support import leaf
+from tests.support import custom_function, leaf
 
 
 def numbers(grads: Any) -> list[Any]:
     return [None if g is None else g.item() for g in grads]
 
 
-class SecondIsNone(ag.Function):
+@custom_function(lambda a, b: a * 1 + b * 1, inline=True)
+def SecondIsNone(ctx: Any, g: Any) -> Any:
     """Gives its second argument no gradient."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a * 1 + b * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g * 5, None
+    return g * 5, None
 
 
 async def test_all_fires_once_per_pass_when_every_gradient_is_there() -> None:

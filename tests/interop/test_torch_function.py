@@ -25,6 +25,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.interop import BackgroundLoop
+from tests.support import custom_function
 from tests.tolerance import assert_close, tolerance
 
 torch: Any = pytest.importorskip("torch")
@@ -209,14 +210,9 @@ def test_results_may_be_overwritten_and_arguments_may_not(loop: BackgroundLoop) 
 # -------------------------------------------------------------------- failures
 
 
-class Failing(ag.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        raise ZeroDivisionError("in a rule")
+@custom_function()
+def Failing(ctx: Any, grad: Any) -> Any:
+    raise ZeroDivisionError("in a rule")
 
 
 class TorchFails(torch.autograd.Function):
@@ -394,17 +390,10 @@ async def test_a_rule_on_the_only_thread_may_call_torch_that_calls_aiograd() -> 
     assert x.grad is not None and x.grad.tolist() == [6.0]
 
 
-class Slow(ag.Function):
+@custom_function(lambda x: x * x, saves=True)
+def Slow(ctx: Any, grad: Any) -> Any:
     """Its rule runs on the executor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad * 2 * ctx.saved_tensors[0]
+    return grad * 2 * ctx.saved_tensors[0]
 
 
 def test_a_loop_that_is_closed_in_mid_call() -> None:

@@ -16,6 +16,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, Modifie
 from aiograd.kernels import optimizer as kernels
 from aiograd.kernels import pool
 from aiograd.running.random import Generator
+from tests.support import custom_function
 
 
 def net() -> nn.Sequential:
@@ -240,18 +241,11 @@ async def test_a_step_between_forward_and_backward_names_the_ways_to_share_param
         await loss.backward()
 
 
-class Product(ag.Function):
+@custom_function(lambda w, x: x @ w, saves=True)
+def Product(ctx: Any, grad: Any) -> Any:
     """x @ w."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Any, x: Any) -> Any:
-        ctx.save_for_backward(w, x)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        w, x = ctx.saved_tensors
-        return x.T @ grad, grad @ w.T
+    w, x = ctx.saved_tensors
+    return x.T @ grad, grad @ w.T
 
 
 # ---- gradients that are given

@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ModifiedError, NoRuleError, ShapeError
-from tests.support import constant, leaf, same
+from tests.support import constant, custom_function, leaf, same
 
 
 async def gradients_agree(function: Callable[..., Any], *arrays: Any) -> None:
@@ -420,16 +420,9 @@ async def test_a_stale_view_is_used_as_what_it_has_become() -> None:
     def copied(view: Any) -> Any:
         return constant([1.0]).copy_(view)
 
-    class Twice(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 2
+    @custom_function(lambda a: a * 2, inline=True)
+    def Twice(ctx: Any, g: Any) -> Any:
+        return g * 2
 
     w = leaf([1.0, 2.0])
     joined, custom = (lambda v: np.concatenate([v, v]) / 2), (lambda v: Twice.apply(v) / 2)
