@@ -25,9 +25,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("new", [mlp, cnn, Recurrent, Transformer], ids=["mlp", "cnn", "lstm", "transformer"])
-def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
+async def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
     """With clipping whose limit changes, and a schedule that is stepped inside."""
 
     async def train(compiled: bool) -> list[Any]:
@@ -56,10 +57,7 @@ def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
             assert not statistics.breaks and statistics.recordings == 2 and statistics.runs == 98, statistics
         return bits(*found, *model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()))
 
-    async def main() -> None:
-        assert await train(False) == await train(True)
-
-    ag.run(main(), tune_gc=False)
+    assert await train(False) == await train(True)
 
 
 class Case:

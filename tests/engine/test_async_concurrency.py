@@ -205,25 +205,21 @@ def test_a_graph_recorded_in_one_thread_runs_in_the_loop_of_another() -> None:
     assert result == [6.0]
 
 
-def test_passes_of_a_coroutine_that_moves_to_another_loop_find_its_engine() -> None:
+async def test_passes_of_a_coroutine_that_moves_to_another_loop_find_its_engine() -> None:
     """A context that was copied from another loop names an engine of that loop, which is not to be used here."""
+    async with ag.Engine() as engine:
+        assert ag.current_engine() is engine
 
-    async def main() -> None:
-        async with ag.Engine() as engine:
-            assert ag.current_engine() is engine
+        def work() -> None:
+            async def inner() -> None:
+                assert ag.current_engine() is not engine
+                x = leaf(2.0)
+                await (x * x).backward()
+                assert number(x.grad) == 4.0
 
-            def work() -> None:
-                async def inner() -> None:
-                    assert ag.current_engine() is not engine
-                    x = leaf(2.0)
-                    await (x * x).backward()
-                    assert number(x.grad) == 4.0
+            asyncio.run(inner())
 
-                asyncio.run(inner())
-
-            await asyncio.to_thread(work)
-
-    asyncio.run(main())
+        await asyncio.to_thread(work)
 
 
 # -------------------------------------------------------------------- the life of an Engine
@@ -343,27 +339,24 @@ async def test_statistics_count_every_pass_by_how_it_ended() -> None:
         counted.begun = 0  # type: ignore[misc]
 
 
-def test_statistics_say_how_late_the_loop_was() -> None:
+async def test_statistics_say_how_late_the_loop_was() -> None:
     now = 0.0
 
-    async def main() -> list[tuple[float, float]]:
-        def hold(seconds: float) -> None:
-            nonlocal now
-            now += seconds
+    def hold(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-        seen = []
-        async with ag.Engine(clock=lambda: now, budget=10.0) as engine:
-            for held in (0.5, 0.25):
-                x = leaf(1.0)
-                y = x * 2
-                y.register_hook(lambda g, held=held: hold(held))
-                await y.backward()
-                for _ in range(5):
-                    await asyncio.sleep(0)  # the loop goes round
-                seen.append((engine.statistics().lag, engine.statistics().longest_lag))
-        return seen
-
-    assert asyncio.run(main()) == [(0.5, 0.5), (0.25, 0.5)]
+    seen = []
+    async with ag.Engine(clock=lambda: now, budget=10.0) as engine:
+        for held in (0.5, 0.25):
+            x = leaf(1.0)
+            y = x * 2
+            y.register_hook(lambda g, held=held: hold(held))
+            await y.backward()
+            for _ in range(5):
+                await asyncio.sleep(0)  # the loop goes round
+            seen.append((engine.statistics().lag, engine.statistics().longest_lag))
+    assert seen == [(0.5, 0.5), (0.25, 0.5)]
 
 
 async def test_a_closed_engine_says_so_and_closing_twice_is_harmless() -> None:

@@ -320,33 +320,29 @@ async def test_many_abandoned_jobs_leave_no_threads() -> None:
     assert number(x.grad) == 1.0
 
 
-def test_a_job_that_has_not_started_is_never_run() -> None:
+async def test_a_job_that_has_not_started_is_never_run() -> None:
     release = threading.Event()
     ran: list[str] = []
+    x = leaf(1.0)
 
-    async def main() -> None:
-        x = leaf(1.0)
+    def waits(ctx: Any, g: Any) -> Any:
+        assert release.wait(timeout=60)
+        return g
 
-        def waits(ctx: Any, g: Any) -> Any:
-            assert release.wait(timeout=60)
-            return g
+    def never(ctx: Any, g: Any) -> Any:
+        ran.append("never")
+        return g
 
-        def never(ctx: Any, g: Any) -> Any:
-            ran.append("never")
-            return g
-
-        async with ag.Engine(threads=1):
-            busy = asyncio.create_task(function(waits)(x).backward())
-            await rounds(3)
-            queued = asyncio.create_task(function(never)(x).backward(retain_graph=True))
-            await rounds(3)
-            queued.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await queued
-            release.set()
-            await busy
-
-    ag.run(main())
+    async with ag.Engine(threads=1):
+        busy = asyncio.create_task(function(waits)(x).backward())
+        await rounds(3)
+        queued = asyncio.create_task(function(never)(x).backward(retain_graph=True))
+        await rounds(3)
+        queued.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await queued
+        release.set()
+        await busy
     assert ran == []
 
 

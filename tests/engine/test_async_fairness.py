@@ -198,24 +198,18 @@ def test_one_pass_never_computes_longer_than_its_budget(work: Callable[[], Corou
 
 
 @pytest.mark.parametrize("path", ["walk", "general"])
-def test_the_clock_is_read_often_enough(path: str) -> None:
+async def test_the_clock_is_read_often_enough(virtual_clock: VirtualClock, path: str) -> None:
     """A budget is only as good as the distance between two readings: so many nodes at most."""
     clock = Clock()
-    done: list[int] = []
-
-    async def main() -> None:
-        x = leaf(1.0)
-        y = chain(x * 1.0, 3000)
-        if path == "general":
-            y.register_hook(lambda g: None)
-        async with ag.Engine(clock=clock, budget=1e9):
-            before = clock.now
-            await y.backward()
-            done.append(clock.now - before)
-
-    simulated_run(main)
+    x = leaf(1.0)
+    y = chain(x * 1.0, 3000)
+    if path == "general":
+        y.register_hook(lambda g: None)
+    async with ag.Engine(clock=clock, budget=1e9):
+        before = clock.now
+        await y.backward()
     nodes = 3000
-    assert done[0] >= (nodes // 16 if path == "walk" else nodes // DISCOVER_STRIDE + nodes)
+    assert clock.now - before >= (nodes // 16 if path == "walk" else nodes // DISCOVER_STRIDE + nodes)
 
 
 def test_a_failed_pass_releases_its_graph_in_slices() -> None:
@@ -481,19 +475,17 @@ async def test_a_hundred_thousand_way_fan_in() -> None:
     assert number(x.grad) == float(n)
 
 
+@pytest.mark.one_loop
 @pytest.mark.slow
-def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
-    async def main() -> None:
-        n = 100_000
-        x = leaf([1.0, 2.0])
-        total = x * 1.0
-        for _ in range(n - 1):
-            total = total + x
-        total.register_hook(lambda g: None)  # the general path
-        await total.sum().backward()
-        assert x.grad.numpy().tolist() == [float(n)] * 2
-
-    ag.run(main())
+async def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
+    n = 100_000
+    x = leaf([1.0, 2.0])
+    total = x * 1.0
+    for _ in range(n - 1):
+        total = total + x
+    total.register_hook(lambda g: None)  # the general path
+    await total.sum().backward()
+    assert x.grad.numpy().tolist() == [float(n)] * 2
 
 
 @pytest.mark.slow
@@ -521,17 +513,15 @@ def test_a_chain_of_a_million_nodes(path: str, nodes: int) -> None:
         gc.enable()
 
 
+@pytest.mark.one_loop
 @pytest.mark.slow
-def test_a_deep_graph_whose_pass_is_cancelled() -> None:
-    async def main() -> None:
-        async def waits(ctx: Any, g: Any) -> Any:
-            await asyncio.Event().wait()
+async def test_a_deep_graph_whose_pass_is_cancelled() -> None:
+    async def waits(ctx: Any, g: Any) -> Any:
+        await asyncio.Event().wait()
 
-        x = leaf(1.0, grad=1.0)
-        y = chain(function(waits)(x), 100_000)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await y.backward()
-        assert number(x.grad) == 1.0
-
-    ag.run(main())
+    x = leaf(1.0, grad=1.0)
+    y = chain(function(waits)(x), 100_000)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await y.backward()
+    assert number(x.grad) == 1.0

@@ -16,6 +16,7 @@ import pytest
 
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run, steps
+from aiograd.testing.virtual_clock import VirtualClock
 
 # ---- the clock
 
@@ -30,65 +31,53 @@ def test_a_sleep_takes_virtual_time_only() -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 1e6, 1e9, 2.0**52])
-def test_timers_fire_at_their_time_exactly_and_in_order(start: float) -> None:
-    async def main() -> list[tuple[str, float]]:
-        loop = asyncio.get_running_loop()
-        fired: list[tuple[str, float]] = []
-        done = asyncio.Event()
-        times = {"a": start + 3, "b": start + 1, "c": start + 1, "d": start + 2}
-        for name, when in times.items():
-            loop.call_at(when, lambda name=name: fired.append((name, loop.time())))
-        loop.call_at(start + 4, done.set)
-        await done.wait()
-        return fired
-
-    assert simulated_run(main).value == [("b", start + 1), ("c", start + 1), ("d", start + 2), ("a", start + 3)]
+async def test_timers_fire_at_their_time_exactly_and_in_order(virtual_clock: VirtualClock, start: float) -> None:
+    loop = asyncio.get_running_loop()
+    fired: list[tuple[str, float]] = []
+    done = asyncio.Event()
+    times = {"a": start + 3, "b": start + 1, "c": start + 1, "d": start + 2}
+    for name, when in times.items():
+        loop.call_at(when, lambda name=name: fired.append((name, loop.time())))
+    loop.call_at(start + 4, done.set)
+    await done.wait()
+    assert fired == [("b", start + 1), ("c", start + 1), ("d", start + 2), ("a", start + 3)]
 
 
-def test_timers_a_nanosecond_apart_are_two_moments() -> None:
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        seen: list[float] = []
-        done = asyncio.Event()
-        loop.call_at(1.0, lambda: seen.append(loop.time()))
-        loop.call_at(1.0 + 1e-9, lambda: (seen.append(loop.time()), done.set()))
-        await done.wait()
-        return seen
-
-    assert simulated_run(main).value == [1.0, 1.0 + 1e-9]
+async def test_timers_a_nanosecond_apart_are_two_moments(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[float] = []
+    done = asyncio.Event()
+    loop.call_at(1.0, lambda: seen.append(loop.time()))
+    loop.call_at(1.0 + 1e-9, lambda: (seen.append(loop.time()), done.set()))
+    await done.wait()
+    assert seen == [1.0, 1.0 + 1e-9]
 
 
-def test_timeouts_fire_in_virtual_time() -> None:
-    async def main() -> tuple[float, float]:
-        loop = asyncio.get_running_loop()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(30):
-                await asyncio.sleep(31)
-        first = loop.time()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 12)
-        assert await asyncio.wait_for(asyncio.sleep(5, "in time"), 6) == "in time"
-        return first, loop.time()
-
-    assert simulated_run(main).value == (30, 47)
+async def test_timeouts_fire_in_virtual_time(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(30):
+            await asyncio.sleep(31)
+    first = loop.time()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), 12)
+    assert await asyncio.wait_for(asyncio.sleep(5, "in time"), 6) == "in time"
+    assert (first, loop.time()) == (30, 47)
 
 
-def test_advance_moves_the_clock_and_runs_nothing() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        fired: list[float] = []
-        loop.call_later(5, lambda: fired.append(loop.time()))
-        loop.advance(8)
-        assert loop.time() == 8 and fired == []
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert fired == [8]
-        for wrong in (-1, float("nan"), float("inf")):
-            with pytest.raises(ArgumentError, match="only moves forward"):
-                loop.advance(wrong)
-
-    simulated_run(main)
+async def test_advance_moves_the_clock_and_runs_nothing(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    fired: list[float] = []
+    loop.call_later(5, lambda: fired.append(loop.time()))
+    loop.advance(8)
+    assert loop.time() == 8 and fired == []
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert fired == [8]
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match="only moves forward"):
+            loop.advance(wrong)
 
 
 # ---- deadlocks
@@ -234,23 +223,19 @@ def test_cancel_at_reaches_every_step() -> None:
     assert len(entered) == len(left) == steps, "cancelled before the first step it never starts; else it always unwinds"
 
 
-def test_at_step_calls_right_before_that_step() -> None:
+async def test_at_step_calls_right_before_that_step(virtual_clock: VirtualClock) -> None:
     seen: list[int] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        loop.at_step(loop.steps + 2, lambda: seen.append(loop.steps))
-        loop.at_step(loop.steps + 2, lambda: seen.append(-1))
-        before = loop.steps
-        await asyncio.sleep(0)
-        assert seen == []
-        await asyncio.sleep(0)
-        assert seen == [before + 2, -1]
-        with pytest.raises(ArgumentError, match="has begun already"):
-            loop.at_step(loop.steps, int)
-
-    simulated_run(main)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    loop.at_step(loop.steps + 2, lambda: seen.append(loop.steps))
+    loop.at_step(loop.steps + 2, lambda: seen.append(-1))
+    before = loop.steps
+    await asyncio.sleep(0)
+    assert seen == []
+    await asyncio.sleep(0)
+    assert seen == [before + 2, -1]
+    with pytest.raises(ArgumentError, match="has begun already"):
+        loop.at_step(loop.steps, int)
 
 
 # ---- real threads
@@ -280,20 +265,17 @@ def test_a_stuck_thread_is_a_deadlock_after_patience() -> None:
         runner.run(main())
 
 
-def test_announced_threads_are_waited_for() -> None:
-    async def main() -> str:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        answer = loop.create_future()
-        thread = threading.Thread(target=lambda: (sum(range(300_000)), loop.call_soon_threadsafe(answer.set_result, "hello")))
-        with loop.external_work():
-            thread.start()
-            async with asyncio.timeout(1e-6):
-                await answer
-        thread.join()
-        return answer.result()
-
-    assert simulated_run(main).value == "hello"
+async def test_announced_threads_are_waited_for(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    answer = loop.create_future()
+    thread = threading.Thread(target=lambda: (sum(range(300_000)), loop.call_soon_threadsafe(answer.set_result, "hello")))
+    with loop.external_work():
+        thread.start()
+        async with asyncio.timeout(1e-6):
+            await answer
+    thread.join()
+    assert answer.result() == "hello"
 
 
 # ---- what surrounds it
@@ -345,17 +327,14 @@ def test_async_generators_and_debug_mode_work_as_on_any_loop() -> None:
     assert closed == [True]
 
 
-def test_what_cannot_be_repeated_is_refused() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with pytest.raises(LoopError, match="create_connection: a simulated loop opens no sockets"):
-            await loop.create_connection(asyncio.Protocol, "127.0.0.1", 1)
-        with pytest.raises(LoopError, match="subprocess_exec"):
-            await asyncio.create_subprocess_exec("true")
-        with pytest.raises(LoopError, match="getaddrinfo"):
-            await loop.getaddrinfo("localhost", 1)
-
-    simulated_run(main)
+async def test_what_cannot_be_repeated_is_refused(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(LoopError, match="create_connection: a simulated loop opens no sockets"):
+        await loop.create_connection(asyncio.Protocol, "127.0.0.1", 1)
+    with pytest.raises(LoopError, match="subprocess_exec"):
+        await asyncio.create_subprocess_exec("true")
+    with pytest.raises(LoopError, match="getaddrinfo"):
+        await loop.getaddrinfo("localhost", 1)
 
 
 @pytest.mark.parametrize(
