@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, NestedPassError, OnceDifferentiableError
-from tests.support import constant, custom_function, leaf, same
+from tests.support import assert_awaiting_raises, assert_raises, constant, custom_function, leaf, same
 
 
 @custom_function(lambda a: a * a, inline=True, saves=True)
@@ -189,13 +189,11 @@ async def test_a_nested_output_may_be_differentiated_once_only_where_the_rule_sa
 
     x, seed = leaf([1.0]), leaf([3.0])
     (grad,) = await ag.grad(Doubled.apply(x)["y"], [x], [seed], create_graph=True)
-    with pytest.raises(OnceDifferentiableError):
-        await ag.grad(grad.sum(), [seed])
+    await assert_awaiting_raises(OnceDifferentiableError, None, ag.grad(grad.sum(), [seed]))
 
 
 async def test_a_function_is_not_instantiated_and_its_forward_returns_something() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"call Square.apply\(\.\.\.\)"):
-        Square(leaf([1.0]))
+    assert_raises(ArgumentTypeError, r"call Square.apply\(\.\.\.\)", lambda: Square(leaf([1.0])))
 
     class Forgetful(ag.Function):
         @staticmethod
@@ -208,10 +206,8 @@ async def test_a_function_is_not_instantiated_and_its_forward_returns_something(
             a * 2
 
     for argument in (leaf([1.0]), constant([1.0])):
-        with pytest.raises(ArgumentTypeError, match="Forgetful.forward returned None.*Was `return` forgotten"):
-            Forgetful.apply(argument)
-        with pytest.raises(ArgumentTypeError, match="Later.forward returned None"):
-            await Later.apply(argument)
+        assert_raises(ArgumentTypeError, "Forgetful.forward returned None.*Was `return` forgotten", Forgetful.apply, argument)
+        await assert_awaiting_raises(ArgumentTypeError, "Later.forward returned None", Later.apply(argument))
 
 
 async def test_without_tensors_that_require_grad_nothing_is_recorded() -> None:
@@ -274,8 +270,7 @@ async def test_forward_has_to_be_there() -> None:
     class Empty(ag.Function):
         pass
 
-    with pytest.raises(NotImplementedError, match="You must implement the forward function"):
-        Empty.apply(leaf([1.0]))
+    assert_raises(NotImplementedError, "You must implement the forward function", lambda: Empty.apply(leaf([1.0])))
 
 
 async def test_backward_has_to_be_there_when_it_is_needed() -> None:
@@ -286,8 +281,7 @@ async def test_backward_has_to_be_there_when_it_is_needed() -> None:
 
     x = leaf([1.0])
     y = Forward.apply(x)
-    with pytest.raises(RuntimeError, match="You must implement either the backward or vjp method"):
-        await y.sum().backward()
+    await assert_awaiting_raises(RuntimeError, "You must implement either the backward or vjp method", y.sum().backward())
     assert x.grad is None
 
 
@@ -312,8 +306,7 @@ async def test_vjp_is_another_name_for_backward_but_not_a_second_one() -> None:
     await Vjp.apply(x).sum().backward()
     same(x.grad, [3.0])
     y = Both.apply(x).sum()
-    with pytest.raises(GraphError, match="Implementing both 'backward' and 'vjp' for the custom Function Both is not allowed"):
-        await y.backward()
+    await assert_awaiting_raises(GraphError, "Implementing both 'backward' and 'vjp' for the custom Function Both is not allowed", y.backward())
     same(x.grad, [3.0])
 
 
@@ -375,8 +368,7 @@ def test_only_tensors_can_be_saved() -> None:
             ctx.save_for_backward(a, 3.0)
             return a * 1
 
-    with pytest.raises(ArgumentTypeError, match="save_for_backward: argument 1 is a float; expected a Tensor or None"):
-        Wrong.apply(leaf([1.0]))
+    assert_raises(ArgumentTypeError, "save_for_backward: argument 1 is a float; expected a Tensor or None", lambda: Wrong.apply(leaf([1.0])))
 
 
 def test_saved_tensors_are_for_backward() -> None:
@@ -386,8 +378,7 @@ def test_saved_tensors_are_for_backward() -> None:
             ctx.save_for_backward(a)
             return ctx.saved_tensors
 
-    with pytest.raises(GraphError, match="available in backward only"):
-        Early.apply(leaf([1.0]))
+    assert_raises(GraphError, "available in backward only", lambda: Early.apply(leaf([1.0])))
 
 
 async def test_passes_at_the_same_time_do_not_see_each_others_context() -> None:
@@ -527,8 +518,7 @@ def test_only_tensors_can_be_marked(mark: str) -> None:
             getattr(ctx, mark)([a])
             return a
 
-    with pytest.raises(ArgumentTypeError, match=f"{mark}: argument 0 is a list"):
-        Wrong.apply(leaf([1.0]) * 1)
+    assert_raises(ArgumentTypeError, f"{mark}: argument 0 is a list", lambda: Wrong.apply(leaf([1.0]) * 1))
 
 
 # -------------------------------------------------------------------- returned and modified inputs
@@ -599,16 +589,14 @@ async def test_a_modified_input_invalidates_what_was_saved_of_it() -> None:
     y = x * 1
     z = y * y
     DoubleInPlace.apply(y)
-    with pytest.raises(ag.errors.ModifiedError):
-        await z.sum().backward()
+    await assert_awaiting_raises(ag.errors.ModifiedError, None, z.sum().backward())
 
 
 def test_a_leaf_or_a_view_of_one_cannot_be_modified() -> None:
     x = leaf([1.0])
     with pytest.raises(InPlaceError, match=r"DoubleInPlace.forward: a leaf Variable that requires grad is being used in an in-place operation"):
         DoubleInPlace.apply(x)
-    with pytest.raises(InPlaceError, match="a view of a leaf Variable"):
-        DoubleInPlace.apply(x[0:1])
+    assert_raises(InPlaceError, "a view of a leaf Variable", lambda: DoubleInPlace.apply(x[0:1]))
 
 
 def test_what_is_marked_dirty_is_an_argument_and_returned() -> None:
@@ -626,10 +614,8 @@ def test_what_is_marked_dirty_is_an_argument_and_returned() -> None:
             return out
 
     y = leaf([1.0]) * 1
-    with pytest.raises(InPlaceError, match=r"Forgets.forward: a tensor marked dirty was not returned"):
-        Forgets.apply(y)
-    with pytest.raises(InPlaceError, match=r"Stranger.forward: a tensor marked dirty is not an argument"):
-        Stranger.apply(y)
+    assert_raises(InPlaceError, r"Forgets.forward: a tensor marked dirty was not returned", Forgets.apply, y)
+    assert_raises(InPlaceError, r"Stranger.forward: a tensor marked dirty is not an argument", Stranger.apply, y)
 
 
 async def test_an_output_that_is_a_view_of_an_input_cannot_be_modified_in_place() -> None:

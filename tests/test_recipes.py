@@ -32,6 +32,7 @@ from aiograd.errors import DeadlineError, DistributedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.documentation import ROOT, TEXT, TEXTS, blocks
+from tests.support import assert_awaiting_raises
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 LABELS = np.arange(16) % 10
@@ -171,8 +172,7 @@ async def test_time_out(model: ag.nn.Module) -> None:
 
     loss = model_and_loss(model)
     loss.register_hook(slow)
-    with pytest.raises(TimeoutError):
-        await run(RECIPES["Time out, or stop"][0].replace("0.5", "0"), asyncio=asyncio, loss=loss)
+    await assert_awaiting_raises(TimeoutError, None, run(RECIPES["Time out, or stop"][0].replace("0.5", "0"), asyncio=asyncio, loss=loss))
     for parameter, gradient in zip(model.parameters(), before, strict=True):
         np.testing.assert_array_equal(parameter.grad.numpy(), gradient)
 

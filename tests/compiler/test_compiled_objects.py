@@ -16,6 +16,7 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentTypeError, TraceError
 from tests.compiler.test_compile import bits, leaf
+from tests.support import assert_raises
 
 
 @ag.compile
@@ -132,8 +133,7 @@ async def test_what_is_awaited_can_be_told() -> None:
     assert inspect.iscoroutinefunction(step) and not inspect.iscoroutinefunction(doubled)
     stepping = ag.no_grad()(step)
     assert not (await stepping(x)).requires_grad
-    with pytest.raises(TraceError, match="returned a coroutine; compile the `async def` itself"):
-        ag.compile(lambda x: Called()(x))(x)
+    assert_raises(TraceError, "returned a coroutine; compile the `async def` itself", lambda: ag.compile(lambda x: Called()(x))(x))
 
 
 def _iterator() -> Iterator[int]:
@@ -150,9 +150,7 @@ def test_bad_arguments() -> None:
         ([1, bytearray(b"1")], "bytearray"),
         (itself, "nested too deep, or contain themselves"),
     ):  # fmt: skip
-        with pytest.raises(ArgumentTypeError, match=text) as raised:
-            f(x, bad)
-        assert "test_compiled_objects.py:" in str(raised.value)
-    with pytest.raises(ArgumentTypeError, match="found the class Layer; compile an object of it"):
-        ag.compile(Layer)
+        raised = assert_raises(ArgumentTypeError, text, f, x, bad)
+        assert "test_compiled_objects.py:" in str(raised)
+    assert_raises(ArgumentTypeError, "found the class Layer; compile an object of it", ag.compile, Layer)
     assert f.statistics().recordings == 0

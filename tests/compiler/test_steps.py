@@ -14,6 +14,7 @@ from aiograd import nn
 from aiograd.errors import GradientError, TraceError
 from aiograd.nn import functional as F
 from tests.compiler.test_random_programs import Recurrent, Transformer, bits, cnn, mlp
+from tests.support import assert_awaiting_raises, assert_cancelled
 from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(4)
@@ -253,10 +254,9 @@ async def test_a_step_that_fails_part_way_leaves_what_the_eager_one_leaves() -> 
             raise ValueError("hook")
 
         handle = next(iter(case.model.parameters())).register_hook(fail)
-        with pytest.raises(ValueError, match="hook") as caught:
-            await call()
+        caught = await assert_awaiting_raises(ValueError, "hook", call())
         handle.remove()
-        return len(caught.value.__notes__) > 0
+        return len(caught.__notes__) > 0
 
     async def infinite_norm(case: Case, call: Any) -> Any:
         def spoil(grad: Any) -> Any:
@@ -283,9 +283,7 @@ async def test_a_step_that_is_cancelled_during_its_pass_changes_what_the_eager_o
         handle = next(iter(case.model.parameters())).register_hook(wait)
         running = asyncio.ensure_future(call())
         await waiting.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await assert_cancelled(running)
         handle.remove()
         return [p.grad is None for p in case.model.parameters()]
 
@@ -301,10 +299,9 @@ async def test_a_failure_names_the_line() -> None:
         raise ValueError("hook")
 
     next(iter(case.model.parameters())).register_hook(fail)
-    with pytest.raises(ValueError, match="hook") as caught:
-        await step(leaf(5, 4))
+    caught = await assert_awaiting_raises(ValueError, "hook", step(leaf(5, 4)))
     assert any(
-        "in the compiled function step, backward at test_steps.py" in note and "await loss.backward()" in note for note in caught.value.__notes__
+        "in the compiled function step, backward at test_steps.py" in note and "await loss.backward()" in note for note in caught.__notes__
     )
 
 
@@ -365,9 +362,8 @@ AWAITS = {
 
 @pytest.mark.parametrize("function", AWAITS, ids=lambda f: f.__name__)
 async def test_another_await_is_an_error_that_names_its_line(function: Any) -> None:
-    with pytest.raises(TraceError, match=r"test_steps.py:\d+: .* on_break='eager'") as caught:
-        await ag.compile(function)(leaf(3))
-    assert f"`{AWAITS[function]}`" in str(caught.value)
+    caught = await assert_awaiting_raises(TraceError, r"test_steps.py:\d+: .* on_break='eager'", ag.compile(function)(leaf(3)))
+    assert f"`{AWAITS[function]}`" in str(caught)
     await asyncio.sleep(0)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NaNGradientError
-from tests.support import custom_function, leaf
+from tests.support import assert_awaiting_raises, custom_function, leaf
 
 
 @contextmanager
@@ -42,9 +42,8 @@ async def test_an_error_tells_where_its_node_was_recorded() -> None:
     x = leaf([1.0])
     with caught_warnings() as found, ag.detect_anomaly():
         y = the_line_that_failed(x).sum()
-        with pytest.raises(ZeroDivisionError) as caught:
-            await y.backward()
-    notes = "\n".join(caught.value.__notes__)
+        caught = await assert_awaiting_raises(ZeroDivisionError, None, y.backward())
+    notes = "\n".join(caught.__notes__)
     assert "Error detected in FailsBackward. Traceback of forward call that caused the error:" in notes
     assert "the_line_that_failed" in notes and "return Fails.apply(x)" in notes
     (warning,) = found
@@ -81,9 +80,8 @@ async def test_rows_and_executor_and_coroutines_are_covered() -> None:
     ):
         with caught_warnings(), ag.detect_anomaly():
             y = function(leaf([1.0])).sum()
-            with pytest.raises(error) as caught:
-                await y.backward()
-        assert f"Error detected in {name}" in "\n".join(caught.value.__notes__)
+            caught = await assert_awaiting_raises(error, None, y.backward())
+        assert f"Error detected in {name}" in "\n".join(caught.__notes__)
 
 
 async def test_a_forward_outside_of_anomaly_mode_is_said_to_be_unknown() -> None:
@@ -116,9 +114,8 @@ async def test_the_error_of_a_second_derivative_tells_what_induced_it() -> None:
     with caught_warnings() as found, ag.detect_anomaly():
         y = the_first_forward(x)
         (g,) = await ag.grad(y.sum(), x, create_graph=True)
-        with pytest.raises(ZeroDivisionError) as caught:
-            await g.sum().backward()
-    notes = caught.value.__notes__
+        caught = await assert_awaiting_raises(ZeroDivisionError, None, g.sum().backward())
+    notes = caught.__notes__
     assert len(notes) == 3
     assert "Error detected in FailsBackward" in notes[1]
     assert "Previous calculation was induced by InnerBackward" in notes[2] and "the_first_forward" in notes[2]
@@ -141,9 +138,8 @@ async def test_a_nan_of_a_row_is_an_error_and_names_the_row() -> None:
     x = leaf([0.0])
     with caught_warnings(), ag.detect_anomaly(), np.errstate(all="ignore"):
         y = (np.sqrt(x) * 0.0).sum()
-        with pytest.raises(NaNGradientError, match="Function 'SqrtBackward' returned nan values in its 0th output") as caught:
-            await y.backward()
-    assert isinstance(caught.value, RuntimeError)
+        caught = await assert_awaiting_raises(NaNGradientError, "Function 'SqrtBackward' returned nan values in its 0th output", y.backward())
+    assert isinstance(caught, RuntimeError)
 
 
 async def test_nan_may_be_let_through() -> None:
@@ -172,8 +168,7 @@ async def test_an_inner_pass_has_the_anomaly_mode_of_its_own_task() -> None:
     async def Nests(ctx: Any, g: Any) -> Any:
         with ag.enable_grad(), ag.detect_anomaly():
             inner = NaN.apply(w, w).sum()
-            with pytest.raises(NaNGradientError):
-                await inner.backward()
+            await assert_awaiting_raises(NaNGradientError, None, inner.backward())
         return g * float("nan")
 
     with caught_warnings():

@@ -21,7 +21,8 @@ from aiograd.engine.run import engine as engine_module
 from aiograd.errors import EngineClosedError, GraphFreedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+from tests.engine.cases import Switch, chain, function, number, rounds
+from tests.support import assert_awaiting_raises, assert_cancelled, leaf
 from tests.sweeps import swept
 
 #: readings of the clock between two pauses
@@ -218,8 +219,7 @@ def test_a_failed_pass_releases_its_graph_in_slices() -> None:
             raise ValueError
 
         y = function(fails, inline=True)(chain(leaf(1.0), 8000))
-        with pytest.raises(ValueError):
-            await y.backward()
+        await assert_awaiting_raises(ValueError, None, y.backward())
 
     heart = beside_a_heart(work, budget=1)
     assert heart.longest <= 1 + SLACK
@@ -293,16 +293,13 @@ async def test_a_pass_that_is_cancelled_before_its_first_turn_is_as_cancelled_as
         first = asyncio.create_task(before.backward())
         second = asyncio.create_task(y.backward())
         await rounds(2)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
+        await assert_cancelled(second)
         assert not first.done()
         await first
         counted = engine.statistics()
         assert (counted.begun, counted.committed, counted.cancelled, counted.in_flight) == (2, 1, 1, 0)
         assert x.grad is None
-        with pytest.raises(GraphFreedError, match="ended with: CancelledError"):
-            await y.backward()
+        await assert_awaiting_raises(GraphFreedError, "ended with: CancelledError", y.backward())
 
 
 async def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn(virtual_clock: VirtualClock) -> None:
@@ -312,8 +309,7 @@ async def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn(vir
         await rounds(2)
     assert engine.statistics().failed == 3
     for task in tasks:
-        with pytest.raises(EngineClosedError, match="closed while a pass was running"):
-            await task
+        await assert_awaiting_raises(EngineClosedError, "closed while a pass was running", task)
 
 
 def test_a_training_loop_of_tiny_passes_leaves_turns_to_others() -> None:

@@ -23,8 +23,7 @@ import aiograd as ag
 from aiograd.errors import GraphFreedError, ModifiedError
 from aiograd.testing import simulated_run
 from tests.engine import reference_engine as ref
-from tests.engine.cases import leaf
-from tests.support import custom_function
+from tests.support import custom_function, leaf
 
 SHAPE = (2, 3)
 EXACT = 2.0**52

@@ -14,7 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GradcheckError
 from aiograd.graph.current import CURRENT
-from tests.support import custom_function
+from tests.support import assert_awaiting_raises, custom_function
 
 
 def warning(*, inline: bool, fails: bool = False, user: bool = False) -> Any:
@@ -100,8 +100,7 @@ async def test_a_warning_made_an_error_is_raised_after_the_commit() -> None:
     y = warning(inline=True)(x).sum()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(RuntimeWarning, match="collected"):
-            await y.backward()
+        await assert_awaiting_raises(RuntimeWarning, "collected", y.backward())
     assert x.grad.item() == 1.0
 
 
@@ -111,8 +110,7 @@ async def test_warnings_of_a_pass_that_fails_do_not_hide_its_error(action: Any) 
     y = warning(inline=True, fails=True)(x).sum()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)
-        with pytest.raises(ZeroDivisionError):
-            await y.backward()
+        await assert_awaiting_raises(ZeroDivisionError, None, y.backward())
     assert len(caught) == (1 if action == "always" else 0)
     assert x.grad is None
 

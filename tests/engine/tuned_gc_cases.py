@@ -28,7 +28,7 @@ from aiograd.engine.run.paced_collector import (
 from aiograd.engine.run.tuned_gc import IDLE_SHARE, INTERVAL
 from aiograd.errors import LoopError
 from aiograd.testing import simulated_run
-from tests.support import custom_function
+from tests.support import assert_awaiting_raises, assert_raises, custom_function
 
 MIB = 1 << 20
 
@@ -335,8 +335,7 @@ def test_blocks_are_nested_and_the_last_one_puts_everything_back() -> None:
     async def main() -> None:
         before = settings()
         async with ag.tuned_gc() as outer:
-            with pytest.raises(LoopError, match="open already"):
-                await outer.__aenter__()
+            await assert_awaiting_raises(LoopError, "open already", outer.__aenter__())
             async with ag.tuned_gc():
                 assert gc.get_threshold() == THRESHOLDS
             assert gc.get_threshold() == THRESHOLDS and gc.get_freeze_count()
@@ -362,8 +361,7 @@ def test_run_sets_it_unless_told_not_to() -> None:
     assert ag.run(main()) == THRESHOLDS
     assert settings() == before
     assert ag.run(main(), tune_gc=False) == (901, 11, 12)
-    with pytest.raises(ValueError, match="boom"):
-        ag.run(fails())
+    assert_raises(ValueError, "boom", lambda: ag.run(fails()))
     assert settings() == before
 
 

@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, GraphError
 from aiograd.graph import current_graph_task_id, current_node, execution_order, queue_callback, will_run
-from tests.support import custom_function, leaf
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf
 
 
 def traced(function: Any, *, inline: bool = True) -> Any:
@@ -132,8 +132,7 @@ async def test_the_graph_task_can_be_looked_at() -> None:
 
 @pytest.mark.parametrize("ask", [execution_order, lambda: will_run(None), lambda: queue_callback(print)])  # type: ignore[arg-type]
 def test_outside_of_a_pass_there_is_nothing_to_ask(ask: Any) -> None:
-    with pytest.raises(GraphError, match=r"during (a )?backward pass"):
-        ask()
+    assert_raises(GraphError, r"during (a )?backward pass", ask)
 
 
 # -------------------------------------------------------------------- the caller's context
@@ -244,9 +243,8 @@ async def test_an_error_in_a_callback_fails_the_pass_after_the_commit() -> None:
     x = leaf([1.0])
     order: list[int] = []
     y = traced(lambda: (queue_callback(fail), queue_callback(lambda: order.append(1))))(x)
-    with pytest.raises(Mine) as caught:
-        await y.sum().backward()
-    assert caught.value.committed  # type: ignore[attr-defined]
+    caught = await assert_awaiting_raises(Mine, None, y.sum().backward())
+    assert caught.committed  # type: ignore[attr-defined]
     np.testing.assert_array_equal(x.grad.numpy(), [1.0])
     assert order == []
 
@@ -259,17 +257,14 @@ async def test_callbacks_do_not_run_when_the_pass_fails() -> None:
         raise ZeroDivisionError
 
     x.register_hook(fail)
-    with pytest.raises(ZeroDivisionError):
-        await y.sum().backward()
+    await assert_awaiting_raises(ZeroDivisionError, None, y.sum().backward())
 
 
 async def test_a_callback_has_to_be_callable_and_in_time() -> None:
     x = leaf([1.0])
     tasks: list[Any] = []
     y = traced(lambda: queue_callback(3))(x)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="expected a callable"):
-        await y.sum().backward()
+    await assert_awaiting_raises(ArgumentError, "expected a callable", y.sum().backward())
     z = traced(lambda: tasks.append(ag.graph.current.CURRENT.get().task))(x)
     await z.sum().backward()
-    with pytest.raises(GraphError, match="the pass is over"):
-        tasks[0].queue_callback(print)
+    assert_raises(GraphError, "the pass is over", lambda: tasks[0].queue_callback(print))

@@ -16,7 +16,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, Modifie
 from aiograd.kernels import optimizer as kernels
 from aiograd.kernels import pool
 from aiograd.running.random import Generator
-from tests.support import custom_function
+from tests.support import assert_awaiting_raises, assert_raises, custom_function
 
 
 def net() -> nn.Sequential:
@@ -64,8 +64,7 @@ def test_wrong_parameters_are_refused() -> None:
         ([{"params": [p], "learning_rate": 1.0}], ArgumentError),
         ([p * 2], GraphError),
     ):
-        with pytest.raises(error):
-            optim.SGD(wrong)
+        assert_raises(error, None, optim.SGD, wrong)
 
 
 # ---- gradients
@@ -90,8 +89,7 @@ def test_gradients_may_be_handed_in() -> None:
     optimizer = optim.SGD([p, q], lr=1.0)
     optimizer.step({p: ag.tensor([1.0, 1.0])})
     assert (p.tolist(), q.tolist()) == ([0.0, 1.0], [3.0])
-    with pytest.raises(ArgumentError, match=r"\[1\]"):
-        optimizer.step({p: ag.tensor([1.0])})
+    assert_raises(ArgumentError, r"\[1\]", lambda: optimizer.step({p: ag.tensor([1.0])}))
 
 
 async def test_a_graph_that_saved_old_values_notices_the_step() -> None:
@@ -102,8 +100,7 @@ async def test_a_graph_that_saved_old_values_notices_the_step() -> None:
     for p in model.parameters():
         p.grad = ag.tensor(np.ones(p.shape, np.float32))
     optimizer.step()
-    with pytest.raises(ModifiedError):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, None, loss.backward())
 
 
 async def test_an_optimizer_may_step_in_the_backward_pass() -> None:
@@ -213,8 +210,7 @@ async def test_a_failed_pass_that_kept_its_graph_can_be_tried_again_after_a_step
             raise ZeroDivisionError
 
     handle = p.register_hook(hook)
-    with pytest.raises(ZeroDivisionError):
-        await loss.backward(retain_graph=True)
+    await assert_awaiting_raises(ZeroDivisionError, None, loss.backward(retain_graph=True))
     with pytest.warns(UserWarning, match="without any gradient"):
         await optimizer.astep()
     failing.clear()
@@ -378,8 +374,7 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
         {"state": {**state, 0: {**state[0], "exp_avg": np.zeros(3)}}, "param_groups": [group]},
         {"state": state, "param_groups": [{**group, "lr": -1.0}]},
     ):
-        with pytest.raises(ArgumentError):
-            optimizer.load_state_dict(wrong)
+        assert_raises(ArgumentError, None, optimizer.load_state_dict, wrong)
     after = optimizer.state_dict()
     assert after["param_groups"] == good["param_groups"]
     assert after["state"][0]["exp_avg"].tolist() == state[0]["exp_avg"].tolist()
@@ -425,8 +420,7 @@ async def test_a_step_that_is_awaited_is_not_taken_and_says_which_are_awaited(op
     for _ in range(20):  # instructions that have run often are specialised
         with pytest.raises(ArgumentTypeError, match=r"leave out `await`.*await optimizer.astep\(\).*LBFGS.*DistributedOptimizer"):
             await optimizer.step([ag.ones(2)])
-        with pytest.raises(ArgumentTypeError, match="not awaited"):
-            await optimizer.step(*([ag.ones(2)],), **{})
+        await assert_awaiting_raises(ArgumentTypeError, "not awaited", optimizer.step(*([ag.ones(2)],), **{}))
     assert x.tolist() == [1.0, 2.0] and not optimizer.state
     optimizer.step([ag.ones(2)])
     taken = [optimizer.step([ag.ones(2)]), optimizer.step(gradients=[ag.ones(2)])]
@@ -445,6 +439,5 @@ async def test_an_awaited_step_says_so_in_a_compiled_function_too() -> None:
         await optimizer.step()
         return loss
 
-    with pytest.raises(ArgumentTypeError, match="leave out `await`"):
-        await train()
+    await assert_awaiting_raises(ArgumentTypeError, "leave out `await`", train())
     assert x.tolist() == [1.0]

@@ -17,6 +17,7 @@ import pytest
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run, steps
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_awaiting_raises, assert_raises
 
 # ---- the clock
 
@@ -59,8 +60,7 @@ async def test_timeouts_fire_in_virtual_time(virtual_clock: VirtualClock) -> Non
         async with asyncio.timeout(30):
             await asyncio.sleep(31)
     first = loop.time()
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.Event().wait(), 12)
+    await assert_awaiting_raises(TimeoutError, None, asyncio.wait_for(asyncio.Event().wait(), 12))
     assert await asyncio.wait_for(asyncio.sleep(5, "in time"), 6) == "in time"
     assert (first, loop.time()) == (30, 47)
 
@@ -76,8 +76,7 @@ async def test_advance_moves_the_clock_and_runs_nothing(virtual_clock: VirtualCl
     await asyncio.sleep(0)
     assert fired == [8]
     for wrong in (-1, float("nan"), float("inf")):
-        with pytest.raises(ArgumentError, match="only moves forward"):
-            loop.advance(wrong)
+        assert_raises(ArgumentError, "only moves forward", loop.advance, wrong)
 
 
 # ---- deadlocks
@@ -92,19 +91,17 @@ def test_a_deadlock_names_each_task_and_where_it_waits() -> None:
             group.create_task(starve(asyncio.Event()), name="first")
             group.create_task(asyncio.sleep(2), name="second")
 
-    with pytest.raises(DeadlockError, match=r"at virtual time 2 s .*seed=7") as caught:
-        simulated_run(main, seed=7)
-    assert "first (test_a_deadlock_names_each_task_and_where_it_waits.<locals>.starve) waits at locks.py" in str(caught.value)
-    assert "second" not in str(caught.value)
-    assert isinstance(caught.value, RuntimeError)
+    caught = assert_raises(DeadlockError, r"at virtual time 2 s .*seed=7", simulated_run, main, seed=7)
+    assert "first (test_a_deadlock_names_each_task_and_where_it_waits.<locals>.starve) waits at locks.py" in str(caught)
+    assert "second" not in str(caught)
+    assert isinstance(caught, RuntimeError)
 
 
 def test_waiting_for_ever_is_a_deadlock() -> None:
     async def main() -> None:
         await asyncio.sleep(float("inf"))
 
-    with pytest.raises(DeadlockError):
-        simulated_run(main)
+    assert_raises(DeadlockError, None, simulated_run, main)
 
 
 def test_the_loop_still_unwinds_after_a_deadlock() -> None:
@@ -117,8 +114,7 @@ def test_the_loop_still_unwinds_after_a_deadlock() -> None:
             await asyncio.sleep(1)
             unwound.append("yes")
 
-    with pytest.raises(DeadlockError):
-        simulated_run(main)
+    assert_raises(DeadlockError, None, simulated_run, main)
     assert unwound == ["yes"]
 
 
@@ -185,8 +181,7 @@ def test_streams_are_independent_and_need_a_seed() -> None:
     try:
         assert take(first, "net") == take(first, "net")
         assert len({tuple(take(loop, name)) for loop in (first, second) for name in ("net", "sched")}) == 4
-        with pytest.raises(ArgumentError, match="without a seed"):
-            unseeded.stream("net")
+        assert_raises(ArgumentError, "without a seed", unseeded.stream, "net")
     finally:
         for loop in (first, second, unseeded):
             loop.close()
@@ -234,8 +229,7 @@ async def test_at_step_calls_right_before_that_step(virtual_clock: VirtualClock)
     assert seen == []
     await asyncio.sleep(0)
     assert seen == [before + 2, -1]
-    with pytest.raises(ArgumentError, match="has begun already"):
-        loop.at_step(loop.steps, int)
+    assert_raises(ArgumentError, "has begun already", loop.at_step, loop.steps, int)
 
 
 # ---- real threads
@@ -286,9 +280,8 @@ def test_an_error_says_how_to_repeat_the_run() -> None:
         await asyncio.sleep(1)
         raise ValueError("boom")
 
-    with pytest.raises(ValueError, match="boom") as caught:
-        simulated_run(main, seed=11, order="permuted")
-    note = caught.value.__notes__[0]
+    caught = assert_raises(ValueError, "boom", simulated_run, main, seed=11, order="permuted")
+    note = caught.__notes__[0]
     assert "seed=11" in note and "order='permuted'" in note and "trace hash" in note
     assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in note
 
@@ -331,10 +324,8 @@ async def test_what_cannot_be_repeated_is_refused(virtual_clock: VirtualClock) -
     loop = asyncio.get_running_loop()
     with pytest.raises(LoopError, match="create_connection: a simulated loop opens no sockets"):
         await loop.create_connection(asyncio.Protocol, "127.0.0.1", 1)
-    with pytest.raises(LoopError, match="subprocess_exec"):
-        await asyncio.create_subprocess_exec("true")
-    with pytest.raises(LoopError, match="getaddrinfo"):
-        await loop.getaddrinfo("localhost", 1)
+    await assert_awaiting_raises(LoopError, "subprocess_exec", asyncio.create_subprocess_exec("true"))
+    await assert_awaiting_raises(LoopError, "getaddrinfo", loop.getaddrinfo("localhost", 1))
 
 
 @pytest.mark.parametrize(
@@ -346,8 +337,7 @@ async def test_what_cannot_be_repeated_is_refused(virtual_clock: VirtualClock) -
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SimulatedLoop(**arguments)
+    assert_raises(ArgumentError, message, lambda: SimulatedLoop(**arguments))
 
 
 # ---- Note [Which private names]

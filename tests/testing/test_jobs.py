@@ -13,6 +13,7 @@ import pytest
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.testing import DeadlockError, SimulatedLoop, simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_awaiting_raises, assert_raises
 
 T = TypeVar("T")
 _variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="empty")
@@ -58,17 +59,15 @@ async def test_errors_reach_the_caller_whatever_their_kind(virtual_clock: Virtua
         future = _loop().aiograd_submit(raises(error))
         await asyncio.wait([future])
         assert future.exception() is error
-    with pytest.raises(RuntimeError, match="StopIteration") as caught:
-        await _loop().aiograd_submit(raises(StopIteration()))
-    assert isinstance(caught.value.__cause__, StopIteration)
+    caught = await assert_awaiting_raises(RuntimeError, "StopIteration", _loop().aiograd_submit(raises(StopIteration())))
+    assert isinstance(caught.__cause__, StopIteration)
 
 
 async def test_a_job_sees_no_loop_and_an_empty_context(virtual_clock: VirtualClock) -> None:
     _variable.set("set")
 
     def job() -> str:
-        with pytest.raises(RuntimeError, match="no running event loop"):
-            asyncio.get_running_loop()
+        assert_raises(RuntimeError, "no running event loop", asyncio.get_running_loop)
         return _variable.get()
 
     assert await _loop().aiograd_submit(job) == "empty"
@@ -123,7 +122,5 @@ def test_a_runner_of_ones_own_can_lose_jobs() -> None:
         async with asyncio.timeout(60):
             await wait()
 
-    with pytest.raises(DeadlockError):
-        simulated_run(wait, executor=NeverReturns)
-    with pytest.raises(TimeoutError):
-        simulated_run(bounded, executor=NeverReturns)
+    assert_raises(DeadlockError, None, simulated_run, wait, executor=NeverReturns)
+    assert_raises(TimeoutError, None, simulated_run, bounded, executor=NeverReturns)

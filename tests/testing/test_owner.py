@@ -16,6 +16,7 @@ import pytest
 from aiograd.testing import DeadlockError, SimulatedLoop, simulated_run
 from aiograd.testing.owner import OWNER, HandleOwner, Killed, bare_context, context_of
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_raises
 
 
 def _loop() -> SimulatedLoop:
@@ -161,8 +162,7 @@ async def test_others_may_kill_without_being_killed(virtual_clock: VirtualClock)
 
     async def killer() -> None:
         _loop().kill(owner)
-        with pytest.raises(Killed):
-            _loop().kill(other)
+        assert_raises(Killed, None, lambda: _loop().kill(other))
 
     task = _start(other, killer())
     await asyncio.sleep(1)
@@ -236,9 +236,8 @@ def test_a_deadlock_names_the_living_only() -> None:
         _loop().kill(owner)
         await never.wait()
 
-    with pytest.raises(DeadlockError) as caught:
-        simulated_run(main)
-    assert "alive" in str(caught.value) and "dead (" not in str(caught.value)
+    caught = assert_raises(DeadlockError, None, simulated_run, main)
+    assert "alive" in str(caught) and "dead (" not in str(caught)
 
 
 async def test_errors_of_the_living_are_still_reported(virtual_clock: VirtualClock) -> None:
