@@ -84,7 +84,7 @@ def test_a_parameter_that_is_given_twice_is_named_as_it_was_given(call: Any, wor
 
 def test_unknown_attributes_name_the_nearest() -> None:
     x = ag.ones(2)
-    assert_raises(AttributeError, "Tensor has no attribute 'sofmax'; the nearest is 'softmax'", x.sofmax, 0)
+    assert_raises(AttributeError, "Tensor has no attribute 'sofmax'; the nearest is 'softmax'", lambda: x.sofmax(0))
     assert_raises(UnknownNameError, "module 'aiograd' has no attribute 'rnadn'; the nearest is 'randn'", lambda: ag.rnadn)
     with pytest.raises(AttributeError) as caught:
         _ = x.qqqqqqq

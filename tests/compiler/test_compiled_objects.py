@@ -150,7 +150,9 @@ def test_bad_arguments() -> None:
         ([1, bytearray(b"1")], "bytearray"),
         (itself, "nested too deep, or contain themselves"),
     ):  # fmt: skip
-        raised = assert_raises(ArgumentTypeError, text, f, x, bad)
-        assert "test_compiled_objects.py:" in str(raised)
-    assert_raises(ArgumentTypeError, "found the class Layer; compile an object of it", ag.compile, Layer)
+        with pytest.raises(ArgumentTypeError, match=text) as raised:
+            f(x, bad)
+        assert "test_compiled_objects.py:" in str(raised.value)
+    with pytest.raises(ArgumentTypeError, match="found the class Layer; compile an object of it"):
+        ag.compile(Layer)
     assert f.statistics().recordings == 0
