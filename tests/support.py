@@ -82,12 +82,6 @@ async def assert_awaiting_raises(error: Any, match: str | None, awaitable: Await
     return caught.value
 
 
-async def assert_cancelled(task: asyncio.Future[Any]) -> None:
-    """Cancel a task, which is to end as cancelled."""
-    task.cancel()
-    await assert_awaiting_raises(asyncio.CancelledError, None, task)
-
-
 @contextlib.contextmanager
 def reference_counts_only() -> Iterator[None]:
     """No cycle is collected: what is freed here is freed by reference count."""
@@ -102,6 +96,13 @@ def reference_counts_only() -> Iterator[None]:
 def draw(*shape: int, at: int = 0) -> Any:
     """Standard normal numbers of a shape; `at` is the seed."""
     return np.random.default_rng(at).standard_normal(shape)
+
+
+async def cancel(task: asyncio.Future[Any]) -> None:
+    """Cancel a task, which must end by that."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 def run_by(run: Callable[..., Any], given: int = 1) -> Callable[[Callable[..., Any]], Callable[..., None]]:

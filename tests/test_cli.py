@@ -17,9 +17,9 @@ import pytest
 
 import aiograd as ag
 import aiograd.distributed as dist
-from aiograd import cli
 from aiograd.engine.run.paced_collector import THRESHOLDS
 from aiograd.errors import RemoteError, WorkerLostError
+from aiograd.running import cli
 from tests.support import assert_awaiting_raises, assert_raises
 from tests.watchdog import SECONDS
 

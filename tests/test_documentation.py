@@ -25,8 +25,8 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from aiograd import cli
 from aiograd.errors import WorkerLostError
+from aiograd.running import cli
 from tests.documentation import TEXTS, blocks
 from tests.public_names import MODULES, NAMESPACES, public_names
 from tests.support import assert_raises

@@ -15,7 +15,7 @@ import aiograd as ag
 from aiograd.running.modes import current_mode
 from aiograd.running.offloading import offload, ready
 from aiograd.tensors.core import make
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 
 
 async def test_the_function_runs_on_another_thread_and_its_graph_is_usable() -> None:
@@ -81,7 +81,7 @@ async def test_cancelling_stops_the_waiting_only() -> None:
 
     waiting = asyncio.ensure_future(offload(forward))
     await begun.wait()
-    await assert_cancelled(waiting)
+    await cancel(waiting)
     release.set()
     assert ended.wait(30)
 

@@ -48,7 +48,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert metadata["Version"] == aiograd.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert "aiograd = aiograd.cli:main" in entry_points
+    assert "aiograd = aiograd.running.cli:main" in entry_points
     assert "pytest_aiograd = pytest_aiograd" in entry_points
 
 
@@ -80,7 +80,7 @@ def test_readme_and_licence_are_there() -> None:
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
     heavy |= {"uvloop", "safetensors", "dataclasses", "difflib", "html", "json", "csv"}
-    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.functional.batching", "numpy.random"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.running.cli", "aiograd.functional.batching", "numpy.random"}
     loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
     assert "aiograd.tensors" in loaded
     assert not loaded & parts
@@ -91,7 +91,7 @@ def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
 def test_a_worker_starts_without_what_only_other_commands_need() -> None:
     script = """
 import sys
-from aiograd.cli import main
+from aiograd.running.cli import main
 try:
     main(["worker", "--help"])
 except SystemExit:

@@ -24,7 +24,7 @@ from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.table import records_of, rows_of
 from aiograd.running.modes import current_mode
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises, custom_function
+from tests.support import assert_awaiting_raises, assert_raises, cancel, custom_function
 from tests.toy_device import ToyDevice
 
 
@@ -187,7 +187,7 @@ async def test_a_pass_that_fails_or_is_cancelled_leaves_its_events() -> None:
         task = asyncio.create_task(Stuck.apply(x).backward())
         for _ in range(10):
             await asyncio.sleep(0)
-        await assert_cancelled(task)
+        await cancel(task)
     assert named(prof.events, "backward") == ["BrokenBackward"]
     assert len(named(prof.events, "pass")) == 2
 

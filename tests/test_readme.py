@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import aiograd as ag
-from aiograd import cli
 from aiograd import distributed as dist
 from aiograd.distributed.rpc import encodings
 from aiograd.distributed.rpc.keyring import SECRET_BYTES
+from aiograd.running import cli
 from tests.documentation import PAGES, README, ROOT, TEXT
 from tests.support import assert_raises
 

@@ -65,7 +65,7 @@ RENAMES: Mapping[str, Rename] = {
     "link": Rename("channel", within=("distributed/rpc/",), but=frozenset({"is_link_local"})),
     "row": Rename("request", within=("distributed/rpc/",)),
     # a cluster's `driver` is a public name
-    "driver": Rename("coordinator; of the loop of a pass, runner", outside=("cuda/", "distributed/cluster/", "cli/")),
+    "driver": Rename("coordinator; of the loop of a pass, runner", outside=("cuda/", "distributed/cluster/", "running/")),
     "host": Rename(
         "member, participant",
         within=("steps/", "coordination/", "pipeline/", "distributed/data_parallel/", "distributed/collectives/"),

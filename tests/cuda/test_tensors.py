@@ -13,7 +13,7 @@ import aiograd as ag
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.errors import DeviceError, DeviceLostError, DeviceMemoryError, DeviceMismatchError, NotReadyError
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 from tests.tolerance import tolerance
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
@@ -123,7 +123,7 @@ async def test_cancelling_a_wait_stops_the_waiting_only(device: CudaDevice) -> N
     y = ag.exp(ag.tensor(X, device="cuda:0"))
     waiting = asyncio.ensure_future(ag.ready(y))
     await asyncio.sleep(0)
-    await assert_cancelled(waiting)
+    await cancel(waiting)
     go.set()
     await y
     np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=tolerance(np.float32))

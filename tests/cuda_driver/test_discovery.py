@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from aiograd import errors
-from aiograd.cli.doctor import doctor
 from aiograd.cuda import discovery, loading
 from aiograd.cuda.discovery import Probe, reason
+from aiograd.running.cli.doctor import doctor
 from tests.support import assert_raises
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ import aiograd as ag
 from aiograd.data import DataLoader, collate
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.random import Generator
-from tests.support import assert_cancelled, assert_raises
+from tests.support import assert_raises, cancel
 
 
 def plain(batch: Any) -> Any:
@@ -276,7 +276,7 @@ async def test_a_consumer_that_is_cancelled_leaves_nothing() -> None:
 
     task = asyncio.ensure_future(taken(DataLoader(Slow(), 1)))
     await entered.wait()
-    await assert_cancelled(task)
+    await cancel(task)
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

@@ -13,7 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd.data import DataLoader, ProcessSource
 from aiograd.errors import ArgumentError, DataError
-from tests.support import assert_awaiting_raises, assert_cancelled
+from tests.support import assert_awaiting_raises, cancel
 
 SOURCE = '''
 import os
@@ -73,7 +73,7 @@ async def test_a_read_that_is_cancelled_leaves_the_process_in_order() -> None:
     async with ProcessSource("mine:made", 1) as source:
         task = asyncio.ensure_future(source[0])
         await asyncio.sleep(0)
-        await assert_cancelled(task)
+        await cancel(task)
         assert (await source[2])[0].tolist() == [2, 2, 2]
 
 

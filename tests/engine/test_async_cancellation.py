@@ -20,7 +20,7 @@ from aiograd.errors import CancelGraceError, GraphFreedError
 from aiograd.testing import SimulatedLoop, simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, message, number, rounds, ticking
-from tests.support import assert_awaiting_raises, assert_cancelled, bits, leaf
+from tests.support import assert_awaiting_raises, bits, cancel, leaf
 
 Scenario = Callable[["World"], Coroutine[Any, Any, None]]
 
@@ -568,7 +568,7 @@ async def test_a_coroutine_that_swallows_the_cancellation_does_not_keep_the_pass
         y = y * function(swallows)(x)
     task = asyncio.create_task(y.backward())
     await rounds(5)
-    await assert_cancelled(task)
+    await cancel(task)
     assert task.cancelled()
     assert number(x.grad) == 2.0
 
@@ -603,7 +603,7 @@ async def test_what_a_coroutine_raises_while_it_is_cancelled_does_not_hide_the_c
     for y in (function(raises)(x), function(raises)(x) * function(raises)(x)):
         task = asyncio.create_task(y.backward())
         await rounds(5)
-        await assert_cancelled(task)
+        await cancel(task)
 
 
 async def test_nested_passes_are_cancelled_from_the_outside_in_at_any_depth() -> None:
@@ -628,7 +628,7 @@ async def test_nested_passes_are_cancelled_from_the_outside_in_at_any_depth() ->
     task = asyncio.create_task(function(rule)(x).backward())
     await deepest.wait()
     assert inside == 300
-    await assert_cancelled(task)
+    await cancel(task)
     assert inside == 0
     assert x.grad is None
 

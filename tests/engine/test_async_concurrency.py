@@ -21,7 +21,7 @@ from aiograd.graph.current import CURRENT
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, number, rounds
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises, custom_function, leaf
+from tests.support import assert_awaiting_raises, assert_raises, cancel, custom_function, leaf
 
 # -------------------------------------------------------------------- passes on one loop
 
@@ -122,7 +122,7 @@ async def test_nothing_piles_up_over_many_passes_that_succeed_fail_and_are_cance
         await assert_awaiting_raises(ZeroDivisionError, None, (failing(x * 1.0) + ok(x)).sum().backward())
         task = asyncio.create_task((stuck(x * 1.0) * stuck(x)).sum().backward())
         await rounds(4)
-        await assert_cancelled(task)
+        await cancel(task)
 
     counts: list[int] = []
     async with ag.Engine(threads=2):

@@ -20,7 +20,7 @@ from aiograd.errors import EngineClosedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, function, number, rounds
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises, leaf
+from tests.support import assert_awaiting_raises, assert_raises, cancel, leaf
 
 USER: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
@@ -284,7 +284,7 @@ async def test_a_stuck_rule_ends_with_the_timeout_and_later_passes_find_a_thread
             await asyncio.sleep(0)
         queued = asyncio.create_task(function(lambda ctx, g: g * 3.0)(x).backward())  # has a job waiting behind the stuck one
         await rounds(3)
-        await assert_cancelled(task)
+        await cancel(task)
         await queued
         await function(lambda ctx, g: g * 5.0)(x).backward()
         assert number(x.grad) == 9.0
@@ -337,7 +337,7 @@ async def test_a_job_that_has_not_started_is_never_run() -> None:
         await rounds(3)
         queued = asyncio.create_task(function(never)(x).backward(retain_graph=True))
         await rounds(3)
-        await assert_cancelled(queued)
+        await cancel(queued)
         release.set()
         await busy
     assert ran == []
@@ -364,7 +364,7 @@ async def test_what_an_abandoned_job_makes_is_not_kept() -> None:
     task = asyncio.create_task(function(rule)(x).sum().backward())
     while not started.is_set():
         await asyncio.sleep(0)
-    await assert_cancelled(task)
+    await cancel(task)
     release.set()
     while not done.is_set():
         await asyncio.sleep(0)

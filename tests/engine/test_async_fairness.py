@@ -22,7 +22,7 @@ from aiograd.errors import EngineClosedError, GraphFreedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, number, rounds
-from tests.support import assert_awaiting_raises, assert_cancelled, leaf
+from tests.support import assert_awaiting_raises, cancel, leaf
 from tests.sweeps import swept
 
 #: readings of the clock between two pauses
@@ -293,7 +293,7 @@ async def test_a_pass_that_is_cancelled_before_its_first_turn_is_as_cancelled_as
         first = asyncio.create_task(before.backward())
         second = asyncio.create_task(y.backward())
         await rounds(2)
-        await assert_cancelled(second)
+        await cancel(second)
         assert not first.done()
         await first
         counted = engine.statistics()

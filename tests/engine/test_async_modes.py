@@ -12,7 +12,7 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, GraphError, ModeError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, function, number, rounds
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises, custom_function, leaf
+from tests.support import assert_awaiting_raises, assert_raises, cancel, custom_function, leaf
 
 # -------------------------------------------------------------------- tasks
 
@@ -502,6 +502,6 @@ async def test_a_rule_cancelled_inside_no_grad_that_still_cleans_up_takes_its_mo
     x = ag.tensor([1.0], requires_grad=True)
     task = asyncio.ensure_future(Slow.apply(x).sum().backward())
     await asyncio.sleep(1)
-    await assert_cancelled(task)
+    await cancel(task)
     assert ag.is_grad_enabled()
     assert ends == [False, False]  # a pass that records nothing runs its rules without grad

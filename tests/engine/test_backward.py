@@ -190,13 +190,13 @@ async def test_the_number_of_seeds_is_that_of_the_roots() -> None:
     x = leaf([1.0])
     y = (x * 2).sum()
     assert_raises(ArgumentError, "got 2 tensors and 1 gradients", lambda: ag.backward([y, y], [None]))
-    await assert_awaiting_raises(ArgumentError, "at least one tensor", ag.backward([]))
+    assert_raises(ArgumentError, "at least one tensor", lambda: ag.backward([]))
 
 
 @pytest.mark.parametrize("what", [3, None, "x", np.ones(2)])
 async def test_roots_are_tensors(what: Any) -> None:
     assert_raises(ArgumentTypeError, "expected a Tensor", lambda: ag.backward(what))
-    await assert_awaiting_raises(ArgumentTypeError, "element 0 is a", ag.backward([what]))
+    assert_raises(ArgumentTypeError, "element 0 is a", lambda: ag.backward([what]))
 
 
 async def test_a_root_requires_grad() -> None:
@@ -204,7 +204,7 @@ async def test_a_root_requires_grad() -> None:
     x = leaf([1.0])
     with ag.no_grad():
         y = (x * 2).sum()
-    await assert_awaiting_raises(NoGraphError, "element 1 of tensors", ag.backward([(x * 2).sum(), y]))
+    assert_raises(NoGraphError, "element 1 of tensors", lambda: ag.backward([(x * 2).sum(), y]))
     assert x.grad is None
 
 

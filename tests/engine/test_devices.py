@@ -21,7 +21,7 @@ from aiograd.ops import nn as rows
 from aiograd.ops.op import Fused
 from aiograd.testing import simulated_run
 from tests.cuda.programs import DOMAINS, differentiate, wave
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises, bits, custom_function
+from tests.support import assert_awaiting_raises, assert_raises, bits, cancel, custom_function
 from tests.sweeps import swept
 from tests.tolerance import assert_close
 from tests.toy_device import ToyArray, ToyDevice, ToyError
@@ -428,7 +428,7 @@ async def test_cancelling_a_wait_cancels_nothing_else(toy: ToyDevice) -> None:
 
         task = asyncio.ensure_future(wait())
         await asyncio.sleep(0)
-        await assert_cancelled(task)
+        await cancel(task)
     await y
     assert y.item() == 2.0
 
@@ -713,7 +713,7 @@ async def test_cancelling_a_pass_while_the_device_works() -> None:
         try:
             backward = asyncio.ensure_future(loss.backward())
             await turns_until(entered.is_set)
-            await assert_cancelled(backward)
+            await cancel(backward)
             assert toy.history[-1] == "softmax"
             done = len(toy.history)
         finally:

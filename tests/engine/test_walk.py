@@ -19,7 +19,7 @@ from aiograd.graph import get_gradient_edge
 from aiograd.graph.node import Node
 from tests.engine.cases import chain, ticking
 from tests.engine.test_plan import new_general_task, program
-from tests.support import assert_awaiting_raises, assert_cancelled, bits, leaf
+from tests.support import assert_awaiting_raises, bits, cancel, leaf
 
 SEEDS = 150
 
@@ -138,7 +138,7 @@ async def test_a_walk_that_is_cancelled_spends_the_graph(walks: list[GraphWalk])
         waiting = asyncio.ensure_future(loss.sum().backward())
         for _ in range(3):
             await asyncio.sleep(0)
-        await assert_cancelled(waiting)
+        await cancel(waiting)
         assert len(walks) == 1 and not walks[0].is_complete
         assert x.grad is None
         await assert_awaiting_raises(GraphFreedError, None, loss.sum().backward())

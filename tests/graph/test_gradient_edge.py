@@ -100,7 +100,7 @@ async def test_zeros_for_an_unused_edge_cannot_be_made() -> None:
 async def test_an_edge_that_leads_nowhere_is_refused(edge: Any) -> None:
     x = leaf([1.0])
     assert_raises(ArgumentError, "is a GradientEdge to input", lambda: ag.grad((x * 2).sum(), edge))
-    await assert_awaiting_raises(ArgumentError, "is a GradientEdge to input", ag.backward(edge))
+    assert_raises(ArgumentError, "is a GradientEdge to input", lambda: ag.backward(edge))
 
 
 async def test_the_seed_of_an_edge_is_checked() -> None:

@@ -25,7 +25,7 @@ from aiograd.errors import (
     ModifiedError,
 )
 from tests.interop.torch_support import draw, pair_of, same
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 from tests.tolerance import assert_close
 
 torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
@@ -227,7 +227,7 @@ async def test_a_cancelled_pass_leaves_the_gradients_of_torch_as_they_were() -> 
     y.register_hook(waits)
     running = asyncio.create_task(layer(y).sum().backward())
     await reached.wait()
-    await assert_cancelled(running)
+    await cancel(running)
     assert all(p.grad is None for p in layer.module.parameters())
 
 

@@ -13,7 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from tests.support import assert_awaiting_raises, assert_cancelled, assert_raises, draw
+from tests.support import assert_awaiting_raises, assert_raises, cancel, draw
 
 VALLEY = [-1.2, 1.0]
 
@@ -105,7 +105,7 @@ async def test_a_step_that_fails_or_is_cancelled_changes_nothing(search: Any) ->
 
     task = asyncio.create_task(optimizer.step(waits))
     await reached.wait()
-    await assert_cancelled(task)
+    await cancel(task)
     now = optimizer.state_dict()["state"]
     assert x.tolist() == before
     assert now[0]["n_iter"] == saved[0]["n_iter"] and now[0]["d"].tolist() == saved[0]["d"].tolist()

@@ -13,9 +13,8 @@ from aiograd.coordination.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
-from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
-from aiograd.distributed.objects.state_transfer import fetch, store
+from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
@@ -292,8 +291,8 @@ class DataParallel:
             sources = await coordinator.shard_sources() if coordinator.is_sharded else [await coordinator.source()]
             parts = []
             for replica in sources:
-                head, chunks = await fetch(coordinator.driver, replica.optimizer, ReadOptimizer, timeout)
-                parts.append({"state": dict(unflatten(join(chunks))), "param_groups": head["groups"]})
+                head, values = await fetch(coordinator.driver, replica.optimizer, ReadOptimizer, timeout)
+                parts.append({"state": values, "param_groups": head["groups"]})
             return whole_state(parts) if coordinator.is_sharded else parts[0]
 
     async def load_optimizer_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
@@ -317,7 +316,7 @@ class DataParallel:
             first = await (coordinator.begin_optimizer_load() if coordinator.is_sharded else coordinator.begin_load())
             head = {"taken": 0, "groups": [dict(group) for group in state["param_groups"]]}
             values = {int(number): {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
-            await store(coordinator.driver, first.optimizer, LoadOptimizer, flatten(values.items()), timeout, head)
+            await store(coordinator.driver, first.optimizer, LoadOptimizer, values, timeout, head)
             await (coordinator.end_optimizer_load() if coordinator.is_sharded else coordinator.end_load())
 
     # ---------------------------------------------------------------- membership

@@ -28,6 +28,7 @@ from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, miss
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
+from aiograd.distributed.messages.library import CreateOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
@@ -121,8 +122,8 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         driver, timeout = self.driver, self._timeout
         try:
             refs.append(await driver.remote(name, self._module_class, *self._args, timeout=timeout))
-            create = "aiograd.optimizer.create"
-            refs.append(await driver.call(name, create, self._optimizer, refs[:1], self._optimizer_options, timeout=timeout))
+            message = CreateOptimizer(self._optimizer, refs[:1], self._optimizer_options)
+            refs.append(await ask_library(driver, name, message, timeout))
             options = encode(ReplicaOptions(**self._options, optimizer=refs[1]))
             refs.append(await refs[0].adapt(REPLICA_HOST_ADAPTER, [], options, timeout=timeout))
         except BaseException:

@@ -32,10 +32,9 @@ from aiograd.distributed.messages.library import (
     TrainModule,
 )
 from aiograd.distributed.objects.adapter_host import AdapterHost
-from aiograd.distributed.objects.chunks import join
+from aiograd.distributed.objects.parameter_stream import ParameterStreams
 from aiograd.distributed.objects.reference_table import Held
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.distributed.objects.state_transfer import Transfers
 from aiograd.distributed.payload import Unpacking
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.service import Exposed, ExposedClass
@@ -104,7 +103,7 @@ class ObjectServer:
         #: those objects that are adapters, by key
         self.adapters: dict[bytes, Adapter] = {}
         #: states that are under way in several messages
-        self.transfers = Transfers(core.limits)
+        self.streams = ParameterStreams(core.limits)
         calls.register(
             {
                 CreateObject: self._create,
@@ -112,9 +111,9 @@ class ObjectServer:
                 ReadObject: self._read,
                 DeleteObject: self._delete,
                 CreateAdapter: self._create_adapter,
-                ReadMore: self.transfers.more,
+                ReadMore: self.streams.more,
                 PutChunks: self._put,
-                EndTransfer: self.transfers.end,
+                EndTransfer: self.streams.end,
                 ModuleParameters: self._parameters,
                 ReadModule: self._read_module,
                 LoadModule: self._load_module,
@@ -122,13 +121,13 @@ class ObjectServer:
             }
         )
         core.serve_promptly(Post, self._on_post)
-        core.on_lost.append(lambda identity, error: self.transfers.forget(identity))
+        core.on_lost.append(lambda identity, error: self.streams.forget(identity))
 
     def clear(self) -> None:
         """Let go of all objects; the worker closes."""
         self.table.clear()
         self.adapters.clear()
-        self.transfers.clear()
+        self.streams.clear()
 
     # ---------------------------------------------------------------- on the side that holds a reference
 
@@ -201,7 +200,7 @@ class ObjectServer:
         ref = message.ref
         is_removed = self.table.remove(ref.key, ref.epoch, caller.principal)
         if is_removed:
-            self.transfers.drop(ref.key)
+            self.streams.drop(ref.key)
             adapter = self.adapters.pop(ref.key, None)
             if adapter is not None:
                 adapter._leave()
@@ -226,7 +225,7 @@ class ObjectServer:
 
     async def _put(self, caller: PeerIdentity, message: PutChunks) -> bool:
         self.find(caller, message.ref)
-        return self.transfers.put(caller, message)
+        return self.streams.put(caller, message)
 
     # ---------------------------------------------------------------- modules
 
@@ -243,12 +242,15 @@ class ObjectServer:
         return {name: self.calls.reference(share(value, caller.principal, caller.name)) for name, value in named.items()}
 
     async def _read_module(self, caller: PeerIdentity, message: ReadModule) -> StateBegun:
-        state = self._module(caller, message.ref).state_dict()
-        return self.transfers.send(caller, message, None, [(name, plain(value)) for name, value in state.items()])
+        """Serve a `ReadModule`, for any object with a ``state_dict``."""
+        value = self.find(caller, message.ref).value
+        if not hasattr(value, "state_dict"):
+            raise ArgumentTypeError(f"{message.ref!r} is no module: it has no parameters and state")
+        return self.streams.send(caller, message, None, plain(value.state_dict()))
 
     async def _load_module(self, caller: PeerIdentity, message: LoadModule) -> bool:
         module = self._module(caller, message.ref)
-        state = dict(join(self.transfers.finish(caller, message)))
+        state = self.streams.finish(caller, message)
         try:
             await current_engine().offload(functools.partial(module.load_state_dict, state))
         except ArgumentError as error:  # what does not fit is told in further lines, and only the first would cross
