@@ -17,6 +17,7 @@ import pytest
 
 import aiograd
 from aiograd.dashboard.pages import SCRIPTS
+from tests.support import assert_raises
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -190,8 +191,7 @@ def test_every_public_name_is_listed_and_no_other_is_there() -> None:
     assert {"tensor", "matmul", "run", "Engine", "seed", "compile", "vmap"} <= set(aiograd.__all__) <= set(dir(aiograd))
     assert {name.rpartition(".")[2] for name in LATE} <= set(dir(aiograd))
     assert not any(name.startswith("_") or isinstance(getattr(aiograd, name), type(annotations)) for name in aiograd.__all__)
-    with pytest.raises(AttributeError, match="module 'aiograd' has no attribute 'tensr'"):
-        _ = aiograd.tensr
+    assert_raises(AttributeError, "module 'aiograd' has no attribute 'tensr'", lambda: aiograd.tensr)
     listed = pydoc.plain(pydoc.render_doc(aiograd))
     functions = listed[listed.index("\nFUNCTIONS") :]
     for name in ("matmul", "tensor", "run", "set_default_dtype", "async jacobian"):
