@@ -20,7 +20,7 @@ Note [Exactly once]
 
 Note [Limits]
     Before memory is taken for a message its bytes are reserved; before a request is delivered the running ones are counted. A request over
-    the limit is answered with the failure that the driver supplies, and that answer is remembered like any other, so that the refused request
+    the limit is answered with the failure that the `PeerSession` supplies, and that answer is remembered like any other, so that the refused request
     is never run by a late copy of itself. Answers are kept for the requester, so they count too: one that lets more than its budget of
     them pile up is refused new requests.
 """
@@ -268,7 +268,7 @@ class InboundRequests:
         for request in [request for id, request in self.requests.items() if id < horizon and id not in unresolved]:
             self._drop(request)
 
-    # ---- asked by the driver
+    # ---- called by the session's owner
 
     def respond(self, id: int, message: Sequence[Buffer], failed: bool, held_until: float | None = None) -> None:
         """See `RpcSession.respond`."""

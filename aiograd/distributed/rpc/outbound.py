@@ -55,7 +55,7 @@ class OutboundRequest(Outgoing):
         started: True if any of it has ever been sent.
         resent: True if it was sent or asked after more than once, so that its answer measures no round trip.
         received: True if the answerer has all of it.
-        cancelled: True if the driver has cancelled it.
+        cancelled: True if its caller has cancelled it.
         pause: seconds until its answer was last asked for again for lack of room.
         assembly: the answer so far.
         answer_kind: RESPONSE or FAILURE, once its first fragment came.
@@ -115,7 +115,7 @@ class OutboundRequests:
         self._effects = effects
         self._overloaded = overloaded
 
-    # ---- asked by the driver
+    # ---- called by the session's owner
 
     def add(self, kind: int, message: Sequence[Buffer], timeout: float, now: float) -> int:
         """See `RpcSession.request`."""
@@ -289,7 +289,7 @@ class OutboundRequests:
             self.unacknowledged = 0
 
     def clear(self) -> list[int]:
-        """The session ends; returns the ids that the driver still waits for."""
+        """The session ends; returns the ids that are still awaited."""
         ids = [request.id for request in self.requests.values() if not request.cancelled]
         self._budget.release(self.held)
         self.held = 0
