@@ -70,7 +70,7 @@ class Batcher:
         #: for the earliest deadline, or for one that was earlier
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
-        #: futures of those that wait until no rows wait
+        #: futures that resolve when no rows wait
         self._idlers: set[asyncio.Future[None]] = set()
         self._running: TaskBatch | None = None
         self._is_abandoned = False

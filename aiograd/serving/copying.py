@@ -27,10 +27,10 @@ MOST_COPIES = 5
 async def copy_of_state(
     model: Module, state: Mapping[str, Any] | None, base: Version | None, precision: Precision
 ) -> tuple[dict[str, Array], str, bool]:
-    """A read-only copy of a state in the order of the model's; arrays that have not changed are those of `base`.
+    """A read-only copy of a state in the order of the model's; unchanged arrays are the arrays of `base`.
 
     Args:
-        model: the module whose state it is.
+        model: the module of the state.
         state: Tensors or arrays by path; None for the model's present ones.
         base: the version before.
         precision: see `Server`.

@@ -1,4 +1,4 @@
-"""Followers: servers in other processes that serve what a leader serves, to the bit.
+"""Followers: servers in other processes that serve a leader's versions, to the bit.
 
 Note [One request in flight]
     A follower asks with the number and digest of its version and is answered when the leader serves another one: by a delta where the leader still
@@ -130,7 +130,7 @@ def lead(service: Service, server: Server) -> None:
 
 
 class Follower(Server):
-    """A server whose versions come from a leader on another worker; without the leader it goes on serving and says so.
+    """A server of the versions of a leader on another worker. Without the leader it serves its last version, and `connected` is False.
 
     Entering waits for the first version. `publish`, `promote` and `rollback` raise `ServingError`: they are the leader's.
 

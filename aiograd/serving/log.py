@@ -155,7 +155,7 @@ class VersionLog:
     # ---------------------------------------------------------------- writing
 
     def append(self, version: Version, *, promote: bool = False) -> None:
-        """Write a version, and drop those that are not kept.
+        """Write a version, and delete the versions beyond `keep`.
 
         Args:
             version: the version; its number is higher than any in the log.
@@ -199,7 +199,7 @@ class VersionLog:
             self._write_manifest(manifest._replace(promoted=number, served=(*manifest.served, number)))
 
     def open(self) -> Version | None:
-        """Take the lock until `close`, remove what a crash has left, and read the `last` version."""
+        """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version."""
         with self._failing("open it"):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock_file = self._lock()

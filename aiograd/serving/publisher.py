@@ -33,7 +33,7 @@ class Publisher:
     """The versions of one model.
 
     Args:
-        model: the module whose state is published.
+        model: the module to publish.
         keep, precision, log: see `Server`.
     """
 
@@ -50,7 +50,7 @@ class Publisher:
         self.log_error: Exception | None = None
         self._bound: dict[int, BoundVersion] = {}
         self._publishing = asyncio.Lock()
-        #: futures of those that wait for another version to serve
+        #: futures that resolve when another version serves
         self._changes: set[asyncio.Future[None]] = set()
         self._log_task: asyncio.Task[None] | None = None
 

@@ -42,7 +42,7 @@ class Server:
         max_delay: seconds that a batch with room left waits for more rows.
         max_queue: the most rows that wait; requests beyond are refused.
         deadline: seconds within which a request is answered; None for no limit.
-        keep: the number of versions that are kept, besides those that serve, are in a split or a shadow.
+        keep: the number of versions to keep, besides the serving one and the versions of a split or a shadow.
         precision: "exact", or "bfloat16" to round published float32 arrays so that followers need fewer bytes.
         log: folder or `VersionLog` that keeps versions over restarts.
 
@@ -135,7 +135,7 @@ class Server:
         return await self._batcher.drain(timeout)
 
     async def aclose(self) -> None:
-        """Refuse new requests, fail those that wait with `DrainingError`, and close the log. Idempotent."""
+        """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent."""
         if self._state in ("closed", "new"):
             self._state = "closed"
             return

@@ -48,7 +48,7 @@ class ServingStatistics:
         refused: the number of requests that found the queue full or the server draining.
         expired: the number of requests that were not answered before their deadline.
         cancelled: the number of requests that were cancelled.
-        failed: the number of requests whose forward raised.
+        failed: the number of requests that failed because the forward raised.
         answers_by_version: the number of answers by the number of the version.
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.

@@ -6,7 +6,7 @@ Note [Requests first]
 
 Note [A step leaves everything or nothing]
     The forward changes buffers, backward commits gradients as a whole, the optimizer steps in one section. Where a step fails or is cancelled before
-    the optimizer's step, buffers and gradients are put back. A step whose loss or gradients are not finite fails. Where the parameters are not
+    the optimizer's step, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where the parameters are not
     finite after a step, the model goes on from the version that serves and the optimizer's state is cleared.
 """
 
