@@ -136,9 +136,10 @@ def _round_to_bfloat16(words: Array) -> None:
     for start in range(0, len(words), _CHUNK):
         chunk = words[start : start + _CHUNK]
         is_nan = (chunk & 0x7FFFFFFF) > 0x7F800000
-        quiet = chunk[is_nan] | 0x00400000
+        quiet = chunk[is_nan] | 0x00400000 if is_nan.any() else None
         chunk += ((chunk >> 16) & 1) + np.uint32(0x7FFF)
-        chunk[is_nan] = quiet
+        if quiet is not None:
+            chunk[is_nan] = quiet
         chunk &= 0xFFFF0000
 
 
