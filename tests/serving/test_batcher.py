@@ -357,7 +357,7 @@ async def _requests(victim: int, step: int) -> int:
     names = [type(result).__name__ for result in results]
     others = names[:victim] + names[victim + 1 :] if victim >= 0 else names
     assert "CancelledError" not in others
-    assert others.count("DeadlineError") == batcher.expired - (victim >= 0 and names[victim] == "DeadlineError") <= 1
+    assert others.count("DeadlineError") <= batcher.expired <= 1
     seen = [value for _, values in run.seen for value in values]
     assert all(seen.count(value) in ((0, size) if name != "Tensor" else (size,)) for (_, value, size, _), name in zip(requests, names, strict=True))
     assert batcher.queued == 0 and batcher.failed == 0
