@@ -167,6 +167,7 @@ class Batcher:
         finally:
             if task.answer.cancelled():
                 self.cancel(task)
+            del task  # an error refers to this frame, and the task to the error
 
     def cancel(self, task: Task) -> None:
         """Take out a task that is not answered: nothing waits for it any more."""
