@@ -229,6 +229,7 @@ class CompiledFunction:
         text = describe(key[0])
         reads, moved = recorder.settle()
         program = recorder.program(text, outputs)
+        recorder.reads.tensors.clear()  # trace functions refer to themselves and to the reads: the Tensors would live until they are collected
         with self._lock:
             if program is not None and not self._settles(key, recorder, moved):
                 return result

@@ -58,7 +58,7 @@ def _column(n: int, column: Any) -> Any:
         try:
             array = np.asarray(column)
         except ValueError as error:
-            raise ArgumentError(f"predict: column {n} has rows of different lengths ({error})") from None
+            raise ArgumentError(f"predict: column {n} has rows of different lengths, expected one shape for all ({error})") from None
         if array.dtype == np.float64 and not isinstance(column, np.ndarray):
             array = array.astype(np.float32)
     if array.dtype.kind not in "bifuc" and array.dtype.name != "bfloat16":

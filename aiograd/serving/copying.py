@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentTypeError
 from aiograd.nn.module import Module
 from aiograd.running.digest import state_digest
 from aiograd.serving.versions import Array, Precision, Version, all_finite, check_fits, snapshot
@@ -63,6 +64,8 @@ async def copy_of_state(
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
+    if not isinstance(tensors, Mapping):
+        raise ArgumentTypeError(f"publish: expected the state as Tensors or arrays by path, found {type(tensors).__name__}")
     return {path: host_array(tensor) if isinstance(tensor, TensorCore) else np.asarray(tensor) for path, tensor in tensors.items()}
 
 
