@@ -67,7 +67,7 @@ class ReplayBuffer:
             columns: Tensors or arrays of numbers with one length, at least 1; the first axis counts rows.
 
         Raises:
-            ArgumentError: the columns do not fit together, or not those that were added first; nothing was added.
+            ArgumentError: the columns do not fit together, or differ from the first rows in dtypes or shapes; nothing was added.
         """
         arrays = _checked("ReplayBuffer.add", columns)
         if self._columns:
@@ -149,7 +149,7 @@ class ReplayBuffer:
     def _capacity_for(self, what: str, arrays: list[Array]) -> int:
         """The most rows like these."""
         row_bytes = sum(array.itemsize * math.prod(array.shape[1:]) for array in arrays)
-        capacity = self.rows if self.bytes is None else min(self.rows, self.bytes // max(row_bytes, 1))
+        capacity = min(self.rows, self.bytes // row_bytes) if self.bytes is not None and row_bytes else self.rows
         if not capacity:
             raise ArgumentError(f"{what}: a row has {row_bytes} bytes, the buffer room for {self.bytes}; give it more")
         return capacity

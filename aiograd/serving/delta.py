@@ -79,18 +79,8 @@ def encode_delta(base: Version, target: Version) -> bytes:
         gap_bytes, count, planes = _encode(difference)
         records.append([index, gap_bytes, count, [len(plane) for plane in planes]])
         streams += planes
-    header = json.dumps(
-        {
-            "base": base.digest,
-            "number": target.number,
-            "digest": target.digest,
-            "parent": target.parent,
-            "metrics": dict(target.metrics),
-            "created": target.created,
-            "records": records,
-        },
-        separators=(",", ":"),
-    ).encode()
+    notes = {"number": target.number, "digest": target.digest, "parent": target.parent, "metrics": {**target.metrics}, "created": target.created}
+    header = json.dumps({"base": base.digest, **notes, "records": records}, separators=(",", ":")).encode()
     data = b"".join((_MAGIC, struct.pack("<Q", len(header)), header, *streams))
     return data + _checksum(data)
 
