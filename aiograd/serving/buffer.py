@@ -13,6 +13,7 @@ from aiograd.running.digest import STATE_DTYPES
 from aiograd.running.random_streams import RandomStream, stream_of
 from aiograd.serving.versions import Array
 from aiograd.tensors.core import TensorCore, host_array
+from aiograd.tensors.plain import plain_array
 
 
 class ReplayBuffer:
@@ -158,7 +159,9 @@ class ReplayBuffer:
 def _checked(what: str, columns: Any) -> list[Array]:
     """The columns as arrays in the byte order of this machine."""
     try:
-        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(column) for column in columns]
+        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
+    except ArgumentError:  # masked elements
+        raise
     except ValueError as error:
         raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
     for place, array in enumerate(arrays):

@@ -108,7 +108,7 @@ def apply_delta(base: Version, data: bytes) -> Version:
             raise DeltaError(f"apply_delta: the delta is from another version than {base.number}: digest {header['base']}, found {base.digest}")
         state = _apply(base, header["records"], memoryview(data)[start + length : -_CHECKSUM])
         number, parent, digest = header["number"], header["parent"], header["digest"]
-        if not (type(number) is int and type(digest) is str and (parent is None or type(parent) is int)):
+        if not (type(number) is int and number >= 0 and type(digest) is str and (parent is None or type(parent) is int)):
             raise ValueError(f"number {number!r}, parent {parent!r}, digest {digest!r}")
         finite, created = all_finite(state, base), float(header["created"])
         version = Version.of(number, state, digest=digest, parent=parent, metrics=header["metrics"], created=created, is_finite=finite)

@@ -202,6 +202,7 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         ((["a", "b"], np.zeros((2, 2), np.float32)), "column 0 has dtype <U1, expected numbers"),
         (("text", np.zeros((2, 2), np.float32)), "column 0 has dtype <U4"),
         (([None, 1], np.zeros((2, 2), np.float32)), "column 0 has dtype object"),
+        ((np.ma.array([1, 2], mask=[True, False]), np.zeros((2, 2), np.float32)), "expected no masked elements"),
         (([[1], [1, 2]], np.zeros((2, 2), np.float32)), "rows do not fit together"),
     ],
 )

@@ -223,6 +223,7 @@ def test_records_that_fit_no_array(records: Any) -> None:
     [
         ("number", "2"),
         ("number", True),
+        ("number", -1),
         ("parent", 0.5),
         ("digest", 5),
         ("metrics", {"loss": "low"}),

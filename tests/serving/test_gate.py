@@ -132,6 +132,7 @@ def test_results_of_a_metric(result: Any) -> None:
         (None, "a NoneType"),
         ([[1.0], [1.0, 2.0]], "a list"),
         (object(), "a object"),
+        (np.ma.array([1.0, 2.0], mask=[True, False]), "a MaskedArray"),
     ],
 )
 def test_results_that_are_not_one_number_per_row(result: Any, found: str) -> None:
