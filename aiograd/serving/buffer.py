@@ -13,6 +13,7 @@ from aiograd.running.digest import STATE_DTYPES
 from aiograd.running.random_streams import RandomStream, stream_of
 from aiograd.serving.versions import Array
 from aiograd.tensors.core import TensorCore, host_array
+from aiograd.tensors.plain import plain_array
 
 
 class ReplayBuffer:
@@ -67,7 +68,7 @@ class ReplayBuffer:
             columns: Tensors or arrays of numbers with one length, at least 1; the first axis counts rows.
 
         Raises:
-            ArgumentError: the columns do not fit together, or not those that were added first; nothing was added.
+            ArgumentError: the columns do not fit together, or differ from the first rows in dtypes or shapes; nothing was added.
         """
         arrays = _checked("ReplayBuffer.add", columns)
         if self._columns:
@@ -149,7 +150,7 @@ class ReplayBuffer:
     def _capacity_for(self, what: str, arrays: list[Array]) -> int:
         """The most rows like these."""
         row_bytes = sum(array.itemsize * math.prod(array.shape[1:]) for array in arrays)
-        capacity = self.rows if self.bytes is None else min(self.rows, self.bytes // max(row_bytes, 1))
+        capacity = min(self.rows, self.bytes // row_bytes) if self.bytes is not None and row_bytes else self.rows
         if not capacity:
             raise ArgumentError(f"{what}: a row has {row_bytes} bytes, the buffer room for {self.bytes}; give it more")
         return capacity
@@ -158,7 +159,9 @@ class ReplayBuffer:
 def _checked(what: str, columns: Any) -> list[Array]:
     """The columns as arrays in the byte order of this machine."""
     try:
-        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(column) for column in columns]
+        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
+    except ArgumentError:  # masked elements
+        raise
     except ValueError as error:
         raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
     for place, array in enumerate(arrays):

@@ -79,18 +79,8 @@ def encode_delta(base: Version, target: Version) -> bytes:
         gap_bytes, count, planes = _encode(difference)
         records.append([index, gap_bytes, count, [len(plane) for plane in planes]])
         streams += planes
-    header = json.dumps(
-        {
-            "base": base.digest,
-            "number": target.number,
-            "digest": target.digest,
-            "parent": target.parent,
-            "metrics": dict(target.metrics),
-            "created": target.created,
-            "records": records,
-        },
-        separators=(",", ":"),
-    ).encode()
+    notes = {"number": target.number, "digest": target.digest, "parent": target.parent, "metrics": {**target.metrics}, "created": target.created}
+    header = json.dumps({"base": base.digest, **notes, "records": records}, separators=(",", ":")).encode()
     data = b"".join((_MAGIC, struct.pack("<Q", len(header)), header, *streams))
     return data + _checksum(data)
 
@@ -118,7 +108,7 @@ def apply_delta(base: Version, data: bytes) -> Version:
             raise DeltaError(f"apply_delta: the delta is from another version than {base.number}: digest {header['base']}, found {base.digest}")
         state = _apply(base, header["records"], memoryview(data)[start + length : -_CHECKSUM])
         number, parent, digest = header["number"], header["parent"], header["digest"]
-        if not (type(number) is int and type(digest) is str and (parent is None or type(parent) is int)):
+        if not (type(number) is int and number >= 0 and type(digest) is str and (parent is None or type(parent) is int)):
             raise ValueError(f"number {number!r}, parent {parent!r}, digest {digest!r}")
         finite, created = all_finite(state, base), float(header["created"])
         version = Version.of(number, state, digest=digest, parent=parent, metrics=header["metrics"], created=created, is_finite=finite)

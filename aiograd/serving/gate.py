@@ -19,6 +19,7 @@ import numpy as np
 from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.serving.versions import Array
 from aiograd.tensors.core import TensorCore, host_array
+from aiograd.tensors.plain import plain_array
 
 
 class Verdict(Enum):
@@ -108,8 +109,8 @@ class Gate:
         """
         result = self.metric(outputs, *targets)
         try:
-            values = np.asarray(host_array(result) if isinstance(result, TensorCore) else result)
-        except ValueError:  # lists of several lengths
+            values = np.asarray(host_array(result) if isinstance(result, TensorCore) else plain_array(result))
+        except ValueError:  # lists of several lengths, masked elements
             values = np.empty((), object)
         if values.dtype.kind not in "biuf" or values.shape != (rows,):
             found = f"{values.dtype} of shape {list(values.shape)}" if values.dtype != object else f"a {type(result).__name__}"

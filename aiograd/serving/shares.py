@@ -42,7 +42,7 @@ class VersionSplit:
         unknown = [number for number in weights if number not in known]
         if unknown:
             raise VersionNotFoundError(f"split({shares!r}): versions {unknown} are not kept; kept: {sorted(known)}")
-        #: number -> share; those of 0 are left out
+        #: number -> share, without shares of 0
         self.shares = {number: weight / total for number, weight in weights.items() if weight}
         self._numbers = list(self.shares)
         self._bounds = list(accumulate(self.shares.values()))[:-1]

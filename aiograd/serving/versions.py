@@ -58,16 +58,9 @@ class Version:
 
     @classmethod
     def of(
-        cls,
-        number: int,
-        state: Mapping[str, Array],
-        *,
-        digest: str,
-        parent: int | None = None,
-        metrics: Mapping[str, float] | None = None,
-        created: float = 0.0,
-        is_finite: bool | None = None,
-    ) -> Version:
+        cls, number: int, state: Mapping[str, Array], *, digest: str, parent: int | None = None, metrics: Mapping[str, float] | None = None,
+        created: float = 0.0, is_finite: bool | None = None,
+    ) -> Version:  # fmt: skip
         """A version of `state`, the arrays of which become read-only and are not copied; `is_finite` is computed if it is None.
 
         Raises:
@@ -88,7 +81,7 @@ class Version:
 
 
 def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> dict[str, Array]:
-    """Read-only copies of arrays; an array whose bits are the bits of the array of that path in `base` is base's array.
+    """Read-only copies of arrays; where the bits of an array are the bits of base's array of that path, it is base's array.
 
         >>> from aiograd.serving.versions import Version, snapshot
         >>> first = Version.of(1, snapshot({"a": np.zeros(2), "b": np.zeros(2)}), digest="")
@@ -99,8 +92,8 @@ def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precisio
     Args:
         tensors: arrays by path. Paths that share one array share one copy, as tied weights do.
         base: the version before.
-        precision: with "bfloat16", float32 arrays are rounded to the nearest bfloat16, ties to even, and stay float32 arrays whose low
-            16 bits are zero; others are exact.
+        precision: with "bfloat16", float32 arrays are rounded to the nearest bfloat16, ties to even, and stay float32 arrays with low
+            16 bits of zero; others are exact.
 
     Returns:
         Arrays in C order by path, in the order of `tensors`.
@@ -266,15 +259,9 @@ class VersionStore:
         return version
 
     def add(
-        self,
-        state: Mapping[str, Array],
-        *,
-        digest: str,
-        created: float,
-        metrics: Mapping[str, float] | None = None,
-        promote: bool = True,
+        self, state: Mapping[str, Array], *, digest: str, created: float, metrics: Mapping[str, float] | None = None, promote: bool = True,
         is_finite: bool | None = None,
-    ) -> Version:
+    ) -> Version:  # fmt: skip
         """Give a state the next number, and let it serve if `promote`; otherwise it is a candidate.
 
         Args:
