@@ -118,7 +118,7 @@ class Server:
         await self._publisher.begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
+        if kind is None and self._state == "open":
             await self.drain()
         await self.aclose()
 

@@ -345,9 +345,10 @@ async def test_a_full_queue_says_when_to_come_back(virtual_clock: VirtualClock) 
     model = TwoSlowly()
     model.seconds = 1.0
     async with serving.Server(model, max_batch=2, max_queue=4) as server:
-        await server.predict(ones(2))
-        asked = [asyncio.ensure_future(server.predict(ones(2))) for _ in range(3)]
+        asked = [asyncio.ensure_future(server.predict(ones(2)))]
         await asyncio.sleep(0.5)
+        asked += [asyncio.ensure_future(server.predict(ones(2))) for _ in range(2)]
+        await asyncio.sleep(0.0)
         error = await assert_awaiting_raises(QueueFullError, "4 of 4 rows wait", server.predict(ones()))
         assert 0.0 < error.retry_after < 2.0
         await asyncio.gather(*asked)
