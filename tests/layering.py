@@ -63,7 +63,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         ).split()),
     ),
     "uvloop": ("engine.run", "running.cli", "__main__"),
-    "aiohttp": ("distributed.rpc.http",),
+    "aiohttp": ("distributed.rpc.http", "serving.web"),
+    "starlette": ("serving.web",),
     "numba": ("kernels", "cuda"),
     "llvmlite": ("kernels", "cuda"),
     "pytest": ("testing.plugin",),
@@ -81,7 +82,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 #: what every run of pytest in an environment imports, so that it imports the rest where it is used
 LATE = "testing.plugin."
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset({"prometheus_client", "uvloop", "numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
+OPTIONAL = frozenset("prometheus_client uvloop numba ray threadpoolctl ml_dtypes cuda numba_cuda sklearn starlette tqdm".split())
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (

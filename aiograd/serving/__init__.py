@@ -18,6 +18,7 @@
 `buffer`        rows to learn from; pure
 `follower`      servers in other processes that serve what this one serves
 `delta`         the difference of two versions as bytes; pure
+`web`           errors as HTTP responses
 ==============  ==========================================================================
 """
 
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
     from aiograd.serving.statistics import ServingStatistics as ServingStatistics
     from aiograd.serving.trainer import Trainer as Trainer
     from aiograd.serving.versions import Version as Version
+    from aiograd.serving.web import HTTPError as HTTPError
+    from aiograd.serving.web import aiohttp_middleware as aiohttp_middleware
+    from aiograd.serving.web import exception_handlers as exception_handlers
+    from aiograd.serving.web import http_error as http_error
 else:
     __getattr__, __dir__ = on_first_use(
         __name__,
@@ -55,6 +60,10 @@ else:
             "Trainer": "aiograd.serving.trainer",
             "Version": "aiograd.serving.versions",
             "VersionLog": "aiograd.serving.log",
+            "HTTPError": "aiograd.serving.web",
+            "aiohttp_middleware": "aiograd.serving.web",
+            "exception_handlers": "aiograd.serving.web",
+            "http_error": "aiograd.serving.web",
             "apply_delta": "aiograd.serving.delta",
             "encode_delta": "aiograd.serving.delta",
             "lead": "aiograd.serving.follower",
@@ -62,6 +71,6 @@ else:
     )
 
 __all__ = [
-    "Answer", "Comparison", "Follower", "Gate", "ReplayBuffer", "Server", "ServingStatistics", "Trainer", "Version", "VersionLog",
-    "apply_delta", "encode_delta", "lead",
+    "Answer", "Comparison", "Follower", "Gate", "HTTPError", "ReplayBuffer", "Server", "ServingStatistics", "Trainer", "Version", "VersionLog",
+    "aiohttp_middleware", "apply_delta", "encode_delta", "exception_handlers", "http_error", "lead",
 ]  # fmt: skip

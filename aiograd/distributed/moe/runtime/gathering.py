@@ -86,7 +86,9 @@ class Gathering:
         self._answered: Counter[int] = Counter()
         self._open = self._asked.copy()
 
-    async def run(self, call: Callable[[int], Coroutine[Any, Any, ExpertAnswer]], check: Callable[[ExpertAnswer], str | None] = lambda answer: None) -> None:
+    async def run(
+        self, call: Callable[[int], Coroutine[Any, Any, ExpertAnswer]], check: Callable[[ExpertAnswer], str | None] = lambda answer: None
+    ) -> None:
         """Fill `answers` and `lost`. Cancelling cancels all calls and waits for them.
 
         Args:
