@@ -15,8 +15,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import ProtocolError, RemoteError
-from aiograd.testing import Faults, SimulatedNetwork
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Stage, Suspend, passes, same
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Slowly, Stage, Suspend, passes, same
 from tests.distributed.workers import leaf, simulate, values, view, workers
 
 
@@ -317,14 +316,8 @@ async def test_a_place_that_makes_no_sense_is_refused(rest: tuple[Any, ...]) -> 
 
 
 def _on_network(seed: int, scene: Callable[[Any, Any], Any], stage: Stage) -> None:
-    class Slowly:
-        def transport(self, host: str, **options: Any) -> Any:
-            return network.transport(host)
-
-    network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
-
     async def main() -> None:
-        async with stage.open(Slowly(), idle=False) as opened, opened[0].context() as ctx:  # type: ignore[arg-type]
+        async with stage.open(Slowly(seed), idle=False) as opened, opened[0].context() as ctx:  # type: ignore[arg-type]
             await scene(opened, ctx)
 
     simulate(main, seed=seed)

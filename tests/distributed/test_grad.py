@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from typing import Any
 
 import numpy as np
@@ -55,25 +56,13 @@ async def mine(stage: Stage, graph: Any) -> dict[str, list[Any]]:
 # -------------------------------------------------------------------- the right numbers
 
 
-@pytest.mark.parametrize("way", ["ctx.grad", "ag.grad"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "way"), [*itertools.product(EVERY, ["ctx.grad", "ag.grad"]), *((name, "fast") for name in GRAPHS)])
 async def test_gradients_are_those_of_one_process(name: str, way: str) -> None:
     stage = Stage(seed=3)
     wanted = await mine(stage, EVERY[name])
     async with stage.open() as opened, opened[0].context() as ctx:
         loss = await EVERY[name](stage.here(opened[0]), stage.x)
         grads = await ask(way, ctx, loss, stage.leaves["a"], allow_unused=True)
-        same({"a": [None if grad is None else grad.numpy() for grad in grads]}, wanted)
-        untouched(stage, ctx, opened)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-async def test_the_fast_mode_gives_the_same(name: str) -> None:
-    stage = Stage(seed=4)
-    wanted = await mine(stage, GRAPHS[name])
-    async with stage.open() as opened, opened[0].context() as ctx:
-        loss = await GRAPHS[name](stage.here(opened[0]), stage.x)
-        grads = await ask("fast", ctx, loss, stage.leaves["a"], allow_unused=True)
         same({"a": [None if grad is None else grad.numpy() for grad in grads]}, wanted)
         untouched(stage, ctx, opened)
 

@@ -555,11 +555,12 @@ def test_nobody_else_can_say_that_versions_do_not_fit() -> None:
         dialler().receive(refusal())
 
 
-def test_versions_are_not_told_to_strangers() -> None:
+@pytest.mark.parametrize("options", [{"versions": (7, 9)}, {"is_taken": lambda identity: True}], ids=["versions", "names that are taken"])
+def test_what_does_not_fit_is_not_told_to_strangers(options: dict[str, Any]) -> None:
     for attack, hello in WRONG_HELLOS.items():
         if attack.startswith("ephemeral"):
             continue  # authentic, and therefore told
-        other = answerer(keyring=two_tenants(), versions=(7, 9))
+        other = answerer(keyring=two_tenants(), **options)
         assert_refused(other.receive, hello())
         assert other.refusal is None
 
@@ -623,15 +624,6 @@ def test_a_worker_whose_name_another_has_is_told_so() -> None:
     with pytest.raises(NameTakenError, match="give each worker of a cluster a name of its own"):
         one.receive(other.refusal)
     assert not one.done and not other.done
-
-
-def test_who_proves_nothing_does_not_learn_which_names_are_taken() -> None:
-    for attack, hello in WRONG_HELLOS.items():
-        if attack.startswith("ephemeral"):
-            continue  # authentic, and therefore told
-        other = answerer(keyring=two_tenants(), is_taken=lambda identity: True)
-        assert_refused(other.receive, hello())
-        assert other.refusal is None
 
 
 # ---- authentic nonsense

@@ -117,8 +117,6 @@ def by_hello(make: Callable[[], bytes]) -> Attack:
     return tried
 
 
-
-
 @attack
 async def a_request_instead_of_a_hello(connect: Callable[[], Any], wanted: tuple[Any, Any]) -> Intruder:
     it: Intruder = await connect()
@@ -190,25 +188,17 @@ async def spoilt(connect: Callable[[], Any], wanted: tuple[Any, Any], spoil: Cal
     return peer
 
 
-@attack
-async def altered_request(connect: Callable[[], Any], wanted: tuple[Any, Any]) -> Intruder:
-    return await spoilt(connect, wanted, lambda peer, record: record[:70] + bytes([record[70] ^ 1]) + record[71:])
-
-
-@attack
-async def request_out_of_order(connect: Callable[[], Any], wanted: tuple[Any, Any]) -> Intruder:
+SPOIL: dict[str, Callable[[Intruder, bytes, tuple[Any, Any]], bytes]] = {
+    "altered request": lambda peer, record, wanted: record[:70] + bytes([record[70] ^ 1]) + record[71:],
     # a record has no number of its own: the receiver counts, and this one is sealed as the one after the next
-    return await spoilt(connect, wanted, lambda peer, _: peer.request(*wanted))
-
-
-@attack
-async def request_cut_short(connect: Callable[[], Any], wanted: tuple[Any, Any]) -> Intruder:
-    return await spoilt(connect, wanted, lambda peer, record: record[:-1])
-
-
-@attack
-async def request_in_the_clear(connect: Callable[[], Any], wanted: tuple[Any, Any]) -> Intruder:
-    return await spoilt(connect, wanted, lambda peer, record: b"".join(request_frame(*wanted)))
+    "request out of order": lambda peer, record, wanted: peer.request(*wanted),
+    "request cut short": lambda peer, record, wanted: record[:-1],
+    "request in the clear": lambda peer, record, wanted: b"".join(request_frame(*wanted)),
+}
+ATTACKS.update({
+    name: lambda connect, wanted, spoil=spoil: spoilt(connect, wanted, lambda peer, record: spoil(peer, record, wanted))  # type: ignore[misc]
+    for name, spoil in SPOIL.items()
+})  # fmt: skip
 
 
 @attack
