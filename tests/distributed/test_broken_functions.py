@@ -135,20 +135,19 @@ async def test_a_function_that_never_returns_ends_at_its_deadline_and_holds_one_
 
     service.function("quick")(lambda x: x * weight)
     try:
-        async with ag.Engine(threads=1), workers("a", "b", service=service) as (a, b):
-            async with a.context() as ctx:
-                x = leaf(1)
-                with pytest.raises(DeadlineError, match=r"^calling stuck on b: request CALL to worker 'b' did not end within 0.05 s"):
-                    await a.call("b", "stuck", x, timeout=0.05)
-                await until(lambda: b.statistics().stuck == 1)
-                assert b.statistics().stuck == 1 and not view(b, ctx).calls
-                await ctx.backward((await a.call("b", "quick", x)).sum(), mode="fast", timeout=5)
-                assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
-                gate.set()
-                await until(lambda: ended, turns=1_000_000)
-                await until(lambda: not b.statistics().stuck, turns=1_000_000)
-                assert len(view(b, ctx).send_nodes) == 1, "what came too late made no edge"
-                assert values(view(b, ctx).grads[weight]) == [1]
+        async with ag.Engine(threads=1), workers("a", "b", service=service) as (a, b), a.context() as ctx:
+            x = leaf(1)
+            with pytest.raises(DeadlineError, match=r"^calling stuck on b: request CALL to worker 'b' did not end within 0.05 s"):
+                await a.call("b", "stuck", x, timeout=0.05)
+            await until(lambda: b.statistics().stuck == 1)
+            assert b.statistics().stuck == 1 and not view(b, ctx).calls
+            await ctx.backward((await a.call("b", "quick", x)).sum(), mode="fast", timeout=5)
+            assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
+            gate.set()
+            await until(lambda: ended, turns=1_000_000)
+            await until(lambda: not b.statistics().stuck, turns=1_000_000)
+            assert len(view(b, ctx).send_nodes) == 1, "what came too late made no edge"
+            assert values(view(b, ctx).grads[weight]) == [1]
     finally:
         gate.set()
 

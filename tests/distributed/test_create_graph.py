@@ -141,17 +141,16 @@ async def test_a_penalty_beside_the_loss_itself() -> None:
     (first,) = await ag.grad(loss, [x], create_graph=True)
     everything = [x, stage.weights["b"], stage.weights["c"]]
     wanted = await ag.grad(loss + (first * first).sum(), everything)
-    async with stage.open() as opened:
-        async with opened[0].context() as ctx:
-            loss = await graph(stage.here(opened[0]), x)
-            await ctx.backward(loss, create_graph=True)
-            gradient = ctx.grads[x]
-            before = stage.found(ctx, opened)
-            await ctx.backward(loss + (gradient * gradient).sum())
-            found = stage.found(ctx, opened)
-            gained = [found[who][n] - before[who][n] for who, n in (("a", 1), ("b", 0), ("c", 0))]
-            for grad, want in zip(gained, wanted, strict=True):
-                np.testing.assert_allclose(grad, want.numpy(), rtol=1e-12)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        loss = await graph(stage.here(opened[0]), x)
+        await ctx.backward(loss, create_graph=True)
+        gradient = ctx.grads[x]
+        before = stage.found(ctx, opened)
+        await ctx.backward(loss + (gradient * gradient).sum())
+        found = stage.found(ctx, opened)
+        gained = [found[who][n] - before[who][n] for who, n in (("a", 1), ("b", 0), ("c", 0))]
+        for grad, want in zip(gained, wanted, strict=True):
+            np.testing.assert_allclose(grad, want.numpy(), rtol=1e-12)
 
 
 # -------------------------------------------------------------------- graphs and modes

@@ -338,13 +338,12 @@ async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() ->
         return x * weight
 
     secrets = {"a": Keyring(SECRET, kid="k1"), "b": server, "x": Keyring(b"x" * 32, kid="k2", principal="tenant")}
-    async with workers("a", "b", "x", service=service, secrets=secrets, idle=False) as (a, b, x):
-        async with a.context() as ctx:
-            for known in (["tenant"], ["default", "tenant"]):
-                await x.endpoint.request("b", Kind.CALL, ("scale", [1.0], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
-                assert sorted(each.principal for each in b._contexts) == known
-                await ctx.backward((await a.call("b", "scale", leaf(1, 1))).sum())
-            assert np.array_equal(view(b, ctx).grads[weight].numpy(), [2, 2])
-            await x.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
-            assert [each.principal for each in b._contexts] == ["default"] and knows(b, ctx)
-            assert values(view(b, ctx).grads[weight]) == [2, 2]
+    async with workers("a", "b", "x", service=service, secrets=secrets, idle=False) as (a, b, x), a.context() as ctx:
+        for known in (["tenant"], ["default", "tenant"]):
+            await x.endpoint.request("b", Kind.CALL, ("scale", [1.0], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
+            assert sorted(each.principal for each in b._contexts) == known
+            await ctx.backward((await a.call("b", "scale", leaf(1, 1))).sum())
+        assert np.array_equal(view(b, ctx).grads[weight].numpy(), [2, 2])
+        await x.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
+        assert [each.principal for each in b._contexts] == ["default"] and knows(b, ctx)
+        assert values(view(b, ctx).grads[weight]) == [2, 2]

@@ -405,18 +405,17 @@ async def test_a_purely_local_loss_in_a_context() -> None:
 
 
 async def test_values_of_one_context_are_not_differentiated_in_another() -> None:
-    async with workers("a", "b", service=service) as (a, _):
-        async with a.context() as first:
-            y = await a.call("b", "square", leaf(1))
+    async with workers("a", "b", service=service) as (a, _), a.context() as first:
+        y = await a.call("b", "square", leaf(1))
 
-            async def other() -> None:
-                async with a.context() as second:
-                    z = await a.call("b", "square", leaf(1))
-                    with pytest.raises(ContextError, match=f"in context {second.id} reaches values that came from b in another context"):
-                        await second.backward((y + z).sum())
+        async def other() -> None:
+            async with a.context() as second:
+                z = await a.call("b", "square", leaf(1))
+                with pytest.raises(ContextError, match=f"in context {second.id} reaches values that came from b in another context"):
+                    await second.backward((y + z).sum())
 
-            await asyncio.create_task(other(), context=contextvars.Context())
-            await first.backward(y.sum())
+        await asyncio.create_task(other(), context=contextvars.Context())
+        await first.backward(y.sum())
 
 
 async def test_a_thousand_passes_over_one_graph() -> None:

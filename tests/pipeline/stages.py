@@ -74,6 +74,36 @@ async def same_as_whole(stage: Callable[..., Any], inputs: list[Any], weights: l
     return result
 
 
+class Joint(ag.Function):
+    """A product whose rule computes both gradients without asking which is wanted, and counts."""
+
+    runs = 0
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, b: Any) -> Any:
+        ctx.save_for_backward(a, b)
+        return a @ b
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        Joint.runs += 1
+        a, b = ctx.saved_tensors
+        return g @ b.T, a.T @ g
+
+
+class Halts(ag.Function):
+    """A product with 1 that passes gradients on only where `gives` says so."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Any, gives: bool) -> Any:
+        ctx.gives = gives
+        return a * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        return g if ctx.gives else None, None
+
+
 def _given(grads: Any) -> Any:
     return grads() if callable(grads) else grads
 

@@ -19,7 +19,7 @@ from aiograd.nn import functional as F
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.profiler import profile
 from tests.engine.cases import bits, leaf
-from tests.pipeline.stages import Fails, fixed, halves, matrix, matrix_of, same_as_whole, twins
+from tests.pipeline.stages import Fails, Halts, fixed, halves, matrix, matrix_of, same_as_whole, twins
 from tests.support import cancel
 from tests.toy_device import ToyDevice
 
@@ -303,17 +303,8 @@ async def test_a_weight_below_an_input() -> None:
 
 
 async def test_where_gradients_do_not_arrive_there_is_nothing_to_do() -> None:
-    class Stop(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return None
-
     x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
-    dinputs, groups = await stage_backward_input([Stop.apply(x @ w) @ v], None, [x], [w, v])
+    dinputs, groups = await stage_backward_input([Halts.apply(x @ w, False) @ v], None, [x], [w, v])
     assert dinputs == (None,)
     assert [group.params for group in groups] == [{v}]
     assert (await stage_backward_weight([w, v], groups))[0] is None

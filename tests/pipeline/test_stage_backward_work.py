@@ -19,7 +19,7 @@ from aiograd.nn import functional as F
 from aiograd.ops import linalg, nn_attention, nn_linear, nn_normalization, nn_recurrent
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from tests.engine.cases import leaf
-from tests.pipeline.stages import Fails, Net, array_of, fixed, halves, matrix, same_as_whole
+from tests.pipeline.stages import Fails, Halts, Joint, Net, array_of, fixed, halves, matrix, same_as_whole
 from tests.support import reference_counts_only
 
 # -------------------------------------------------------------------- work
@@ -101,36 +101,21 @@ async def test_a_function_that_asks_is_run_for_each_half(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_a_function_that_does_not_ask_is_run_once(is_async: bool) -> None:
-    runs: list[int] = []
-
-    class Product(ag.Function):
+    class Later(Joint):
         @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a @ b
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            runs.append(1)
-            a, b = ctx.saved_tensors
-            return g @ b.T, a.T @ g
-
-    if is_async:
-
         async def backward(ctx: Any, g: Any) -> Any:
             await asyncio.sleep(0)
-            runs.append(1)
-            a, b = ctx.saved_tensors
-            return g @ b.T, a.T @ g
+            return Joint.backward(ctx, g)
 
-        Product.backward = staticmethod(backward)
+    product = Later if is_async else Joint
+    Joint.runs = 0
     x, w = matrix(grad=True), matrix(grad=True)
-    _, groups = await stage_backward_input([np.tanh(Product.apply(x, w))], None, [x], [w])
-    assert runs == [1]
+    _, groups = await stage_backward_input([np.tanh(product.apply(x, w))], None, [x], [w])
+    assert Joint.runs == 1
     assert w.grad is None
     await stage_backward_weight([w], groups)
-    assert runs == [1]
-    await same_as_whole(lambda x: Product.apply(Product.apply(x, w), w).sum(), [x], [w])
+    assert Joint.runs == 1
+    await same_as_whole(lambda x: product.apply(product.apply(x, w), w).sum(), [x], [w])
 
 
 async def test_a_node_of_ones_own_that_asks() -> None:
@@ -284,20 +269,11 @@ async def test_what_a_function_saved_goes_when_it_has_done_all_its_work(asks: bo
             assert not asks or ctx.needs_input_grad
             return g, g
 
-    class Stop(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g if gives else None
-
     with reference_counts_only():
         x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
         hidden = np.exp(x) * 1.0
         memory = array_of(hidden)
-        output = Stop.apply(Product.apply(hidden, w)) @ v
+        output = Halts.apply(Product.apply(hidden, w), gives) @ v
         del hidden
         _, groups = await stage_backward_input([output], None, [x], [w, v])
         del output
