@@ -15,7 +15,7 @@ from aiograd.distributed.autograd import discovery
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Misbehave, Stage, Suspend, before, passes, same
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Stage, Suspend, before, passes, same
 from tests.distributed.workers import busy, leaf, settled, until, values, view, workers
 from tests.support import cancel
 from tests.tolerance import assert_close
@@ -426,21 +426,6 @@ async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and
 
 
 # -------------------------------------------------------------------- odds and ends
-
-
-async def test_values_and_gradients_that_are_no_numbers_cross_bit_by_bit() -> None:
-    odd = np.array([0x7FC00123, 0xFF800000, 0x7F800000, 0x00000001, 0x80000000], np.uint32).view(np.float32)
-    stage = Stage("ab")
-
-    async def through(here: Any, x: Any) -> Any:
-        return Misbehave.apply(x, lambda g: g)
-
-    stage.functions["through"] = through
-    async with stage.open() as opened, opened[0].context() as ctx:
-        x = ag.tensor(np.zeros(5, np.float32), requires_grad=True)
-        seed = Misbehave.apply(await opened[0].call("b", "through", x), lambda g: ag.tensor(odd))
-        await ctx.backward(seed.sum())
-        assert ctx.grads[x].numpy().tobytes() == odd.tobytes()
 
 
 async def test_leaving_the_context_right_after_a_pass_leaves_nothing() -> None:

@@ -21,7 +21,6 @@ from aiograd.distributed.kinds import Kind
 from aiograd.distributed.messages.calls import CallHeader
 from aiograd.distributed.messages.passes import Lease
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import (
     ArgumentTypeError,
@@ -427,35 +426,6 @@ async def test_without_tombstones_a_late_call_opens_the_context_again() -> None:
             await a.endpoint.request("b", Kind.CALL, ("where", [], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
             assert b.statistics().contexts == 1
             await a.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
-
-
-async def test_another_principal_sees_none_of_it() -> None:
-    server = Keyring(SECRET)
-    server.add("tenant", OTHER_SECRET, principal="tenant")
-    tenant = Keyring(OTHER_SECRET, kid="tenant", principal="tenant")
-    async with workers("a", "b", "x", service=service, secrets={"b": server, "x": tenant}) as (a, b, x):
-        async with a.context() as ctx:
-            y = await a.call("b", "scale", leaf(1, 1))
-            with pytest.raises(ContextNotFoundError) as caught:
-                await x.endpoint.request("b", Kind.CALL, ("where", [], {}, True, (ctx.key, "a", (-1,), 0, False)), 5)
-            texts = {str(caught.value)}
-            for kind, value in requests_about(ctx.key):
-                for key in (ctx.key, b"g" * 16):
-                    with pytest.raises(ContextNotFoundError) as caught:
-                        await x.endpoint.request("b", kind, (key, *value[1:]), 5)
-                    texts.add(str(caught.value))
-            assert len(texts) == 1, "somebody else's context looks like none"
-            await x.endpoint.request("b", Kind.RENEW, ([(ctx.key, 1 << 20)],), 5)
-            assert list(view(b, ctx).openers) == [("a", a.endpoint.incarnation)] and not view(b, ctx).is_released
-            await ctx.backward(y.sum())
-            async with x.context() as other:
-                await x.call("b", "where")
-                assert view(b, other).principal == "tenant" and view(b, ctx).principal == "default"
-        async with a.context() as ctx:
-            await a.call("b", "where")
-        with pytest.raises(ContextNotFoundError) as caught:  # also once it has been released
-            await x.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
-        assert str(caught.value) in texts
 
 
 async def test_a_call_that_is_overtaken_by_the_release_of_its_context_does_not_open_it() -> None:

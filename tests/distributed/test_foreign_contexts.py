@@ -44,7 +44,7 @@ def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "FORESIGHT", 0)
 
 
-def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> dict[str, Message]:
+def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int, asked: str = "b") -> dict[str, Message]:
     """A message of every kind about a context, a pass and an edge."""
 
     def call(opens: bool) -> Message:
@@ -62,8 +62,8 @@ def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> di
         "OUTCOME": (Kind.OUTCOME, (key, *pass_id)),
         "RENEW": (Kind.RENEW, ([(key, 99)],)),
         "RELEASE": (Kind.RELEASE, (key,)),
-        "RELAY of COMMIT": (Kind.RELAY, (int(Kind.COMMIT), [("b", (key, *pass_id))])),
-        "RELAY of ABORT": (Kind.RELAY, (int(Kind.ABORT), [("b", (key, *pass_id, "because"))])),
+        "RELAY of COMMIT": (Kind.RELAY, (int(Kind.COMMIT), [(asked, (key, *pass_id))])),
+        "RELAY of ABORT": (Kind.RELAY, (int(Kind.ABORT), [(asked, (key, *pass_id, "because"))])),
     }
 
 
@@ -270,7 +270,10 @@ def test_there_is_a_state_for_everything_that_can_become_of_a_context() -> None:
 
 
 #: the order in which a tenant sends: what is asked of what it does not have, of a context of its own, and of one that it has released
-OPENING = ["CALL", "MARK", "GRADIENT", "GRADIENT, foreseen", "GRADIENT, fast", "COMMIT", "ABORT", "OUTCOME", "RENEW", "CALL that opens"]
+OPENING = [
+    "CALL", "MARK", "GRADIENT", "GRADIENT, foreseen", "GRADIENT, fast", "COMMIT", "ABORT", "OUTCOME", "RENEW", "RELAY of COMMIT", "RELAY of ABORT",
+    "CALL that opens",
+]  # fmt: skip
 ORDERS = {
     "as one that never was": ["RELEASE", *OPENING, *reversed(OPENING)],
     "as one of its own": [*OPENING, *OPENING, "RELEASE", *OPENING],
@@ -317,7 +320,7 @@ async def test_a_message_about_a_foreign_context_is_answered_as_one_about_a_cont
                 for turn, kind in enumerate(ORDERS[order]):
                     answers: list[Answer] = []
                     for each, named in zip(tenants.values(), (scene.ctx.key, INVENTED), strict=True):
-                        answers.append(await each.ask(messages(named, "a", scene.pass_id, scene.edge)[kind], named))
+                        answers.append(await each.ask(messages(named, "a", scene.pass_id, scene.edge, asked)[kind], named))
                     assert answers[0] == answers[1], f"{kind}, message {turn}"
                     assert scene.traces() == before_them, f"{kind}, message {turn}"
                 assert len(ran) in (0, 2, 4, 6), "as often for one as for the other"

@@ -210,15 +210,6 @@ async def test_completion_waits_for_the_slowest_worker_of_the_tree(virtual_clock
         assert values(ctx.grads[x]) == [1] and values(view(c, ctx).grads[weight]) == [1]
 
 
-async def test_several_roots_are_summed() -> None:
-    async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
-        x = leaf(1, 2)
-        y = await a.call("b", "square", x)
-        z = await a.call("b", "square", y)
-        await ctx.backward(x.sum(), y.sum(), z.sum())
-        assert values(ctx.grads[x]) == [1 + 2 + 4, 1 + 4 + 32]
-
-
 async def test_a_callee_starts_a_pass_from_a_root_of_its_own() -> None:
     own = dist.Service()
     weight = leaf(5)
@@ -425,29 +416,6 @@ async def test_a_thousand_passes_over_one_graph() -> None:
         for _ in range(1000):
             await ctx.backward(loss, retain_graph=True)
         assert values(ctx.grads[x]) == [2000] and b.statistics().passes_committed == 1000
-
-
-async def test_passes_of_many_tasks_on_three_workers_at_the_same_time() -> None:
-    own = dist.Service()
-    weight = leaf(1, 1)
-
-    @own.function
-    async def scale(x: Any) -> Any:
-        return x * weight
-
-    async with workers("a", "b", "c", service=own) as everybody:
-
-        async def train(worker: dist.Worker, n: int) -> None:
-            others = [other.name for other in everybody if other is not worker]
-            async with worker.context() as ctx:
-                x = leaf(n, 1)
-                y = await worker.call(others[n % 2], "scale", x)
-                z = await worker.call(others[1 - n % 2], "scale", y)
-                passes = [ctx.backward((y + k * z).sum(), retain_graph=True) for k in range(3)]
-                await asyncio.gather(*passes)
-                assert values(ctx.grads[x]) == [6, 6]
-
-        await asyncio.gather(*(train(worker, n) for n in range(20) for worker in everybody))
 
 
 # -------------------------------------------------------------------- hooks
