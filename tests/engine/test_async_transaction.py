@@ -408,17 +408,9 @@ async def test_the_order_at_the_end_of_a_pass() -> None:
     await (z * 1.0).backward()
     log.append("returned")
     assert log == [
-        ("node", None),
-        ("x", 3.0, 2.0),
-        "x awaited",
-        "y",
-        "y again",
-        ("callback", 3.0),
-        "callback awaited",
-        "second",
-        "queued by a callback",
+        ("node", None), ("x", 3.0, 2.0), "x awaited", "y", "y again", ("callback", 3.0), "callback awaited", "second", "queued by a callback",
         "returned",
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["def", "async"])
