@@ -661,23 +661,6 @@ async def test_only_the_node_that_called_waits_for_a_nested_pass() -> None:
     assert log == ["beside", "inner", "nested done"]
 
 
-# -------------------------------------------------------------------- nothing happens by itself
-
-
-async def test_a_coroutine_that_nobody_awaits_warns_and_does_nothing(virtual_clock: VirtualClock) -> None:
-    x = leaf(2.0, grad=1.0)
-    y = x * x
-    with pytest.warns(RuntimeWarning, match="never awaited"):
-        y.backward()
-        gc.collect()
-    with pytest.warns(RuntimeWarning, match="never awaited"):
-        ag.grad(y, x)
-        gc.collect()
-    assert number(x.grad) == 1.0
-    await y.backward()
-    assert number(x.grad) == 5.0
-
-
 # -------------------------------------------------------------------- nothing is kept
 
 

@@ -77,27 +77,6 @@ async def test_the_order_of_execution_can_be_asked_for_and_is_kept() -> None:
     assert predicted.index(w._node) == predicted.index(b.grad_fn) + 1
 
 
-async def test_the_graph_task_can_be_looked_at() -> None:
-    x = leaf([1.0])
-    y = (x * 2).sum()
-    seen: list[Any] = []
-
-    def look(g: Any) -> None:
-        task = ag.graph.current.CURRENT.get().task
-        seen.append((task.id, task.keep_graph, task.reentrant_depth, task.exec_info is None, task.can_checkpoint, task.completed))
-        assert task.roots == ((y.grad_fn, 0),)
-        assert task.nodes_in_graph >= {x._node}
-        assert y.grad_fn not in task.nodes_in_graph
-
-    y.register_hook(look)
-    await y.backward(retain_graph=True)
-    await ag.grad(y, x)
-    (first, second) = seen
-    assert first[1:] == (True, 0, True, True, False)
-    assert second[1:] == (False, 0, False, False, False)
-    assert second[0] == first[0] + 1
-
-
 @pytest.mark.parametrize("ask", [execution_order, lambda: will_run(None), lambda: queue_callback(print)])  # type: ignore[arg-type]
 def test_outside_of_a_pass_there_is_nothing_to_ask(ask: Any) -> None:
     assert_raises(GraphError, r"during (a )?backward pass", ask)
