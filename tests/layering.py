@@ -94,7 +94,7 @@ SANS_IO = (
     *(f"coordination.{name}" for name in "buckets malformed message_form message_json outline".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
-        "session shared.allowance shared.ring tensor_table timer_queue transport values"
+        "session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())

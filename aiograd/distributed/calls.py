@@ -33,7 +33,7 @@ from aiograd.coordination.message_form import WireMessage, encode, encode_answer
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
-from aiograd.distributed.autograd.discovery import foresight
+from aiograd.distributed.autograd.discovery import predict_edges
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
@@ -358,7 +358,7 @@ class Calls:
         scope = SCOPE.get()
         if scope is not None:
             context.recorder(scope.place)(send)
-        send.behind, send.edits = foresight(send, context), EDGE_EDITS.count
+        send.behind, send.edits = predict_edges(send, context), EDGE_EDITS.count
         return CallResult(wire, send.edge, send.behind)
 
     @property

@@ -76,7 +76,7 @@ async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualC
 
     On the virtual clock: gradients that are held back for an answer leave by themselves where the engine has used up its time.
     """
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
     stage = Stage("ab")
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -97,7 +97,7 @@ async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualC
 async def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for(
     virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
     stage = Stage("abc")
     async with stage.open() as opened, opened[0].context() as ctx:

@@ -59,7 +59,7 @@ class FormedGroups(Protocol):
     def named(self, principal: str, name: str) -> list[Group]:
         """The groups of a name that this worker is in."""
 
-    def former(self, principal: str, name: str) -> list[Group]:
+    def recent(self, principal: str, name: str) -> list[Group]:
         """This worker's groups of a name: present ones, and recently ended ones."""
 
 
@@ -301,7 +301,7 @@ class GroupForming:
         """
         name, names, nonce = join.name, join.names, join.nonce
         where = caller.principal, name
-        for group in self._owner.former(*where):
+        for group in self._owner.recent(*where):
             if group.nonces.get(caller.name) == nonce:  # this worker had its answer before it was asked
                 if group.error is not None:
                     return JoinRefused(GIVEN_UP, to_wire(group.error, self._core.name, "join_group", ""))

@@ -25,7 +25,7 @@ from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, R
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from aiograd.distributed.data_parallel.sharded_optimizer import sent_stamp, stamp_of
-from aiograd.distributed.objects.adapter_host import AdapterHost
+from aiograd.distributed.objects.adapter_worker import AdapterWorker
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.running.offloading import offload
 
@@ -57,7 +57,7 @@ class ReplicaMember(StepMember[StepWork]):
 
     wording = WORDING
 
-    _worker: AdapterHost
+    _worker: AdapterWorker
 
     def __init__(self, modules: list[Any], options: dict[str, Any], worker: Any) -> None:
         super().__init__(worker)

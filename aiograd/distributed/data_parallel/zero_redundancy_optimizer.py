@@ -44,8 +44,8 @@ class ShardingGroup(Protocol):
     def all_gather(self, array: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, list[Array]]:
         """See `Group.all_gather`."""
 
-    def gave_up(self, what: str, error: BaseException) -> None:
-        """See `Group.gave_up`."""
+    def abandon(self, what: str, error: BaseException) -> None:
+        """See `Group.abandon`."""
 
     def commit(self, apply: Callable[[], None], *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """See `Group.commit`."""
@@ -225,7 +225,7 @@ class ZeroRedundancyOptimizer:
                 self._optimizer.state = before
                 for tensor, array in arrays:
                     tensor._data[...] = array
-                self._group.gave_up("a step of the optimizer", error)
+                self._group.abandon("a step of the optimizer", error)
             raise
         finally:
             self._is_stepping = False

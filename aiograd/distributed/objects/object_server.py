@@ -1,10 +1,10 @@
 """ObjectServer: the objects that a worker holds for others, and the library's own functions that reach them: references, modules, adapters.
 
 Note [Adapters]
-    Other parts of the library have objects of their own that live on workers, such as the host of a pipeline's stages. They know nothing of this
+    Other parts of the library have objects of their own that live on workers, such as the member of a pipeline. They know nothing of this
     package, nor this one of them: the top of the package registers their classes by name, a closed table. An adapter is made around objects that
     the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object. For work on
-    its own account it uses its `AdapterHost`. Gradients that it keeps back may be in doubt, like a context's: see `Adapter`.
+    its own account it uses its `AdapterWorker`. Gradients that it keeps back may be in doubt, like a context's: see `Adapter`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aiograd.distributed.messages.library import (
     StateBegun,
     TrainModule,
 )
-from aiograd.distributed.objects.adapter_host import AdapterHost
+from aiograd.distributed.objects.adapter_worker import AdapterWorker
 from aiograd.distributed.objects.parameter_stream import ParameterStreams
 from aiograd.distributed.objects.reference_table import Held
 from aiograd.distributed.objects.references import RemoteRef
@@ -72,7 +72,7 @@ ADAPTERS: dict[str, Callable[[], ExposedClass]] = {}
 def register_adapter(name: str, load: Callable[[], type[Any]]) -> None:
     """Let `RemoteRef.adapt` make adapters of a class on other workers.
 
-    ``cls(values, options, host)`` takes the objects behind the references, a dict of plain values, and the worker as an `AdapterHost`; it makes
+    ``cls(values, options, worker)`` takes the objects behind the references, a dict of plain values, and the worker as an `AdapterWorker`; it makes
     an `Adapter`. Its public methods may then be called by the principal that made it; they are ``async def``.
 
     Args:
@@ -218,7 +218,7 @@ class ObjectServer:
                 raise NotExposedError(f"{each!r} cannot be called by others: its class is not exposed with @service.reference")
             held.exposed.method(held.value, "__call__")
             values.append(held.value)
-        adapter = exposed.cls(values, message.options, AdapterHost(self.core, caller.principal))
+        adapter = exposed.cls(values, message.options, AdapterWorker(self.core, caller.principal))
         wire = self.table.add(adapter, exposed, caller.principal, caller.name)
         self.adapters[wire.id] = adapter
         return self.calls.reference(wire)

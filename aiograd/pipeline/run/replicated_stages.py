@@ -1,4 +1,4 @@
-"""ReplicatedStages: the stages of one host of a pipeline in replicas, which stay equal to the same stages of the others."""
+"""ReplicatedStages: the stages of one member of a pipeline in replicas, which stay equal to the same stages of other members."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReplicatedStages:
 
     Args:
         stages: by number.
-        group: the hosts, in the order of the replicas.
+        group: the members, in the order of the replicas.
     """
 
     def __init__(self, stages: Mapping[int, Stage], group: ReducingGroup) -> None:
@@ -56,7 +56,7 @@ class ReplicaReduction:
 
     Args:
         modules: of the stages, in their order.
-        group: the hosts that have them.
+        group: the members that have them.
     """
 
     def __init__(self, modules: list[Any], group: ReducingGroup) -> None:
