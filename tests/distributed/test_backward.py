@@ -30,10 +30,10 @@ def graph_of(name: str) -> Function:
 # -------------------------------------------------------------------- the right gradients, whatever is not needed
 
 
-@pytest.mark.parametrize("foresight", [0, discovery.FORESIGHT], ids=["asked", "foreseen"])
+@pytest.mark.parametrize("predicted", [0, discovery.PREDICTED_NODES], ids=["asked", "predicted"])
 @pytest.mark.parametrize("name", EVERY)
-async def test_gradients_are_those_of_the_same_graph_in_one_process(name: str, foresight: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discovery, "FORESIGHT", foresight)
+async def test_gradients_are_those_of_the_same_graph_in_one_process(name: str, predicted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", predicted)
     stage = Stage()
     wanted = await stage.reference(graph_of(name))
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -78,7 +78,7 @@ async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualC
 
     On the virtual clock: gradients that are held back for an answer leave by themselves where the engine has used up its time.
     """
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
     stage = Stage("ab")
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -99,7 +99,7 @@ async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualC
 async def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for(
     virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
     stage = Stage("abc")
     async with stage.open() as opened, opened[0].context() as ctx:

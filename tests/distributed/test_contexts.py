@@ -484,7 +484,7 @@ def test_a_context_is_entered_only_by_who_may() -> None:
     own = contexts.enter(OTHER, header(), 1.0)  # of the same id, and another one
     assert own is not context and own.principal == "tenant" and contexts.find(b"k" * 16, OTHER, 1.0) is own
     contexts.renew(OTHER, [Lease(b"k" * 16, 7)], 2.0)
-    assert (own.beat, context.beat) == (7, 0)
+    assert (own.counter, context.counter) == (7, 0)
     contexts.remove(own, 3.0)
     assert contexts.find(b"k" * 16, ME, 3.0) is context and len(contexts) == 1
 

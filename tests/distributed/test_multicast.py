@@ -190,7 +190,7 @@ async def test_malformed_messages_to_many_are_refused(world: World, value: Any) 
 @pytest.mark.parametrize(
     ("relayed", "text"),
     [
-        ((7, (bytes(16),)), "a RELEASE does not come by way"), ((99, ()), "unknown kind 99"), ((4, ()), "malformed COMMIT"),
+        ((7, (bytes(16),)), "field request_kind is RELEASE; expected ABORT or CALL"), ((99, ()), "unknown kind 99"), ((4, ()), "malformed COMMIT"),
         ((9, ("x",)), "malformed COLLECTIVE"),
     ],
 )

@@ -283,19 +283,19 @@ async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(world:
     assert await a.ask("b", "echo", 2) == 2
 
 
-@pytest.mark.parametrize("foresight", [0, discovery.FORESIGHT], ids=["asked", "foreseen"])
+@pytest.mark.parametrize("predicted", [0, discovery.PREDICTED_NODES], ids=["asked", "predicted"])
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0])
 @in_two
-async def test_in_the_middle_of_a_pass(two: Two, a: dist.Worker, seconds: float, foresight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_the_middle_of_a_pass(two: Two, a: dist.Worker, seconds: float, predicted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is asked what takes part has not prepared yet and gives the pass up; one that has the gradients waits for the decision."""
-    monkeypatch.setattr(discovery, "FORESIGHT", foresight)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", predicted)
     x = leaf(2)
     async with a.context() as ctx:
         loss = (await a.call("b", "scale", x)).sum()
         running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
         await asyncio.sleep(0.003)
         await two.hold_up(seconds)
-        if seconds < SILENCE or foresight:
+        if seconds < SILENCE or predicted:
             await running
             assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
         else:
