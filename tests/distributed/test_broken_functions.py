@@ -21,6 +21,7 @@ from aiograd.errors import DeadlineError, Overloaded, RemoteError
 from aiograd.testing import SimulatedLoop
 from aiograd.testing.jobs import InlineJobs
 from tests.distributed.workers import busy, leaf, simulate, until, values, view, workers
+from tests.support import custom_function
 
 
 class Stop(BaseException):
@@ -177,26 +178,19 @@ async def test_functions_that_never_return_do_not_gather_threads() -> None:
 # -------------------------------------------------------------------- rules and hooks
 
 
-def spoilt(kind: str, backward: Callable[[], Any]) -> type[ag.Function]:
+def spoilt(kind: str, backward: Callable[[], Any]) -> Any:
     """A function whose rule calls `backward`: on a thread, on the loop, or as a coroutine."""
 
-    class Spoilt(ag.Function):
-        inline = kind == "inline"
-
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 3
-
-    def rule(ctx: Any, g: Any) -> Any:
+    def Spoilt(ctx: Any, g: Any) -> Any:
         found = backward()
         return g * 3 if found is None else found
 
-    async def coroutine(ctx: Any, g: Any) -> Any:
+    async def later(ctx: Any, g: Any) -> Any:
         await asyncio.sleep(0)
-        return rule(ctx, g)
+        return Spoilt(ctx, g)
 
-    Spoilt.backward = staticmethod(coroutine if kind == "async" else rule)  # type: ignore[method-assign, assignment]
-    return Spoilt
+    later.__name__ = Spoilt.__name__
+    return custom_function(lambda x: x * 3, inline=kind == "inline")(later if kind == "async" else Spoilt)
 
 
 class Rig:

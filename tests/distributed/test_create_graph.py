@@ -17,6 +17,7 @@ from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import ProtocolError, RemoteError
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Slowly, Stage, Suspend, passes, same
 from tests.distributed.workers import leaf, simulate, values, view, workers
+from tests.support import custom_function
 
 
 async def cube(here: Here, x: Any) -> Any:
@@ -208,20 +209,14 @@ async def test_rules_of_users_and_hooks_take_part_in_what_is_recorded() -> None:
 
 
 async def test_a_rule_that_can_be_differentiated_once_says_so_from_where_it_is() -> None:
-    class Once(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        @ag.once_differentiable
-        def backward(ctx: Any, g: Any) -> Any:
-            (x,) = ctx.saved_tensors
-            return 2 * g * x
+    @custom_function(lambda x: x * x, saves=True)
+    @ag.once_differentiable
+    def once(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * g * x
 
     own = dist.Service()
-    own.function("once")(lambda x: Once.apply(x))
+    own.function("once")(lambda x: once.apply(x))
     async with workers("a", "b", service=own) as (a, b), a.context() as ctx:
         x = leaf(1, 2)
         await ctx.backward((await a.call("b", "once", x)).sum(), create_graph=True)

@@ -29,6 +29,7 @@ from aiograd.errors import (
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import Misbehave, Suspend
 from tests.distributed.workers import echo, exposing, leaf, relay, simulate, square, values, view, workers
+from tests.support import custom_function
 
 service = exposing(square, relay, echo)
 
@@ -498,14 +499,9 @@ async def test_a_hook_makes_remote_calls_in_its_context() -> None:
 
 
 async def test_hooks_on_leaves_run_also_when_their_gradient_is_absent() -> None:
-    class Absent(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any, y: Any) -> Any:
-            return x + y
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g, None
+    @custom_function(lambda x, y: x + y)
+    def absent(ctx: Any, g: Any) -> Any:
+        return g, None
 
     own = dist.Service()
     weight = leaf(2)
@@ -515,7 +511,7 @@ async def test_hooks_on_leaves_run_also_when_their_gradient_is_absent() -> None:
 
     @own.function
     async def mix(x: Any) -> Any:
-        return Absent.apply(x, weight)
+        return absent.apply(x, weight)
 
     async with workers("a", "b", service=own) as (a, b), a.context() as ctx:
         x = leaf(1)

@@ -11,7 +11,7 @@ import numpy as np
 import aiograd as ag
 from aiograd import nn
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
-from tests.support import bits
+from tests.support import bits, custom_function
 
 values = np.random.default_rng(7)
 
@@ -74,52 +74,16 @@ async def same_as_whole(stage: Callable[..., Any], inputs: list[Any], weights: l
     return result
 
 
-class Joint(ag.Function):
-    """A product whose rule computes both gradients without asking which is wanted, and counts."""
-
-    runs = 0
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        ctx.save_for_backward(a, b)
-        return a @ b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        Joint.runs += 1
-        a, b = ctx.saved_tensors
-        return g @ b.T, a.T @ g
-
-
-class Halts(ag.Function):
-    """A product with 1 that passes gradients on only where `gives` says so."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, gives: bool) -> Any:
-        ctx.gives = gives
-        return a * 1.0
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g if ctx.gives else None, None
-
-
 def _given(grads: Any) -> Any:
     return grads() if callable(grads) else grads
 
 
-class Fails(ag.Function):
+@custom_function(lambda a, b: a * b)
+def Fails(ctx: Any, g: Any) -> Any:
     """Raises where the gradient of `b` is wanted."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        if ctx.needs_input_grad[1]:
-            raise ZeroDivisionError("not today")
-        return g, None
+    if ctx.needs_input_grad[1]:
+        raise ZeroDivisionError("not today")
+    return g, None
 
 
 def array_of(tensor: Any) -> weakref.ref[Any]:

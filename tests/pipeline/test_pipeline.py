@@ -28,6 +28,7 @@ from tests.pipeline.models import (
     serial,
     values,
 )
+from tests.support import custom_function
 from tests.tolerance import assert_close
 
 NAMED = [
@@ -195,41 +196,31 @@ async def test_a_batch_that_wants_a_gradient() -> None:
         await pipe.step(mine * 1, target)
 
 
-class Scale(ag.Function):
-    """Computes only what is asked for, and counts."""
-
-    calls: list[tuple[bool, ...]] = []
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    async def backward(ctx: Any, grad: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        Scale.calls.append(ctx.needs_input_grad)
-        await asyncio.sleep(0)
-        needs = ctx.needs_input_grad
-        return grad * weight if needs[0] else None, (grad * x).sum(0) if needs[1] else None
-
-
 @pytest.mark.parametrize(("name", "calls"), [("1F1B", {(False, True): 3, (True, True): 6}), ("ZB-H1", {(False, True): 3 + 6, (True, False): 6})])
 async def test_functions_of_ones_own_compute_each_half_once(name: str, calls: dict[Any, int]) -> None:
+    asked: collections.Counter[tuple[bool, ...]] = collections.Counter()
+
+    @custom_function(lambda x, weight: x * weight, saves=True)
+    async def scale(ctx: Any, grad: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        asked[needs] += 1
+        await asyncio.sleep(0)
+        return grad * weight if needs[0] else None, (grad * x).sum(0) if needs[1] else None
+
     def modules() -> list[Any]:
         weights = [ag.nn.Parameter(ag.tensor(np.linspace(-1, 2, SIZE, dtype=np.float32) + i)) for i in range(3)]
         made = []
         for weight in weights:
             module = ag.nn.Sequential()
             module.weight = weight
-            module.forward = lambda x, weight=weight: Scale.apply(x.tanh(), weight)  # type: ignore[method-assign,misc]
+            module.forward = lambda x, weight=weight: scale.apply(x.tanh(), weight)  # type: ignore[method-assign,misc]
             made.append(module)
         return made
 
-    Scale.calls = []
     await as_serial(modules(), modules(), make_schedule(name, 3, 3), data(6))
     serial_calls = {(False, True): 3, (True, True): 6}
-    assert collections.Counter(Scale.calls) - collections.Counter(serial_calls) == calls  # the first stage's input needs no gradient
+    assert asked - collections.Counter(serial_calls) == calls  # the first stage's input needs no gradient
 
 
 class Tied(ag.nn.Module):

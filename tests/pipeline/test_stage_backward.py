@@ -15,7 +15,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, Sh
 from aiograd.graph import get_gradient_edge
 from aiograd.pipeline import stage_backward
 from tests.pipeline.stages import fixed, matrix, twins
-from tests.support import bits, cancel, leaf, reference_counts_only
+from tests.support import bits, cancel, custom_function, leaf, reference_counts_only
 
 
 async def test_the_gradients_are_those_of_a_plain_pass() -> None:
@@ -215,17 +215,12 @@ async def test_edges_tensors_and_outputs_without_gradient_together() -> None:
 
 
 async def test_an_edge_keeps_the_graph_of_a_custom_function_alive() -> None:
-    class Triple(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 3.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 3.0
+    @custom_function(lambda x: x * 3.0)
+    def triple(ctx: Any, g: Any) -> Any:
+        return g * 3.0
 
     x = leaf([1.0, 2.0])
-    edge = get_gradient_edge(Triple.apply(x))
+    edge = get_gradient_edge(triple.apply(x))
     gc.collect()
     (dx,) = await stage_backward([edge], [fixed([1.0, 10.0])], [x])
     assert dx.tolist() == [3.0, 30.0]

@@ -18,8 +18,8 @@ from aiograd.graph import get_gradient_edge, register_multi_grad_hook
 from aiograd.nn import functional as F
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.profiler import profile
-from tests.pipeline.stages import Fails, Halts, fixed, halves, matrix, matrix_of, same_as_whole, twins
-from tests.support import bits, cancel, leaf
+from tests.pipeline.stages import Fails, fixed, halves, matrix, matrix_of, same_as_whole, twins
+from tests.support import bits, cancel, custom_function, leaf
 from tests.toy_device import ToyDevice
 
 # -------------------------------------------------------------------- the first half
@@ -232,16 +232,10 @@ async def test_a_shared_weight_in_any_order_of_the_parameters(order: tuple[int, 
 async def test_an_intermediate_with_several_outputs() -> None:
     x, w = matrix(grad=True), matrix(grad=True)
 
-    class Two(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a * b, a - b
-
-        @staticmethod
-        def backward(ctx: Any, g: Any, h: Any) -> Any:
-            a, b = ctx.saved_tensors
-            return (g * b + h if ctx.needs_input_grad[0] else None), (g * a - h if ctx.needs_input_grad[1] else None)
+    @custom_function(lambda a, b: (a * b, a - b), saves=True)
+    def Two(ctx: Any, g: Any, h: Any) -> Any:
+        a, b = ctx.saved_tensors
+        return (g * b + h if ctx.needs_input_grad[0] else None), (g * a - h if ctx.needs_input_grad[1] else None)
 
     def stage(x: Any) -> Any:
         p, q = Two.apply(x, w)
@@ -302,8 +296,12 @@ async def test_a_weight_below_an_input() -> None:
 
 
 async def test_where_gradients_do_not_arrive_there_is_nothing_to_do() -> None:
+    @custom_function()
+    def stop(ctx: Any, g: Any) -> Any:
+        return None
+
     x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
-    dinputs, groups = await stage_backward_input([Halts.apply(x @ w, False) @ v], None, [x], [w, v])
+    dinputs, groups = await stage_backward_input([stop.apply(x @ w) @ v], None, [x], [w, v])
     assert dinputs == (None,)
     assert [group.params for group in groups] == [{v}]
     assert (await stage_backward_weight([w, v], groups))[0] is None
