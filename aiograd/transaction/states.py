@@ -56,8 +56,7 @@ from aiograd.transaction.events import Outcome
 class TransactionState(StrEnum):
     """The state of a transaction on one worker.
 
-    >>> from aiograd import transaction
-    >>> transaction.Coordinator("left", pause=1.0).state
+    >>> ag.transaction.Coordinator("left", pause=1.0).state
     <TransactionState.ACTIVE: 'active'>
     """
 

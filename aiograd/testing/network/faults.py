@@ -45,8 +45,7 @@ class Faults:
     Raises:
         ArgumentError: a rate outside of 0 to 1, or a negative time.
 
-    >>> from aiograd import testing
-    >>> testing.Faults(latency=(0.01, 0.05), reset=0.1)
+    >>> ag.testing.Faults(latency=(0.01, 0.05), reset=0.1)
     Faults(latency=(0.01, 0.05), jitter=0.0, reset=0.1, stall=0.0, slow=None)
     """
 
