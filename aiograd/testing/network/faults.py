@@ -108,10 +108,7 @@ class Faults:
         latency = (fastest, fastest * random.uniform(1, 4))
         if random.random() < CALM:
             return cls(latency=latency)
-        rates = {
-            "reset": _log_uniform(random, 0.002, 0.15),
-            "stall": _log_uniform(random, 0.001, 0.05),
-        }
+        rates = {"reset": _log_uniform(random, 0.002, 0.15), "stall": _log_uniform(random, 0.001, 0.05)}
         chosen = {kind: rate for kind, rate in rates.items() if random.random() < 0.5}
         return cls(
             latency=latency,
