@@ -89,12 +89,12 @@ SANS_IO = (
     "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction",
     *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
-    *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
+    *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    "coordination.buckets", "coordination.message_form",
+    *(f"coordination.{name}" for name in "buckets malformed message_form message_json outline".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
-        "session shared.allowance shared.ring tensor_table timer_queue transport values"
+        "session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())

@@ -29,6 +29,7 @@ from aiograd.errors import WorkerLostError
 from aiograd.running import cli
 from tests.documentation import TEXTS, blocks
 from tests.public_names import MODULES, NAMESPACES, public_names
+from tests.support import assert_raises
 from tests.test_recipes import after, block, numbers
 
 
@@ -366,13 +367,9 @@ print(json.dumps(shown))
 def test_a_jupyter_kernel_runs_them_and_shows_what_the_guide_says() -> None:
     pytest.importorskip("ipykernel", reason="it comes with the extra `docs`")
     views = {
-        "loss": "text/html",
-        "model": "text/html",
-        "summary": "text/html",
-        "picture": "image/svg+xml",
-        "schedule": "text/html",
+        "loss": "text/html", "model": "text/html", "summary": "text/html", "picture": "image/svg+xml", "schedule": "text/html",
         "pipeline.simulate(schedule, pipeline.Costs(1, 1, 1))": "image/svg+xml",
-    }
+    }  # fmt: skip
     setting = "from aiograd import pipeline\nschedule = pipeline.make_schedule('1F1B', 2, 2)"
     cells = json.dumps([*NOTEBOOK, setting, *views])
     done = subprocess.run([sys.executable, "-c", IN_A_KERNEL], input=cells, capture_output=True, text=True, check=False)
@@ -403,8 +400,7 @@ def test_every_public_module_has_a_page() -> None:
 def test_every_command_and_option_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     page = TEXTS["docs/reference/command-line.md"]
     for arguments in (["--help"], ["worker", "--help"]):
-        with pytest.raises(SystemExit):
-            cli.main(arguments)
+        assert_raises(SystemExit, None, cli.main, arguments)
         text = capsys.readouterr().out
         named = set(re.findall(r"--[a-z-]+", text)) if "worker" in arguments else set(re.findall(r"^    ([a-z]+) ", text, re.MULTILINE))
         assert not [name for name in named - {"--help"} if name not in page]

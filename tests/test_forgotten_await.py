@@ -22,7 +22,7 @@ from aiograd.errors import ArgumentTypeError, LoopError
 from aiograd.testing.suspension import coroutine_name
 from tests.distributed.workers import workers
 from tests.public_names import MODULES, public_names
-from tests.support import leaf
+from tests.support import assert_awaiting_raises, assert_raises, leaf
 
 service = dist.Service()
 
@@ -54,25 +54,15 @@ async def calls() -> AsyncIterator[dict[str, Call]]:
         group, ref = groups[0], await here.remote("there", "Box")
         array = x.detach().numpy()
         yield {
-            "backward": lambda: ag.backward(y),
-            "grad": lambda: ag.grad(y, [x]),
-            "Tensor.backward": lambda: y.backward(),
-            "offload": lambda: ag.offload(abs, 1),
-            "Context.backward": lambda: ctx.backward(y),
-            "Context.grad": lambda: ctx.grad(y, [x]),
-            "Worker.call": lambda: here.call("there", "squared", x),
-            "RemoteRef.call": lambda: ref.call("sum"),
-            "RemoteRef.post": lambda: ref.post([1]),
-            "RemoteRef.call_all": lambda: ref.call_all([ref], "sum"),
-            "RemoteRef.adapt": lambda: ref.adapt("stages", [], {}),
-            "RemoteRef.get": lambda: ref.get(),
-            "RemoteRef.delete": lambda: ref.delete(),
-            "Group.all_reduce": lambda: group.all_reduce(array),
-            "Group.reduce_scatter": lambda: group.reduce_scatter(array),
-            "Group.all_gather": lambda: group.all_gather(array),
-            "Group.broadcast": lambda: group.broadcast(array),
+            "backward": lambda: ag.backward(y), "grad": lambda: ag.grad(y, [x]), "Tensor.backward": lambda: y.backward(),
+            "offload": lambda: ag.offload(abs, 1), "Context.backward": lambda: ctx.backward(y), "Context.grad": lambda: ctx.grad(y, [x]),
+            "Worker.call": lambda: here.call("there", "squared", x), "RemoteRef.call": lambda: ref.call("sum"),
+            "RemoteRef.post": lambda: ref.post([1]), "RemoteRef.call_all": lambda: ref.call_all([ref], "sum"),
+            "RemoteRef.adapt": lambda: ref.adapt("stages", [], {}), "RemoteRef.get": lambda: ref.get(), "RemoteRef.delete": lambda: ref.delete(),
+            "Group.all_reduce": lambda: group.all_reduce(array), "Group.reduce_scatter": lambda: group.reduce_scatter(array),
+            "Group.all_gather": lambda: group.all_gather(array), "Group.broadcast": lambda: group.broadcast(array),
             "Group.barrier": lambda: group.barrier(),
-        }
+        }  # fmt: skip
 
 
 def forgotten(call: Call) -> str:
@@ -182,22 +172,16 @@ async def test_a_compiled_function_that_forgets_says_so_too() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda coroutine: ag.exp(coroutine),
-        lambda coroutine: ag.tensor(coroutine),
-        lambda coroutine: ag.tensor([1.0, coroutine]),
-        lambda coroutine: leaf([1.0]).sum().backward(coroutine),
-        lambda coroutine: ag.stack([coroutine]),
-        lambda coroutine: ag.nn.Linear(1, 1)(coroutine),
-        lambda coroutine: ag.backward(coroutine),
-        lambda coroutine: ag.backward([coroutine]),
+        lambda coroutine: ag.exp(coroutine), lambda coroutine: ag.tensor(coroutine), lambda coroutine: ag.tensor([1.0, coroutine]),
+        lambda coroutine: leaf([1.0]).sum().backward(coroutine), lambda coroutine: ag.stack([coroutine]),
+        lambda coroutine: ag.nn.Linear(1, 1)(coroutine), lambda coroutine: ag.backward(coroutine), lambda coroutine: ag.backward([coroutine]),
         lambda coroutine: ag.optim.SGD([leaf([1.0])], lr=0.1).step(coroutine),
     ],
-)
+)  # fmt: skip
 async def test_what_takes_tensors_says_which_call_is_not_awaited(use: Callable[[Any], Any]) -> None:
     x = leaf([2.0])
     coroutine = ag.grad((x * x).sum(), [x])
-    with pytest.raises(ArgumentTypeError, match=rf"not awaited \(grad, called at {re.escape(__file__)}:\d+\): write `await`"):
-        use(coroutine)
+    assert_raises(ArgumentTypeError, rf"not awaited \(grad, called at {re.escape(__file__)}:\d+\): write `await`", use, coroutine)
     coroutine.close()
 
 
@@ -206,17 +190,14 @@ async def test_remote_calls_and_passes_say_which_call_is_not_awaited() -> None:
     async with workers("here", "there", service=service) as (here, _), here.context() as ctx:
         coroutine = here.call("there", "squared", leaf([2.0]))
         said = rf"not awaited \(Worker.call, called at {re.escape(__file__)}:\d+\): write `await`"
-        with pytest.raises(ArgumentTypeError, match=said):
-            ctx.backward(coroutine)
-        with pytest.raises(ArgumentTypeError, match=said):
-            await here.call("there", "squared", coroutine)
+        assert_raises(ArgumentTypeError, said, ctx.backward, coroutine)
+        await assert_awaiting_raises(ArgumentTypeError, said, here.call("there", "squared", coroutine))
         coroutine.close()
 
 
 async def test_run_inside_a_loop_names_the_public_function() -> None:
     x = leaf([2.0])
-    with pytest.raises(LoopError, match="use `await grad\\(\\)`"):
-        ag.run(ag.grad((x * x).sum(), [x]))
+    assert_raises(LoopError, "use `await grad\\(\\)`", lambda: ag.run(ag.grad((x * x).sum(), [x])))
 
 
 async def test_tasks_are_named_alike_wherever_the_program_lies() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 import aiograd
 from aiograd.dashboard.pages import SCRIPTS
+from tests.support import assert_raises
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -154,7 +155,7 @@ for thread in threads: thread.join()
 assert len(found) == 8, found
 from aiograd.distributed.objects.object_server import ADAPTERS
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
-assert ADAPTERS.keys() == {"pipeline.host", "data_parallel.replica"}
+assert ADAPTERS.keys() == {"pipeline.member", "data_parallel.replica"}
 assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"}
 """
     _python("-W", "error", "-c", script)
@@ -167,7 +168,7 @@ assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adad
 def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
     made = "from aiograd.distributed.objects import object_server, optimizer_server; print(*object_server.ADAPTERS, *optimizer_server.OPTIMIZERS)"
     assert _python("-c", f"{statement}; {made}").split() == [
-        "pipeline.host", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"
+        "pipeline.member", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"
     ]  # fmt: skip
 
 
@@ -190,8 +191,7 @@ def test_every_public_name_is_listed_and_no_other_is_there() -> None:
     assert {"tensor", "matmul", "run", "Engine", "seed", "compile", "vmap"} <= set(aiograd.__all__) <= set(dir(aiograd))
     assert {name.rpartition(".")[2] for name in LATE} <= set(dir(aiograd))
     assert not any(name.startswith("_") or isinstance(getattr(aiograd, name), type(annotations)) for name in aiograd.__all__)
-    with pytest.raises(AttributeError, match="module 'aiograd' has no attribute 'tensr'"):
-        _ = aiograd.tensr
+    assert_raises(AttributeError, "module 'aiograd' has no attribute 'tensr'", lambda: aiograd.tensr)
     listed = pydoc.plain(pydoc.render_doc(aiograd))
     functions = listed[listed.index("\nFUNCTIONS") :]
     for name in ("matmul", "tensor", "run", "set_default_dtype", "async jacobian"):

@@ -24,6 +24,7 @@ from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.ops import ROWS
 from aiograd.ops.special import sigmoid
 from aiograd.running.trees import map_tree
+from tests.support import assert_raises
 
 rng = np.random.default_rng(0)
 
@@ -288,19 +289,12 @@ def test_errors_are_handled_as_the_function_handles_them() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x if x[0] > 0 else -x,
-        lambda x: x * float(x[0]),
-        lambda x: x**2,
-        lambda x: np.asarray(x) + 1,
-        lambda x: x.strides,
-        lambda x: np.add.at(np.zeros(3), [0, 1, 2], x),
-        lambda x: np.negative(x, out=x),
-        lambda x: np.copyto(x, 1.0),
+        lambda x: x if x[0] > 0 else -x, lambda x: x * float(x[0]), lambda x: x**2, lambda x: np.asarray(x) + 1, lambda x: x.strides,
+        lambda x: np.add.at(np.zeros(3), [0, 1, 2], x), lambda x: np.negative(x, out=x), lambda x: np.copyto(x, 1.0),
     ],
-)
+)  # fmt: skip
 def test_values_memory_and_writes_cannot_be_traced(function: Any) -> None:
-    with pytest.raises(Untraceable):
-        traced(function, np.ones(3, np.float32))
+    assert_raises(Untraceable, None, lambda: traced(function, np.ones(3, np.float32)))
 
 
 def test_views_are_not_written_into() -> None:
@@ -310,5 +304,4 @@ def test_views_are_not_written_into() -> None:
         np.exp(new, out=new)
         return view
 
-    with pytest.raises(Untraceable):
-        traced(f, drawn(3))
+    assert_raises(Untraceable, None, lambda: traced(f, drawn(3)))

@@ -29,6 +29,7 @@ from aiograd.kernels import (
 )
 from aiograd.kernels.erfcx import normal_cdf
 from aiograd.kernels.window import window
+from tests.support import assert_raises
 
 # the first test compiles all kernels where the user's cache does not hold them yet
 pytestmark = [pytest.mark.skipif(not selection.available(), reason="numba is not installed"), pytest.mark.timeout(900)]
@@ -259,13 +260,8 @@ def _product(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
 
     def call() -> Any:
         plain = (
-            product(a, b),
-            product(a, b, bias),
-            product(a[::2], b),
-            product(a[:, ::2], b[::2], bias),
-            product(nothing, b),
-            product(a.T[:1].T, b[:1]),
-        )
+            product(a, b), product(a, b, bias), product(a[::2], b), product(a[:, ::2], b[::2], bias), product(nothing, b), product(a.T[:1].T, b[:1]),
+        )  # fmt: skip
         turned = product(np.asfortranarray(a), b, bias), product(a, np.asfortranarray(b)), product(b.T, a.T), product(a.T, a)
         return plain, turned, product(deep, wide), product(tall, wide, wide[0]), product(deep.T, broad[:, :64].T.copy()), product(broad.T, broad)
 
@@ -323,15 +319,9 @@ def _optimizers(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
         return (p, m, s) if top is None else (p, m, s, top)
 
     return lambda: (
-        sgd(),
-        sgd(weight_decay=0.1, maximize=True),
-        sgd(momentum=0.9, dampening=0.2, weight_decay=0.1),
-        sgd(momentum=0.9, nesterov=True),
-        adam(),
-        adam(weight_decay=0.1),
-        adam(weight_decay=0.1, decoupled=True, maximize=True),
-        adam(amsgrad=True, eps=1e-3),
-    )
+        sgd(), sgd(weight_decay=0.1, maximize=True), sgd(momentum=0.9, dampening=0.2, weight_decay=0.1), sgd(momentum=0.9, nesterov=True), adam(),
+        adam(weight_decay=0.1), adam(weight_decay=0.1, decoupled=True, maximize=True), adam(amsgrad=True, eps=1e-3),
+    )  # fmt: skip
 
 
 def leaves(value: Any) -> list[Any]:
@@ -433,8 +423,7 @@ def test_compiled_functions_are_closed() -> None:
     """A call with types that were not compiled ahead is an error, not a compilation on the caller's time."""
     selection.use("numba")
     kernels = selection.compiled(10, np.zeros(1, np.float32))
-    with pytest.raises(TypeError, match="No matching definition"):
-        kernels.activation.relu(np.zeros(4, np.float16), np.zeros(4, np.float16), 0, 0, 4)
+    assert_raises(TypeError, "No matching definition", lambda: kernels.activation.relu(np.zeros(4, np.float16), np.zeros(4, np.float16), 0, 0, 4))
 
 
 @pytest.mark.parametrize("stride", [1, 2])
