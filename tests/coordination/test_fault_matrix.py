@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -79,14 +80,16 @@ async def outcome_of(scene: Scene, moment: str, fault: str) -> str:
     return OUTCOMES.get((ended, seen), f"{ended}, {seen}")
 
 
-def cells() -> Iterator[tuple[str, str, str, str]]:
+def cells() -> Iterator[Any]:
+    """The cells of the table. Faults that end as others do are sweeps."""
     (_, *protocols), *rows = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
     assert protocols == [*SCENES] and [row[0] for row in rows] == [*FAULTS]
     for fault, *row in rows:
         for protocol, letters in zip(protocols, row, strict=True):
             for moment, letter in zip(SCENES[protocol].moments, letters, strict=True):
                 if letter != ".":
-                    yield protocol, moment, fault, letter
+                    marks = [pytest.mark.sweep] if fault.endswith(("silently", "for a moment")) else []
+                    yield pytest.param(protocol, moment, fault, letter, marks=marks)
 
 
 @pytest.mark.sim
