@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
-from aiograd.errors import ProtocolError
+from aiograd.coordination.malformed import malformed
 
 M = TypeVar("M", bound="WireMessage")
 T = TypeVar("T")
@@ -92,9 +92,9 @@ class _MismatchError(Exception):
         self.expected = expected
         self.path: list[str] = []
 
-    def text(self) -> str:
-        place = "".join(reversed(self.path)).lstrip(".")
-        return f"{f'field {place} is ' if place else 'it is '}{self.found}; expected {self.expected}"
+    @property
+    def field(self) -> str:
+        return "".join(reversed(self.path)).lstrip(".")
 
 
 class ValueForm(NamedTuple):
@@ -410,8 +410,7 @@ def parse(cls: type[M], value: Any, peer: str = "") -> M:
     try:
         return cls.form.parse(value)  # type: ignore[no-any-return]
     except _MismatchError as error:
-        sender = f"worker {peer} sent " if peer else ""
-        raise ProtocolError(f"{sender}a malformed {cls.form.name}: {error.text()}", code=cls.form.code) from None
+        raise malformed(cls.form, error.found, error.expected, error.field, peer=peer) from None
 
 
 def encode_answer(request: type[WireMessage], answer: Any) -> Any:
@@ -442,8 +441,7 @@ def parse_answer(request: type[WireMessage], value: Any, peer: str) -> Any:
     Raises:
         ProtocolError: as for `parse`.
     """
-    form = request.form
     try:
-        return form.answer.parse(value)
+        return request.form.answer.parse(value)
     except _MismatchError as error:
-        raise ProtocolError(f"worker {peer} gave a malformed answer to {form.name}: {error.text()}", code=form.code) from None
+        raise malformed(request.form, error.found, error.expected, error.field, peer=peer, is_answer=True) from None
