@@ -13,6 +13,7 @@ in steps on one worker. It is an adapter (see `aiograd.distributed.register_adap
 `decisions`           `StepDecisions`: the decisions of the coordinating process, told until acknowledged
 `coordinator`         `StepCoordinator`: asks members if they are prepared, decides, and tells them
 `message_form`        messages between workers as frozen dataclasses: `encode`, `parse`, and errors that name message, field and bound; pure
+`message_code`        the functions that make, parse and encode the messages of a class, compiled from its fields; pure
 `buckets`             groups of parameters for sums of gradients over equal members; pure
 `reduced_pass`        the gradients on their way, while others are still computed
 `outline`             parameters and buffers of modules that are to be alike; pure

@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from aiograd.coordination.message_form import Bound, WireMessage, encode, message, parse
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, encode, message, parse
 from aiograd.distributed.messages.fields import Count
 from aiograd.distributed.messages.library import Positive
 from aiograd.distributed.objects.references import RemoteRef

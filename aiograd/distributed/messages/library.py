@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Final, TypeAlias
 
-from aiograd.coordination.message_form import Bound, WireMessage, encode, message, parse_answer
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, encode, message, parse_answer
 from aiograd.distributed.objects.references import RemoteRef
 
 Positive: TypeAlias = Annotated[int, Bound("an int from 1", lambda number: number >= 1)]
