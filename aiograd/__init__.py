@@ -152,8 +152,8 @@ def _equip_workers() -> None:
     optim = _here.optim
     _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.NAdam, optim.RAdam)
     _here.distributed.register_face(lambda core: _here.dashboard.DashboardMonitor(core))
-    _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageMember)
-    _here.distributed.register_adapter(_assembly.REPLICA_HOST_ADAPTER, lambda: _here.distributed.data_parallel.ReplicaMember)
+    _here.distributed.register_adapter(_assembly.STAGE_MEMBER_ADAPTER, lambda: _here.pipeline.run.StageMember)
+    _here.distributed.register_adapter(_assembly.REPLICA_MEMBER_ADAPTER, lambda: _here.distributed.data_parallel.ReplicaMember)
 
 
 def _let_programs_be_drawn() -> None:

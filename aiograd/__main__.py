@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from aiograd.cli import main
+from aiograd.running.cli import main
 
 sys.exit(main())

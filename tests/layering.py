@@ -39,7 +39,7 @@ LEVELS: Mapping[str, int] = {
             "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
             "nn optim distributions parallel pipeline distributed cuda saving",
             "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
-            "__init__ __main__ cli",
+            "__init__ __main__ running.cli",
         )
     )
     for name in names.split()
@@ -52,7 +52,7 @@ GATHERING = ("__init__", "array_functions.public")
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
-        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "cli", "__main__",
+        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
@@ -61,7 +61,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
             "rpc.shared.lane rpc.timers"
         ).split()),
     ),
-    "uvloop": ("engine.run", "cli", "__main__"),
+    "uvloop": ("engine.run", "running.cli", "__main__"),
     "aiohttp": ("distributed.rpc.http",),
     "numba": ("kernels", "cuda"),
     "llvmlite": ("kernels", "cuda"),
@@ -72,8 +72,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("interop.torch",),
     "jax": ("interop.jax",),
     "einops": ("interop.einops",),
-    "sklearn": ("cli.demo",),
-    "tqdm": ("cli.demo", "running.progress"),
+    "sklearn": ("running.cli.demo",),
+    "tqdm": ("running.cli.demo", "running.progress"),
     "scipy": (),
 }  # fmt: skip
 
@@ -89,12 +89,12 @@ SANS_IO = (
     "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction",
     *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
-    *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
+    *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    "coordination.buckets", "coordination.message_code", "coordination.message_form",
+    *(f"coordination.{name}" for name in "buckets malformed message_code message_form message_json outline".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
-        "session shared.allowance shared.ring tensor_table timer_queue transport values"
+        "session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())

@@ -28,6 +28,7 @@ from tests.benchmarks.harness import (
     installed_peers,
     interleave,
 )
+from tests.support import assert_awaiting_raises
 from tests.sweeps import swept
 
 ALONE = Settings(tiny=True, peers=())
@@ -81,16 +82,14 @@ async def test_sides_that_disagree_are_not_timed() -> None:
         return Workload("w", {OURS: ours, "torch": Side(lambda: timed.append("torch"), lambda: [theirs])})
 
     for wrong in (np.array([1.0, 1.0, 1.01]), np.ones(2), np.array([1.0, 1.0, np.nan])):
-        with pytest.raises(DisagreementError, match="torch"):
-            await compare("t", [workload(wrong)], ALONE)
+        await assert_awaiting_raises(DisagreementError, "torch", compare("t", [workload(wrong)], ALONE))
     assert not timed
     await compare("t", [workload(np.ones(3) * (1 + 1e-6))], ALONE)
     assert sorted(timed) == [OURS, "torch"]
 
 
 async def test_a_result_that_is_not_finite_is_an_error_even_alone() -> None:
-    with pytest.raises(DisagreementError, match="finite"):
-        await check_agreement(Workload("w", {OURS: side(None, np.array([np.inf]))}))
+    await assert_awaiting_raises(DisagreementError, "finite", check_agreement(Workload("w", {OURS: side(None, np.array([np.inf]))})))
 
 
 async def test_steps_are_interleaved_and_awaited() -> None:

@@ -18,6 +18,7 @@ from aiograd.ops import ROWS
 from aiograd.running.modes import current_mode
 from aiograd.running.offloading import offload
 from aiograd.running.random import Generator, default_generator, seed
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 from tests.tolerance import assert_close
 
 rng = np.random.default_rng(0)
@@ -107,8 +108,7 @@ async def test_the_graph_can_be_kept_for_another_pass_and_is_spent_otherwise(fn:
     y = (await value(checkpoint(fn, x, w)))[1]
     first = await ag.grad(y, [x, w], retain_graph=True)
     same(await ag.grad(y, [x, w]), first)
-    with pytest.raises(ag.errors.GraphFreedError):
-        await ag.grad(y, [x, w])
+    await assert_awaiting_raises(ag.errors.GraphFreedError, None, ag.grad(y, [x, w]))
 
 
 async def test_second_derivatives(fn: Any) -> None:
@@ -256,8 +256,7 @@ async def test_an_argument_can_come_back_as_it_is() -> None:
 
 @pytest.mark.parametrize("fn", [3, None, (lambda: (yield)), "text"])
 def test_what_is_no_function_is_refused(fn: Any) -> None:
-    with pytest.raises(ag.errors.ArgumentTypeError, match="checkpoint: expected a function"):
-        checkpoint(fn)
+    assert_raises(ag.errors.ArgumentTypeError, "checkpoint: expected a function", checkpoint, fn)
 
 
 async def test_hooks_that_are_disabled_refuse_it() -> None:
@@ -272,10 +271,8 @@ async def test_errors_of_the_first_call_come_through() -> None:
     async def fails_later(x: Any) -> Any:
         raise KeyError("second")
 
-    with pytest.raises(KeyError, match="first"):
-        checkpoint(fails, leaves()[0])
-    with pytest.raises(KeyError, match="second"):
-        await checkpoint(fails_later, leaves()[0])
+    assert_raises(KeyError, "first", lambda: checkpoint(fails, leaves()[0]))
+    await assert_awaiting_raises(KeyError, "second", checkpoint(fails_later, leaves()[0]))
     assert current_mode().saved_hooks is None
 
 
@@ -467,12 +464,11 @@ async def test_a_region_recorded_on_another_thread() -> None:
 async def refused(fn: Any, *args: Any, error: type[Exception] = ag.errors.CheckpointError) -> str:
     x, w = leaves()
     y = await value(checkpoint(fn, x * 1.0, w * 1.0, *args))
-    with pytest.raises(error) as caught:
-        await (y[1] if isinstance(y, tuple) else y).backward()
+    caught = await assert_awaiting_raises(error, None, (y[1] if isinstance(y, tuple) else y).backward())
     assert x.grad is None
     assert w.grad is None
-    assert "in the backward of" in "".join(caught.value.__notes__)
-    return str(caught.value)
+    assert "in the backward of" in "".join(caught.__notes__)
+    return str(caught)
 
 
 @pytest.mark.parametrize(
@@ -533,9 +529,8 @@ async def test_an_error_the_second_time_keeps_its_type() -> None:
 
     x, w = leaves()
     y = checkpoint(fn, x, w)
-    with pytest.raises(KeyError, match="gone") as caught:
-        await y.backward()
-    notes = "\n".join(caught.value.__notes__)
+    caught = await assert_awaiting_raises(KeyError, "gone", y.backward())
+    notes = "\n".join(caught.__notes__)
     assert "fn was computed again" in notes
     assert "ExpBackward" in notes
     assert x.grad is None
@@ -554,8 +549,7 @@ async def test_every_node_that_waits_gets_the_error() -> None:
 
     x, _ = leaves()
     a, b = await checkpoint(fn, x)
-    with pytest.raises(KeyError, match="gone"):
-        await (a.sum() + b.sum()).backward()
+    await assert_awaiting_raises(KeyError, "gone", (a.sum() + b.sum()).backward())
     assert len(calls) == 2
     assert x.grad is None
 
@@ -565,14 +559,12 @@ async def test_values_modified_in_place_are_noticed() -> None:
     h = x * 1.0
     y = checkpoint(lambda h: (h + 1.0).sum() * np.tanh(h).sum(), h)
     h.detach().add_(1e-9)
-    with pytest.raises(ag.errors.ModifiedError, match=r"an argument of the checkpointed function"):
-        await y.backward()
+    await assert_awaiting_raises(ag.errors.ModifiedError, r"an argument of the checkpointed function", y.backward())
 
     y = checkpoint(lambda x: np.exp(x @ w).sum(), x)
     with ag.no_grad():
         w += 1e-9
-    with pytest.raises(ag.errors.ModifiedError, match=r"tensor 1 saved by the checkpointed function"):
-        await y.backward()
+    await assert_awaiting_raises(ag.errors.ModifiedError, r"tensor 1 saved by the checkpointed function", y.backward())
     assert x.grad is None
 
 
@@ -584,10 +576,8 @@ async def test_a_region_that_modifies_what_it_saved() -> None:
         return z + h.sum()
 
     x, _ = leaves()
-    with pytest.raises(ag.errors.ModifiedError):
-        await fn(x).backward()
-    with pytest.raises(ag.errors.ModifiedError):
-        await checkpoint(fn, x).backward()
+    await assert_awaiting_raises(ag.errors.ModifiedError, None, fn(x).backward())
+    await assert_awaiting_raises(ag.errors.ModifiedError, None, checkpoint(fn, x).backward())
 
 
 async def test_a_region_that_modifies_its_argument() -> None:
@@ -597,8 +587,7 @@ async def test_a_region_that_modifies_its_argument() -> None:
 
     x, _ = leaves()
     y = checkpoint(fn, x * 1.0)
-    with pytest.raises(ag.errors.ModifiedError, match="argument"):
-        await y.backward()
+    await assert_awaiting_raises(ag.errors.ModifiedError, "argument", y.backward())
 
 
 async def test_in_place_operations_on_its_own_tensors_are_fine() -> None:
@@ -616,8 +605,7 @@ async def test_in_place_operations_on_its_own_tensors_are_fine() -> None:
 async def test_unpacking_outside_of_a_pass_is_refused() -> None:
     x, _ = leaves()
     y = checkpoint(Square.apply, x)
-    with pytest.raises(ag.errors.GraphError, match="in a backward pass only"):
-        y.grad_fn.unpack_saved()
+    assert_raises(ag.errors.GraphError, "in a backward pass only", y.grad_fn.unpack_saved)
 
 
 # Memory
@@ -757,8 +745,7 @@ async def test_a_failed_pass_keeps_nothing() -> None:
         raise KeyError("hook")
 
     y = checkpoint(fn, x).sum()
-    with pytest.raises(KeyError):
-        await ag.grad(y, x, retain_graph=True)
+    await assert_awaiting_raises(KeyError, None, ag.grad(y, x, retain_graph=True))
     assert track.alive == 0
 
 
@@ -809,9 +796,7 @@ async def test_cancelling_while_a_plain_function_is_computed_again() -> None:
     y = checkpoint(fn, x)
     running = asyncio.ensure_future(y.backward(retain_graph=True))
     await begun.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     release.set()
     assert x.grad is None
     await y.backward()

@@ -17,9 +17,10 @@ import pytest
 
 import aiograd as ag
 import aiograd.distributed as dist
-from aiograd import cli
 from aiograd.engine.run.paced_collector import THRESHOLDS
 from aiograd.errors import RemoteError, WorkerLostError
+from aiograd.running import cli
+from tests.support import assert_awaiting_raises, assert_raises
 from tests.watchdog import SECONDS
 
 ROOT = Path(__file__).parent.parent
@@ -79,9 +80,8 @@ def test_a_missing_trace_is_one_line_on_stderr(tmp_path: Path, capsys: pytest.Ca
 
 @pytest.mark.parametrize("words", [[], ["unknown"], ["trace"]])
 def test_wrong_words_are_explained(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        cli.main(words)
-    assert stop.value.code == 2
+    stop = assert_raises(SystemExit, None, cli.main, words)
+    assert stop.code == 2
     assert "usage: aiograd" in capsys.readouterr().err
 
 
@@ -149,11 +149,10 @@ async def test_a_workers_log_has_the_traceback_of_what_a_function_raised(secret:
     with serving(*words, "--encoding", "bfloat16", "--gradient-encoding", "block8") as process:
         async with dist.Worker("me", secret=KEY, peers={"w": url_of(process)}) as me:
             assert await me.call("w", "encodings") == ["BFLOAT16", "BLOCK8"]
-            with pytest.raises(RemoteError) as caught:
-                await me.call("w", "boom", "abc")
+            caught = await assert_awaiting_raises(RemoteError, None, me.call("w", "boom", "abc"))
         process.terminate()
         _, log = process.communicate(timeout=SECONDS)
-    found = f"correlation id {caught.value.correlation_id}" in log and "Traceback" in log and "in boom" in log
+    found = f"correlation id {caught.correlation_id}" in log and "Traceback" in log and "in boom" in log
     assert found == (level is None), log
 
 
@@ -167,8 +166,7 @@ async def test_a_worker_ends_whatever_it_is_busy_with(secret: Path, function: st
             busy = asyncio.ensure_future(me.call("w", function, *([] if function == "wait_forever" else [10 * SECONDS])))
             assert process.stdout is not None and await asyncio.to_thread(process.stdout.readline) == "begun\n"
             process.terminate()
-            with pytest.raises(WorkerLostError):
-                await busy
+            await assert_awaiting_raises(WorkerLostError, None, busy)
             _, complaints = await asyncio.to_thread(process.communicate, timeout=SECONDS)
         assert process.returncode == status, complaints
         assert ("in hold_the_loop_up" in complaints) == (status == 1), "the stacks say what was in the way"

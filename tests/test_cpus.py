@@ -11,6 +11,7 @@ import pytest
 
 from tests.cpus.__main__ import PARTS, ROOT, build_other_cpu, described, machine_of, main, probe, read_outcome
 from tests.cpus.paths import Machine, paths
+from tests.support import assert_raises
 
 X86 = Machine("Linux", "x86_64", "openblas", "libscipy_openblas", "/usr/bin/cc", ["SSE42", "AVX", "AVX2", "X86_V3"], ["X86_V3"])
 
@@ -72,8 +73,7 @@ def test_the_parts_are_there() -> None:
 
 def test_unknown_paths_are_refused_and_known_ones_listed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.cpus.__main__.probe", lambda interpreter, environment: X86._asdict())
-    with pytest.raises(SystemExit):
-        main(["--paths", "pentium"])
+    assert_raises(SystemExit, None, main, ["--paths", "pentium"])
     assert "no code path is called pentium; there are default" in capsys.readouterr().err
     assert main(["--list"]) == 0
     assert "threads-8" in capsys.readouterr().out

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from aiograd import cli
-from aiograd.cli.demo import Options, show, story
-from aiograd.cli.demo.alone import rate
-from aiograd.cli.demo.data import Digits, batches
-from aiograd.cli.demo.display import Display
-from aiograd.cli.demo.model import BLOCKS, Network, cut
-from aiograd.cli.demo.story import identical
+from aiograd.running import cli
+from aiograd.running.cli.demo import Options, show, story
+from aiograd.running.cli.demo.alone import rate
+from aiograd.running.cli.demo.data import Digits, batches
+from aiograd.running.cli.demo.display import Display
+from aiograd.running.cli.demo.model import BLOCKS, Network, cut
+from aiograd.running.cli.demo.story import identical
 from tests.sweeps import swept
 
 

@@ -25,10 +25,11 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from aiograd import cli
 from aiograd.errors import WorkerLostError
+from aiograd.running import cli
 from tests.documentation import TEXTS, blocks
 from tests.public_names import MODULES, NAMESPACES, public_names
+from tests.support import assert_raises
 from tests.test_recipes import after, block, numbers
 
 
@@ -403,8 +404,7 @@ def test_every_public_module_has_a_page() -> None:
 def test_every_command_and_option_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     page = TEXTS["docs/reference/command-line.md"]
     for arguments in (["--help"], ["worker", "--help"]):
-        with pytest.raises(SystemExit):
-            cli.main(arguments)
+        assert_raises(SystemExit, None, cli.main, arguments)
         text = capsys.readouterr().out
         named = set(re.findall(r"--[a-z-]+", text)) if "worker" in arguments else set(re.findall(r"^    ([a-z]+) ", text, re.MULTILINE))
         assert not [name for name in named - {"--help"} if name not in page]

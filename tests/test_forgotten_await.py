@@ -22,7 +22,7 @@ from aiograd.errors import ArgumentTypeError, LoopError
 from aiograd.testing.suspension import coroutine_name
 from tests.distributed.workers import workers
 from tests.public_names import MODULES, public_names
-from tests.support import leaf
+from tests.support import assert_awaiting_raises, assert_raises, leaf
 
 service = dist.Service()
 
@@ -196,8 +196,7 @@ async def test_a_compiled_function_that_forgets_says_so_too() -> None:
 async def test_what_takes_tensors_says_which_call_is_not_awaited(use: Callable[[Any], Any]) -> None:
     x = leaf([2.0])
     coroutine = ag.grad((x * x).sum(), [x])
-    with pytest.raises(ArgumentTypeError, match=rf"not awaited \(grad, called at {re.escape(__file__)}:\d+\): write `await`"):
-        use(coroutine)
+    assert_raises(ArgumentTypeError, rf"not awaited \(grad, called at {re.escape(__file__)}:\d+\): write `await`", use, coroutine)
     coroutine.close()
 
 
@@ -206,17 +205,14 @@ async def test_remote_calls_and_passes_say_which_call_is_not_awaited() -> None:
     async with workers("here", "there", service=service) as (here, _), here.context() as ctx:
         coroutine = here.call("there", "squared", leaf([2.0]))
         said = rf"not awaited \(Worker.call, called at {re.escape(__file__)}:\d+\): write `await`"
-        with pytest.raises(ArgumentTypeError, match=said):
-            ctx.backward(coroutine)
-        with pytest.raises(ArgumentTypeError, match=said):
-            await here.call("there", "squared", coroutine)
+        assert_raises(ArgumentTypeError, said, ctx.backward, coroutine)
+        await assert_awaiting_raises(ArgumentTypeError, said, here.call("there", "squared", coroutine))
         coroutine.close()
 
 
 async def test_run_inside_a_loop_names_the_public_function() -> None:
     x = leaf([2.0])
-    with pytest.raises(LoopError, match="use `await grad\\(\\)`"):
-        ag.run(ag.grad((x * x).sum(), [x]))
+    assert_raises(LoopError, "use `await grad\\(\\)`", lambda: ag.run(ag.grad((x * x).sum(), [x])))
 
 
 async def test_tasks_are_named_alike_wherever_the_program_lies() -> None:

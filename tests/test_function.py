@@ -11,21 +11,13 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, NestedPassError, OnceDifferentiableError
-from tests.support import constant, leaf, same
+from tests.support import assert_awaiting_raises, assert_raises, constant, custom_function, leaf, same
 
 
-class Square(ag.Function):
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        ctx.save_for_backward(a)
-        return a * a
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (a,) = ctx.saved_tensors
-        return 2 * a * g
+@custom_function(lambda a: a * a, inline=True, saves=True)
+def Square(ctx: Any, g: Any) -> Any:
+    (a,) = ctx.saved_tensors
+    return 2 * a * g
 
 
 # -------------------------------------------------------------------- the basics
@@ -131,23 +123,18 @@ def nested_sum(tree: Any) -> Any:
 async def test_arrays_and_nested_outputs_of_forward_are_recorded(form: str, factor: float, kind: str) -> None:
     seen: list[Any] = []
 
-    class Multiples(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return outputs_of(a.numpy(), form)
+    @custom_function(lambda a: outputs_of(a.numpy(), form))
+    def Multiples(ctx: Any, *grads: Any) -> Any:
+        seen.append(grads)
+        weights = iter((2, 3, 4))
 
-        @staticmethod
-        def backward(ctx: Any, *grads: Any) -> Any:
-            seen.append(grads)
-            weights = iter((2, 3, 4))
+        def pulled(tree: Any) -> Any:
+            if isinstance(tree, ag.Tensor):
+                return tree * next(weights)
+            items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+            return sum(map(pulled, items), start=constant(0.0))
 
-            def pulled(tree: Any) -> Any:
-                if isinstance(tree, ag.Tensor):
-                    return tree * next(weights)
-                items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
-                return sum(map(pulled, items), start=constant(0.0))
-
-            return pulled(grads) + constant([0.0, 0.0])
+        return pulled(grads) + constant([0.0, 0.0])
 
     class Later(Multiples):
         @staticmethod
@@ -179,14 +166,9 @@ def leaves(tree: Any) -> list[Any]:
 
 
 async def test_an_array_of_an_argument_s_own_memory_is_a_copy() -> None:
-    class Same(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a.numpy()[:1]
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return np.concatenate([g, constant([0.0])])
+    @custom_function(lambda a: a.numpy()[:1])
+    def Same(ctx: Any, g: Any) -> Any:
+        return np.concatenate([g, constant([0.0])])
 
     x = leaf([1.0, 2.0]) * 1.0
     y = Same.apply(x)
@@ -207,13 +189,11 @@ async def test_a_nested_output_may_be_differentiated_once_only_where_the_rule_sa
 
     x, seed = leaf([1.0]), leaf([3.0])
     (grad,) = await ag.grad(Doubled.apply(x)["y"], [x], [seed], create_graph=True)
-    with pytest.raises(OnceDifferentiableError):
-        await ag.grad(grad.sum(), [seed])
+    await assert_awaiting_raises(OnceDifferentiableError, None, ag.grad(grad.sum(), [seed]))
 
 
 async def test_a_function_is_not_instantiated_and_its_forward_returns_something() -> None:
-    with pytest.raises(ArgumentTypeError, match=r"call Square.apply\(\.\.\.\)"):
-        Square(leaf([1.0]))
+    assert_raises(ArgumentTypeError, r"call Square.apply\(\.\.\.\)", lambda: Square(leaf([1.0])))
 
     class Forgetful(ag.Function):
         @staticmethod
@@ -226,10 +206,8 @@ async def test_a_function_is_not_instantiated_and_its_forward_returns_something(
             a * 2
 
     for argument in (leaf([1.0]), constant([1.0])):
-        with pytest.raises(ArgumentTypeError, match="Forgetful.forward returned None.*Was `return` forgotten"):
-            Forgetful.apply(argument)
-        with pytest.raises(ArgumentTypeError, match="Later.forward returned None"):
-            await Later.apply(argument)
+        assert_raises(ArgumentTypeError, "Forgetful.forward returned None.*Was `return` forgotten", Forgetful.apply, argument)
+        await assert_awaiting_raises(ArgumentTypeError, "Later.forward returned None", Later.apply(argument))
 
 
 async def test_without_tensors_that_require_grad_nothing_is_recorded() -> None:
@@ -237,29 +215,17 @@ async def test_without_tensors_that_require_grad_nothing_is_recorded() -> None:
     with ag.no_grad():
         assert not Square.apply(leaf([2.0])).requires_grad
 
-    class Words(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return str(a.shape)
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise AssertionError
+    @custom_function(lambda a: str(a.shape))
+    def Words(ctx: Any, g: Any) -> Any:
+        raise AssertionError
 
     assert Words.apply(leaf([2.0])) == "(1,)"
 
 
 async def test_a_tuple_of_one_stays_a_tuple() -> None:
-    class One(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return (a * 2,)
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return (g * 2,)
+    @custom_function(lambda a: (a * 2,), inline=True)
+    def One(ctx: Any, g: Any) -> Any:
+        return (g * 2,)
 
     x = leaf([1.0])
     (y,) = One.apply(x)
@@ -286,16 +252,9 @@ async def test_attributes_of_the_context_last_from_forward_to_backward() -> None
 
 
 async def test_a_function_that_saved_nothing_can_run_again() -> None:
-    class Negate(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return -a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return -g
+    @custom_function(lambda a: -a, inline=True)
+    def Negate(ctx: Any, g: Any) -> Any:
+        return -g
 
     x = leaf([1.0])
     y = Negate.apply(x)
@@ -311,8 +270,7 @@ async def test_forward_has_to_be_there() -> None:
     class Empty(ag.Function):
         pass
 
-    with pytest.raises(NotImplementedError, match="You must implement the forward function"):
-        Empty.apply(leaf([1.0]))
+    assert_raises(NotImplementedError, "You must implement the forward function", lambda: Empty.apply(leaf([1.0])))
 
 
 async def test_backward_has_to_be_there_when_it_is_needed() -> None:
@@ -323,8 +281,7 @@ async def test_backward_has_to_be_there_when_it_is_needed() -> None:
 
     x = leaf([1.0])
     y = Forward.apply(x)
-    with pytest.raises(RuntimeError, match="You must implement either the backward or vjp method"):
-        await y.sum().backward()
+    await assert_awaiting_raises(RuntimeError, "You must implement either the backward or vjp method", y.sum().backward())
     assert x.grad is None
 
 
@@ -349,8 +306,7 @@ async def test_vjp_is_another_name_for_backward_but_not_a_second_one() -> None:
     await Vjp.apply(x).sum().backward()
     same(x.grad, [3.0])
     y = Both.apply(x).sum()
-    with pytest.raises(GraphError, match="Implementing both 'backward' and 'vjp' for the custom Function Both is not allowed"):
-        await y.backward()
+    await assert_awaiting_raises(GraphError, "Implementing both 'backward' and 'vjp' for the custom Function Both is not allowed", y.backward())
     same(x.grad, [3.0])
 
 
@@ -412,8 +368,7 @@ def test_only_tensors_can_be_saved() -> None:
             ctx.save_for_backward(a, 3.0)
             return a * 1
 
-    with pytest.raises(ArgumentTypeError, match="save_for_backward: argument 1 is a float; expected a Tensor or None"):
-        Wrong.apply(leaf([1.0]))
+    assert_raises(ArgumentTypeError, "save_for_backward: argument 1 is a float; expected a Tensor or None", lambda: Wrong.apply(leaf([1.0])))
 
 
 def test_saved_tensors_are_for_backward() -> None:
@@ -423,27 +378,20 @@ def test_saved_tensors_are_for_backward() -> None:
             ctx.save_for_backward(a)
             return ctx.saved_tensors
 
-    with pytest.raises(GraphError, match="available in backward only"):
-        Early.apply(leaf([1.0]))
+    assert_raises(GraphError, "available in backward only", lambda: Early.apply(leaf([1.0])))
 
 
 async def test_passes_at_the_same_time_do_not_see_each_others_context() -> None:
     needs: dict[int, list[Any]] = {}
 
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a * b
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            before = ctx.needs_input_grad
-            await asyncio.sleep(0)
-            assert ctx.needs_input_grad == before
-            needs.setdefault(ag.graph.current_graph_task_id(), []).append(before)
-            a, b = ctx.saved_tensors
-            return g * b, g * a
+    @custom_function(lambda a, b: a * b, saves=True)
+    async def Product(ctx: Any, g: Any) -> Any:
+        before = ctx.needs_input_grad
+        await asyncio.sleep(0)
+        assert ctx.needs_input_grad == before
+        needs.setdefault(ag.graph.current_graph_task_id(), []).append(before)
+        a, b = ctx.saved_tensors
+        return g * b, g * a
 
     x, w = leaf([2.0]), leaf([3.0])
     y = Product.apply(x, w).sum()
@@ -484,16 +432,9 @@ async def test_missing_gradients_are_zeros_unless_asked_for_as_none() -> None:
 async def test_none_travels_on_as_none() -> None:
     seen: list[Any] = []
 
-    class Nothing(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return None
+    @custom_function(inline=True)
+    def Nothing(ctx: Any, g: Any) -> Any:
+        return None
 
     class Looks(ag.Function):
         inline = True
@@ -577,24 +518,16 @@ def test_only_tensors_can_be_marked(mark: str) -> None:
             getattr(ctx, mark)([a])
             return a
 
-    with pytest.raises(ArgumentTypeError, match=f"{mark}: argument 0 is a list"):
-        Wrong.apply(leaf([1.0]) * 1)
+    assert_raises(ArgumentTypeError, f"{mark}: argument 0 is a list", lambda: Wrong.apply(leaf([1.0]) * 1))
 
 
 # -------------------------------------------------------------------- returned and modified inputs
 
 
 async def test_a_returned_input_is_a_place_of_its_own_in_the_graph() -> None:
-    class Same(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 5
+    @custom_function(lambda a: a, inline=True)
+    def Same(ctx: Any, g: Any) -> Any:
+        return g * 5
 
     x = leaf([1.0])
     y = Same.apply(x)
@@ -656,16 +589,14 @@ async def test_a_modified_input_invalidates_what_was_saved_of_it() -> None:
     y = x * 1
     z = y * y
     DoubleInPlace.apply(y)
-    with pytest.raises(ag.errors.ModifiedError):
-        await z.sum().backward()
+    await assert_awaiting_raises(ag.errors.ModifiedError, None, z.sum().backward())
 
 
 def test_a_leaf_or_a_view_of_one_cannot_be_modified() -> None:
     x = leaf([1.0])
     with pytest.raises(InPlaceError, match=r"DoubleInPlace.forward: a leaf Variable that requires grad is being used in an in-place operation"):
         DoubleInPlace.apply(x)
-    with pytest.raises(InPlaceError, match="a view of a leaf Variable"):
-        DoubleInPlace.apply(x[0:1])
+    assert_raises(InPlaceError, "a view of a leaf Variable", lambda: DoubleInPlace.apply(x[0:1]))
 
 
 def test_what_is_marked_dirty_is_an_argument_and_returned() -> None:
@@ -683,23 +614,14 @@ def test_what_is_marked_dirty_is_an_argument_and_returned() -> None:
             return out
 
     y = leaf([1.0]) * 1
-    with pytest.raises(InPlaceError, match=r"Forgets.forward: a tensor marked dirty was not returned"):
-        Forgets.apply(y)
-    with pytest.raises(InPlaceError, match=r"Stranger.forward: a tensor marked dirty is not an argument"):
-        Stranger.apply(y)
+    assert_raises(InPlaceError, r"Forgets.forward: a tensor marked dirty was not returned", Forgets.apply, y)
+    assert_raises(InPlaceError, r"Stranger.forward: a tensor marked dirty is not an argument", Stranger.apply, y)
 
 
 async def test_an_output_that_is_a_view_of_an_input_cannot_be_modified_in_place() -> None:
-    class Head(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a[0:1]
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return np.concatenate([g * 5, g * 0])
+    @custom_function(lambda a: a[0:1], inline=True)
+    def Head(ctx: Any, g: Any) -> Any:
+        return np.concatenate([g * 5, g * 0])
 
     x = leaf([1.0, 2.0])
     y = x * 1
@@ -769,14 +691,9 @@ async def test_an_exception_keeps_its_type_and_traceback_and_says_where() -> Non
 
     for inline in (True, False):
 
-        class Fails(ag.Function):
-            @staticmethod
-            def forward(ctx: Any, a: Any) -> Any:
-                return a * 1
-
-            @staticmethod
-            def backward(ctx: Any, g: Any) -> Any:
-                deep()
+        @custom_function()
+        def Fails(ctx: Any, g: Any) -> Any:
+            deep()
 
         Fails.inline = inline
         x = leaf([1.0])
@@ -790,16 +707,11 @@ async def test_an_exception_keeps_its_type_and_traceback_and_says_where() -> Non
 
 
 async def test_a_nested_pass_in_a_synchronous_rule_is_refused() -> None:
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            with ag.enable_grad():
-                inner = (leaf([1.0]) * 2).sum()
-            return inner.backward()
+    @custom_function()
+    def Nests(ctx: Any, g: Any) -> Any:
+        with ag.enable_grad():
+            inner = (leaf([1.0]) * 2).sum()
+        return inner.backward()
 
     for inline in (True, False):
         Nests.inline = inline
@@ -808,18 +720,13 @@ async def test_a_nested_pass_in_a_synchronous_rule_is_refused() -> None:
 
 
 async def test_a_synchronous_rule_that_returns_a_coroutine_has_it_awaited() -> None:
-    class Late(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
+    @custom_function()
+    def Late(ctx: Any, g: Any) -> Any:
+        async def later() -> Any:
+            await asyncio.sleep(0)
+            return g * 3
 
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            async def later() -> Any:
-                await asyncio.sleep(0)
-                return g * 3
-
-            return later()
+        return later()
 
     x = leaf([1.0])
     await Late.apply(x).sum().backward()

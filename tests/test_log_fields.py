@@ -11,6 +11,7 @@ from aiograd import distributed as dist
 from aiograd.running.log_fields import FIELDS, LogFields, structured_logger
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, workers
+from tests.support import assert_awaiting_raises
 
 service = dist.Service()
 mine = logging.getLogger("tests.mine")
@@ -68,8 +69,7 @@ async def test_a_failed_function_says_where(caplog: pytest.LogCaptureFixture) ->
     async with dist.Worker("driver", secret=SECRET, transport=board.transport("driver")) as driver:
         async with dist.Worker("left", service=service, secret=SECRET, transport=board.transport("left")) as left:
             driver.add_peer("left", left.url)
-            with pytest.raises(ag.errors.RemoteError):
-                await driver.call("left", "fail")
+            await assert_awaiting_raises(ag.errors.RemoteError, None, driver.call("left", "fail"))
             (failed,) = [record for record in caplog.records if "ValueError" in record.getMessage()]
             assert failed.worker == "left"  # type: ignore[attr-defined]
     assert all(hasattr(record, name) for record in caplog.records for name in FIELDS)

@@ -15,6 +15,7 @@ import aiograd as ag
 from aiograd import pipeline
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import notebook
+from tests.support import assert_raises, custom_function
 from tests.toy_device import ToyDevice
 
 
@@ -51,14 +52,9 @@ def test_a_tensor() -> None:
 
 
 def test_names_that_users_choose_are_text() -> None:
-    class Evil(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 2
+    @custom_function(lambda x: x * 2)
+    def Evil(ctx: Any, g: Any) -> Any:
+        return g * 2
 
     Evil.__name__ = "<script>alert(1)</script>"
     read = Reader(Evil.apply(ag.tensor([1.0], requires_grad=True))._repr_html_())
@@ -118,18 +114,15 @@ def test_a_summary_counts_what_is_shared_once_and_what_is_frozen_apart() -> None
 
 def test_a_summary_that_fails_leaves_the_module_as_it_was() -> None:
     net = model()
-    with pytest.raises(ag.errors.ShapeError):
-        ag.nn.summary(net, ag.zeros((5, 3)))
+    assert_raises(ag.errors.ShapeError, None, lambda: ag.nn.summary(net, ag.zeros((5, 3))))
     assert all("forward" not in layer.__dict__ for layer in net.modules())
 
     class Waits(ag.nn.Module):
         async def forward(self, x: Any) -> Any:
             return x
 
-    with pytest.raises(ArgumentError, match=r"Waits\.forward is `async def`"):
-        ag.nn.summary(Waits(), ag.zeros(()))
-    with pytest.raises(ArgumentTypeError, match="expected a Module, found int"):
-        ag.nn.summary(3)  # type: ignore[arg-type]
+    assert_raises(ArgumentError, r"Waits\.forward is `async def`", lambda: ag.nn.summary(Waits(), ag.zeros(())))
+    assert_raises(ArgumentTypeError, "expected a Module, found int", ag.nn.summary, 3)
 
 
 def test_a_schedule_and_its_timeline() -> None:
@@ -148,8 +141,7 @@ def test_a_graph_with_the_names_of_a_module() -> None:
     assert isinstance(picture, str) and picture._repr_svg_() == picture
     assert all(name in picture for name, _ in net.named_parameters())
     assert "2.bias" in ag.viz.graph_dot(net(ag.zeros((1, 4))).sum(), names=net)
-    with pytest.raises(ArgumentTypeError, match="names is a dict; expected a module"):
-        ag.viz.graph_svg(net(ag.zeros((1, 4))).sum(), names={})
+    assert_raises(ArgumentTypeError, "names is a dict; expected a module", lambda: ag.viz.graph_svg(net(ag.zeros((1, 4))).sum(), names={}))
 
 
 def test_progress_gives_the_same_items(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ import aiograd as ag
 from aiograd.running.modes import current_mode
 from aiograd.running.offloading import offload, ready
 from aiograd.tensors.core import make
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 
 
 async def test_the_function_runs_on_another_thread_and_its_graph_is_usable() -> None:
@@ -67,8 +68,7 @@ async def test_an_exception_comes_through() -> None:
     def fails() -> None:
         raise KeyError("here")
 
-    with pytest.raises(KeyError, match="here"):
-        await offload(fails)
+    await assert_awaiting_raises(KeyError, "here", offload(fails))
 
 
 async def test_cancelling_stops_the_waiting_only() -> None:
@@ -81,9 +81,7 @@ async def test_cancelling_stops_the_waiting_only() -> None:
 
     waiting = asyncio.ensure_future(offload(forward))
     await begun.wait()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    await cancel(waiting)
     release.set()
     assert ended.wait(30)
 
@@ -93,8 +91,7 @@ async def test_it_runs_on_the_current_engine() -> None:
         names = {await offload(lambda: threading.current_thread().name) for _ in range(3)}
         assert len(names) == 1
         await engine.aclose()
-        with pytest.raises(ag.errors.EngineClosedError):
-            await engine.offload(lambda: None)
+        await assert_awaiting_raises(ag.errors.EngineClosedError, None, engine.offload(lambda: None))
 
 
 async def test_two_offloads_run_at_the_same_time() -> None:
@@ -105,17 +102,14 @@ async def test_two_offloads_run_at_the_same_time() -> None:
 
 @pytest.mark.parametrize("fn", [3, None, ag.tensor([1.0])])
 async def test_what_is_no_function_is_refused(fn: Any) -> None:
-    with pytest.raises(ag.errors.ArgumentTypeError, match="expected a function"):
-        await offload(fn)
+    assert_raises(ag.errors.ArgumentTypeError, "expected a function", lambda: offload(fn))
 
 
 async def test_coroutine_functions_are_refused() -> None:
     async def forward() -> None: ...
 
-    with pytest.raises(ag.errors.ArgumentTypeError, match="await it directly"):
-        await offload(forward)
-    with pytest.raises(ag.errors.ArgumentTypeError, match="returned a coroutine"):
-        await offload(lambda: forward())
+    assert_raises(ag.errors.ArgumentTypeError, "await it directly", lambda: offload(forward))
+    await assert_awaiting_raises(ag.errors.ArgumentTypeError, "returned a coroutine", offload(lambda: forward()))
 
 
 class Pair(NamedTuple):

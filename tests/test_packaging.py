@@ -17,6 +17,7 @@ import pytest
 
 import aiograd
 from aiograd.dashboard.pages import SCRIPTS
+from tests.support import assert_raises
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -47,7 +48,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert metadata["Version"] == aiograd.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
-    assert "aiograd = aiograd.cli:main" in entry_points
+    assert "aiograd = aiograd.running.cli:main" in entry_points
     assert "pytest_aiograd = pytest_aiograd" in entry_points
 
 
@@ -79,7 +80,7 @@ def test_readme_and_licence_are_there() -> None:
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
     heavy |= {"uvloop", "safetensors", "dataclasses", "difflib", "html", "json", "csv"}
-    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.functional.batching", "numpy.random"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.running.cli", "aiograd.functional.batching", "numpy.random"}
     loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
     assert "aiograd.tensors" in loaded
     assert not loaded & parts
@@ -90,7 +91,7 @@ def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
 def test_a_worker_starts_without_what_only_other_commands_need() -> None:
     script = """
 import sys
-from aiograd.cli import main
+from aiograd.running.cli import main
 try:
     main(["worker", "--help"])
 except SystemExit:
@@ -154,7 +155,7 @@ for thread in threads: thread.join()
 assert len(found) == 8, found
 from aiograd.distributed.objects.object_server import ADAPTERS
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
-assert ADAPTERS.keys() == {"pipeline.host", "data_parallel.replica"}
+assert ADAPTERS.keys() == {"pipeline.member", "data_parallel.replica"}
 assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"}
 """
     _python("-W", "error", "-c", script)
@@ -167,7 +168,7 @@ assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adad
 def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
     made = "from aiograd.distributed.objects import object_server, optimizer_server; print(*object_server.ADAPTERS, *optimizer_server.OPTIMIZERS)"
     assert _python("-c", f"{statement}; {made}").split() == [
-        "pipeline.host", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"
+        "pipeline.member", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"
     ]  # fmt: skip
 
 
@@ -190,8 +191,7 @@ def test_every_public_name_is_listed_and_no_other_is_there() -> None:
     assert {"tensor", "matmul", "run", "Engine", "seed", "compile", "vmap"} <= set(aiograd.__all__) <= set(dir(aiograd))
     assert {name.rpartition(".")[2] for name in LATE} <= set(dir(aiograd))
     assert not any(name.startswith("_") or isinstance(getattr(aiograd, name), type(annotations)) for name in aiograd.__all__)
-    with pytest.raises(AttributeError, match="module 'aiograd' has no attribute 'tensr'"):
-        _ = aiograd.tensr
+    assert_raises(AttributeError, "module 'aiograd' has no attribute 'tensr'", lambda: aiograd.tensr)
     listed = pydoc.plain(pydoc.render_doc(aiograd))
     functions = listed[listed.index("\nFUNCTIONS") :]
     for name in ("matmul", "tensor", "run", "set_default_dtype", "async jacobian"):

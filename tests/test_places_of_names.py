@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, DeviceError, ShapeError
 from aiograd.running.devices import DeviceName
+from tests.support import assert_raises
 from tests.toy_device import ToyDevice
 
 
@@ -62,8 +63,7 @@ def test_the_host_is_a_device() -> None:
     assert ag.zeros(2, device=device).device == device and ag.ones(1).to(device).device.type == "cpu" and ag.device(device) == device
     assert nn.Linear(1, 1, device=device).to(device).weight.device == device
     assert json.dumps([device]) == '["cpu"]' and {type(copy.deepcopy(device)), type(pickle.loads(pickle.dumps(device)))} == {str}  # noqa: S301
-    with pytest.raises(AttributeError, match="'cpu'.* no attribute 'memory_stats'"):
-        _ = device.memory_stats
+    assert_raises(AttributeError, "'cpu'.* no attribute 'memory_stats'", lambda: device.memory_stats)
 
 
 def test_another_device_has_its_kind_number_and_attributes() -> None:
@@ -77,8 +77,7 @@ def test_another_device_has_its_kind_number_and_attributes() -> None:
 
 @pytest.mark.parametrize(("name", "error"), [("nowhere:0", DeviceError), ("toy:one", ArgumentError), ("", ArgumentError), (0, ArgumentError)])
 def test_no_device(name: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="device"):
-        ag.device(name)
+    assert_raises(error, "device", ag.device, name)
 
 
 def test_a_compiled_function_reads_the_device() -> None:

@@ -24,6 +24,7 @@ from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.table import records_of, rows_of
 from aiograd.running.modes import current_mode
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_awaiting_raises, assert_raises, cancel, custom_function
 from tests.toy_device import ToyDevice
 
 
@@ -31,14 +32,9 @@ def named(events: Any, category: str) -> list[str]:
     return [event.name for event in events if event.category == category]
 
 
-class Twice(ag.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g * 2
+@custom_function(lambda x: x * 2)
+def Twice(ctx: Any, g: Any) -> Any:
+    return g * 2
 
 
 class Later(ag.Function):
@@ -96,8 +92,7 @@ async def test_operations_and_rules_are_recorded_and_correlated() -> None:
 
 async def test_nothing_is_recorded_outside_of_the_block() -> None:
     prof = profile()
-    with pytest.raises(ModeError):
-        prof.__exit__(None, None, None)
+    assert_raises(ModeError, None, prof.__exit__, None, None, None)
     await work()
     assert prof.events == () and current_mode().profiler is None and current_mode().plain
     with prof:
@@ -177,14 +172,9 @@ async def test_nested_passes_and_second_derivatives() -> None:
 
 
 async def test_a_pass_that_fails_or_is_cancelled_leaves_its_events() -> None:
-    class Broken(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise ValueError("no")
+    @custom_function()
+    def Broken(ctx: Any, g: Any) -> Any:
+        raise ValueError("no")
 
     class Stuck(Broken):
         @staticmethod
@@ -193,14 +183,11 @@ async def test_a_pass_that_fails_or_is_cancelled_leaves_its_events() -> None:
 
     x = ag.tensor([1.0], requires_grad=True)
     with profile() as prof:
-        with pytest.raises(ValueError, match="no"):
-            await Broken.apply(x).backward()
+        await assert_awaiting_raises(ValueError, "no", Broken.apply(x).backward())
         task = asyncio.create_task(Stuck.apply(x).backward())
         for _ in range(10):
             await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
     assert named(prof.events, "backward") == ["BrokenBackward"]
     assert len(named(prof.events, "pass")) == 2
 
@@ -317,8 +304,7 @@ async def test_the_lag_of_the_loop(virtual_clock: VirtualClock) -> None:
 
 
 def test_lag_needs_a_loop() -> None:
-    with pytest.raises(ArgumentError, match="above 0"):
-        profile(loop_lag=0.0)
+    assert_raises(ArgumentError, "above 0", profile, loop_lag=0.0)
     with pytest.raises(LoopError, match="no loop"), profile(loop_lag=1.0):
         pass
     assert current_mode().profiler is None
@@ -385,8 +371,7 @@ async def test_the_table_as_text() -> None:
     assert len(lines) == 6 and "more rows" in lines[-1] and "forward and" in lines[-1]
     assert "%" in lines[2] and (" B" in lines[2] or "KiB" in lines[2])
     assert len(prof.table(limit=None).splitlines()) > 8
-    with pytest.raises(ArgumentError, match=r"'speed'.*expected one of name, calls"):
-        prof.table(sort_by="speed")  # type: ignore[arg-type]
+    assert_raises(ArgumentError, r"'speed'.*expected one of name, calls", prof.table, sort_by="speed")
     assert profile().table().splitlines()[-1] == "- in 0 forward and 0 backward events"
 
 
@@ -515,15 +500,12 @@ def test_arrows_between_workers_survive_merging() -> None:
 def test_what_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(ArgumentError, match=r"bad\.json"):
-        merge_traces([path])
+    assert_raises(ArgumentError, r"bad\.json", merge_traces, [path])
 
 
 def test_wrong_calls_of_merge(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="nowhere"):
-        merge_traces([tmp_path / "nowhere.json"])
-    with pytest.raises(ArgumentError, match="1 traces and 2 clock offsets"):
-        merge_traces([{"traceEvents": []}], clock_offsets=[0.0, 1.0])
+    assert_raises(ArgumentError, "nowhere", lambda: merge_traces([tmp_path / "nowhere.json"]))
+    assert_raises(ArgumentError, "1 traces and 2 clock offsets", merge_traces, [{"traceEvents": []}], clock_offsets=[0.0, 1.0])
 
 
 def test_a_profile_of_a_whole_program() -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 import aiograd as ag
-from aiograd import cli
 from aiograd import distributed as dist
 from aiograd.distributed.rpc import encodings
 from aiograd.distributed.rpc.keyring import SECRET_BYTES
+from aiograd.running import cli
 from tests.documentation import PAGES, README, ROOT, TEXT
+from tests.support import assert_raises
 
 #: in one line each, since a span of code may be broken
 SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"^ *```.*?^ *```$", "", TEXT, flags=re.MULTILINE | re.DOTALL))]
@@ -83,8 +84,7 @@ def test_every_error_exists() -> None:
 
 
 def test_every_option_of_the_worker_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["worker", "--help"])
+    assert_raises(SystemExit, None, cli.main, ["worker", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = {option for span in SPANS for option in re.findall(r"^--[a-z-]+", span)}
     named |= {option for line in TEXT.splitlines() if line.startswith("$ aiograd worker") for option in re.findall(r"--[a-z-]+", line)}

@@ -30,7 +30,9 @@ from aiograd import distributed as dist
 from aiograd import pipeline
 from aiograd.errors import DeadlineError, DistributedError
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.documentation import ROOT, TEXT, TEXTS, blocks
+from tests.support import assert_awaiting_raises
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 LABELS = np.arange(16) % 10
@@ -170,14 +172,13 @@ async def test_time_out(model: ag.nn.Module) -> None:
 
     loss = model_and_loss(model)
     loss.register_hook(slow)
-    with pytest.raises(TimeoutError):
-        await run(RECIPES["Time out, or stop"][0].replace("0.5", "0"), asyncio=asyncio, loss=loss)
+    await assert_awaiting_raises(TimeoutError, None, run(RECIPES["Time out, or stop"][0].replace("0.5", "0"), asyncio=asyncio, loss=loss))
     for parameter, gradient in zip(model.parameters(), before, strict=True):
         np.testing.assert_array_equal(parameter.grad.numpy(), gradient)
 
 
 @pytest.mark.parametrize("where", ["before the decision", "after the decision", "by aiograd"])
-def test_whether_a_step_that_timed_out_was_taken(where: str) -> None:
+async def test_whether_a_step_that_timed_out_was_taken(virtual_clock: VirtualClock, where: str) -> None:
     class Replicas:
         async def step(self, shards: Any) -> None:
             x = shards[0]
@@ -194,13 +195,9 @@ def test_whether_a_step_that_timed_out_was_taken(where: str) -> None:
                 raise DeadlineError("took too long")
             await (y * y).sum().backward()
 
-    async def main() -> tuple[Any, dict[str, Any]]:
-        x = ag.tensor([1.0, 2.0], requires_grad=True)
-        names = await cook("Was the step that timed out taken?", asyncio=asyncio, replicas=Replicas(), shards=[x], left_out=[])
-        return x.grad, names
-
-    gradient, names = simulated_run(main).value
-    assert names["taken"] == (where == "after the decision") == (gradient is not None)
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    names = await cook("Was the step that timed out taken?", asyncio=asyncio, replicas=Replicas(), shards=[x], left_out=[])
+    assert names["taken"] == (where == "after the decision") == (x.grad is not None)
     assert names["left_out"] == ([] if names["taken"] else [names["shards"]])
 
 

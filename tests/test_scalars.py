@@ -17,6 +17,7 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running import scalars
 from aiograd.running.scalars import CsvWriter, LoggedScalar, ScalarLog, TensorBoardWriter, _masked_crc
+from tests.support import assert_raises
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +44,7 @@ def test_numbers_arrays_and_tensors_are_logged_with_steps(log: ScalarLog) -> Non
 def test_without_a_name_it_is_the_logarithm() -> None:
     np.testing.assert_allclose(ag.log(ag.tensor([1.0, math.e])).numpy(), [0.0, 1.0], rtol=1e-6)
     np.testing.assert_allclose(ag.log([1.0]).numpy(), [0.0])
-    with pytest.raises(ArgumentTypeError, match="takes logarithms"):
-        ag.log(ag.tensor([1.0]), 2)
+    assert_raises(ArgumentTypeError, "takes logarithms", lambda: ag.log(ag.tensor([1.0]), 2))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,7 @@ def test_without_a_name_it_is_the_logarithm() -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_logged(arguments: Any, error: type[Exception], text: str, log: ScalarLog) -> None:
-    with pytest.raises(error, match=text):
-        ag.log(*arguments)
+    assert_raises(error, text, lambda: ag.log(*arguments))
     assert entries(log) == []
 
 
@@ -67,8 +66,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, log: ScalarLog) -> N
     monkeypatch.setattr(scalars, "NAMES", 3)
     for number in range(3):
         ag.log(f"name {number}", number)
-    with pytest.raises(ArgumentError, match="3 names"):
-        ag.log("one more", 1)
+    assert_raises(ArgumentError, "3 names", ag.log, "one more", 1)
     ag.log("name 0", 1)
     assert log._entries.maxlen == scalars.CAPACITY
 

@@ -10,7 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
-from tests.support import draw
+from tests.support import assert_raises, draw
 
 FUNCTIONS: dict[str, Any] = {"sum": np.sum, "prod": np.prod, "mean": np.mean, "amax": np.max, "amin": np.min}
 #: shapes of x, index, source, and the axis
@@ -117,8 +117,7 @@ def test_numbers_integers_and_nothing() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(call: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        call(ag.tensor(np.ones((2, 3))))
+    assert_raises(error, None, lambda: call(ag.tensor(np.ones((2, 3)))))
 
 
 def test_cumulative_extrema_take_the_last_of_equal_ones_and_keep_nan() -> None:

@@ -21,6 +21,7 @@ from aiograd.distributed.observing import trace_context
 from aiograd.errors import ProtocolError, RemoteError
 from aiograd.running import tracing
 from tests.distributed.workers import workers
+from tests.support import assert_awaiting_raises, assert_raises
 
 service = dist.Service()
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -92,8 +93,7 @@ async def test_a_step_over_three_workers_is_one_trace(spans: InMemorySpanExporte
 
 async def test_a_failure_is_in_the_spans_of_both_sides(spans: InMemorySpanExporter) -> None:
     async with workers("driver", "left", service=service) as (driver, _):
-        with pytest.raises(RemoteError):
-            await driver.call("left", "fail")
+        await assert_awaiting_raises(RemoteError, None, driver.call("left", "fail"))
     for name in ("call fail", "serve fail"):
         (span,) = by_name(spans)[name]
         assert span.status.status_code is StatusCode.ERROR and span.events[0].name == "exception"
@@ -133,5 +133,4 @@ def test_the_trace_context_of_a_message_is_checked() -> None:
     wrong: list[Any] = [None, (), (PARENT,), (1, True), (PARENT, 1), (PARENT + "0", True), ("x" * 55, True), (PARENT.upper(), True), [PARENT, True]]
     wrong += [(PARENT.replace("00-", "ff-", 1), True), (f"00-{'0' * 32}-b7ad6b7169203331-01", True), (f"00-{'a' * 32}-{'0' * 16}-01", True)]
     for value in wrong:
-        with pytest.raises(ProtocolError, match="malformed TraceContext"):
-            parse(TraceContext, value)
+        assert_raises(ProtocolError, "malformed TraceContext", parse, TraceContext, value)

@@ -11,6 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from tests.support import assert_raises
 
 SCHEDULES: dict[str, Any] = {
     "OneCycleLR": lambda o: optim.OneCycleLR(o, 0.1, total_steps=20, cycle_momentum=False),
@@ -90,12 +91,8 @@ async def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None
     ]  # fmt: skip
     zeros = {name: np.zeros(value.shape, value.dtype) for name, value in state["model"].items()}
     for each in [*wrong, {**state, "model": zeros, "average": {"module": {}, "n_averaged": 1}}]:
-        with pytest.raises(ArgumentError):
-            run.state.load_state_dict(each)
+        assert_raises(ArgumentError, None, run.state.load_state_dict, each)
     assert run.bits() == before and run.loader.state_dict() == loader
-    with pytest.raises(FileNotFoundError):
-        run.state.restore(tmp_path / "nothing")
-    with pytest.raises(ArgumentTypeError):
-        ag.TrainingState(model=3)
-    with pytest.raises(ArgumentTypeError):
-        ag.TrainingState(default_generator=ag.Generator(0))
+    assert_raises(FileNotFoundError, None, lambda: run.state.restore(tmp_path / "nothing"))
+    assert_raises(ArgumentTypeError, None, ag.TrainingState, model=3)
+    assert_raises(ArgumentTypeError, None, lambda: ag.TrainingState(default_generator=ag.Generator(0)))

@@ -12,13 +12,10 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, Shape
 from aiograd.functional.batching.rules import RULES
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
+from tests.support import assert_awaiting_raises, assert_raises, leaf
 
 rng = np.random.default_rng(0)
 X, W = rng.normal(size=(5, 3)), rng.normal(size=(3, 2))
-
-
-def leaf(array: Any) -> Any:
-    return ag.tensor(array, requires_grad=True)
 
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
@@ -189,8 +186,7 @@ def test_axes_nesting_and_constants() -> None:
     ],
 )
 def test_wrong_use_ends_in_a_typed_error(call: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        call()
+    assert_raises(error, None, call)
 
 
 async def test_a_failed_function_leaves_nothing_behind() -> None:
@@ -199,8 +195,6 @@ async def test_a_failed_function_leaves_nothing_behind() -> None:
     async def fails(row: Any) -> Any:
         return await ag.grad(row.sum(), row)
 
-    with pytest.raises(NoGraphError):
-        await ag.vmap(fails)(ag.ones((2, 3)))
-    with pytest.raises(ShapeError):
-        ag.vmap(lambda r: r.reshape(7))(ag.ones((2, 3)))
+    await assert_awaiting_raises(NoGraphError, None, ag.vmap(fails)(ag.ones((2, 3))))
+    assert_raises(ShapeError, None, lambda: ag.vmap(lambda r: r.reshape(7))(ag.ones((2, 3))))
     assert ag.__array_namespace_info__().devices() == known

@@ -40,10 +40,10 @@ class Rename:
         return (not self.within or path.startswith(self.within)) and not path.startswith(self.outside)
 
 
-#: the adapters of pipelines and replicas, which have public names
-_PUBLIC_HOSTS = frozenset("StageHost ReplicaHost STAGE_HOST_ADAPTER REPLICA_HOST_ADAPTER HostRefusedError stage_host replica_host".split())
 #: memory of the CPU, and the address of a computer
-_OTHER_HOSTS = frozenset("from_host to_host on_host host_array trusted_hosts trusted_host _trusted_hosts local_host split_host HostAllowList".split())
+_OTHER_HOSTS = frozenset(
+    "from_host to_host on_host host_array trusted_hosts trusted_host _trusted_hosts local_host split_host HostAllowList HostRefusedError".split()
+)
 
 RENAMES: Mapping[str, Rename] = {
     "conversation": Rename("session"),
@@ -64,12 +64,15 @@ RENAMES: Mapping[str, Rename] = {
     "part": Rename("participant", within=("distributed/autograd/",)),
     "link": Rename("channel", within=("distributed/rpc/",), but=frozenset({"is_link_local"})),
     "row": Rename("request", within=("distributed/rpc/",)),
-    # a cluster's `driver` is a public name
-    "driver": Rename("coordinator; of the loop of a pass, runner", outside=("cuda/", "distributed/cluster/", "cli/")),
+    # the `driver` of a cluster and of DataParallel.create is a public name
+    "driver": Rename(
+        "coordinator; of the loop of a pass, runner",
+        outside=("cuda/", "distributed/cluster/", "distributed/data_parallel/controller", "running/"),
+    ),
     "host": Rename(
         "member, participant",
         within=("steps/", "coordination/", "pipeline/", "distributed/data_parallel/", "distributed/collectives/"),
-        but=_PUBLIC_HOSTS | _OTHER_HOSTS,
+        but=_OTHER_HOSTS,
     ),
     "walk": Rename("discovery", within=("distributed/autograd/",)),
 }

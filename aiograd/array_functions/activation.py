@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, calling, one, row
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-from aiograd.tensors.unrolled import unary
 
 __all__ = ["relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "log_sigmoid", "softmax", "log_softmax"]
 
-_relu, _softsign = unary(row("relu")), unary(row("softsign"))
-_sigmoid, _log_sigmoid = unary(row("sigmoid")), unary(row("log_sigmoid"))
-
-
-def relu(x: ArrayLike, /) -> Tensor:
-    """``max(x, 0)``."""
-    return _relu(as_tensor(x))  # type: ignore[no-any-return]
+relu = one("relu", "``max(x, 0)``.")
 
 
 def gelu(x: ArrayLike, /, *, approximate: str = "none") -> Tensor:
@@ -23,9 +16,7 @@ def gelu(x: ArrayLike, /, *, approximate: str = "none") -> Tensor:
     return call(row("gelu"), (as_tensor(x),), {"approximate": approximate})  # type: ignore[no-any-return]
 
 
-def silu(x: ArrayLike, /) -> Tensor:
-    """``x * sigmoid(x)``."""
-    return call(row("silu"), (as_tensor(x),), {})  # type: ignore[no-any-return]
+silu = one("silu", "``x * sigmoid(x)``.", calling("silu"))
 
 
 def elu(x: ArrayLike, /, *, alpha: float = 1.0) -> Tensor:
@@ -43,19 +34,9 @@ def softplus(x: ArrayLike, /, *, beta: float = 1.0) -> Tensor:
     return call(row("softplus"), (as_tensor(x),), {"beta": beta})  # type: ignore[no-any-return]
 
 
-def softsign(x: ArrayLike, /) -> Tensor:
-    """``x / (1 + |x|)``."""
-    return _softsign(as_tensor(x))  # type: ignore[no-any-return]
-
-
-def sigmoid(x: ArrayLike, /) -> Tensor:
-    """``1 / (1 + exp(-x))``."""
-    return _sigmoid(as_tensor(x))  # type: ignore[no-any-return]
-
-
-def log_sigmoid(x: ArrayLike, /) -> Tensor:
-    """``log(sigmoid(x))``, accurate for large negative `x`."""
-    return _log_sigmoid(as_tensor(x))  # type: ignore[no-any-return]
+softsign = one("softsign", "``x / (1 + |x|)``.")
+sigmoid = one("sigmoid", "``1 / (1 + exp(-x))``.")
+log_sigmoid = one("log_sigmoid", "``log(sigmoid(x))``, accurate for large negative `x`.")
 
 
 def softmax(x: ArrayLike, /, axis: int = -1) -> Tensor:

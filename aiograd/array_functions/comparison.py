@@ -6,7 +6,7 @@ import builtins
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row, two_plain
+from aiograd.array_functions.conversion import ArrayLike, as_tensors, calling, one, row, two_plain
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -16,41 +16,12 @@ __all__ = [
     "isfinite", "isinf", "isnan", "isposinf", "isneginf", "isreal",
 ]  # fmt: skip
 
-_equal, _not_equal, _less, _less_equal = two_plain("eq"), two_plain("ne"), two_plain("lt"), two_plain("le")
-_greater, _greater_equal = two_plain("gt"), two_plain("ge")
-_logical_and, _logical_or, _logical_xor = two_plain("logical_and"), two_plain("logical_or"), two_plain("logical_xor")
-_bitwise_and, _bitwise_or, _bitwise_xor = two_plain("bitwise_and"), two_plain("bitwise_or"), two_plain("bitwise_xor")
-_left_shift, _right_shift = two_plain("bitwise_left_shift"), two_plain("bitwise_right_shift")
-
-
-def equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 == x2``, element by element."""
-    return _equal(x1, x2)
-
-
-def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 != x2``, element by element."""
-    return _not_equal(x1, x2)
-
-
-def less(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 < x2``, element by element."""
-    return _less(x1, x2)
-
-
-def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 <= x2``, element by element."""
-    return _less_equal(x1, x2)
-
-
-def greater(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 > x2``, element by element."""
-    return _greater(x1, x2)
-
-
-def greater_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 >= x2``, element by element."""
-    return _greater_equal(x1, x2)
+equal = two_plain("equal", "``x1 == x2``, element by element.", row_name="eq")
+not_equal = two_plain("not_equal", "``x1 != x2``, element by element.", row_name="ne")
+less = two_plain("less", "``x1 < x2``, element by element.", row_name="lt")
+less_equal = two_plain("less_equal", "``x1 <= x2``, element by element.", row_name="le")
+greater = two_plain("greater", "``x1 > x2``, element by element.", row_name="gt")
+greater_equal = two_plain("greater_equal", "``x1 >= x2``, element by element.", row_name="ge")
 
 
 def isclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
@@ -69,81 +40,19 @@ def array_equal(x1: ArrayLike, x2: ArrayLike, /) -> builtins.bool:
     return first.shape == second.shape and bool(call(row("all"), (equal(first, second),), {}))
 
 
-def logical_and(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """True for elements that are true in both arrays."""
-    return _logical_and(x1, x2)
-
-
-def logical_or(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """True for elements that are true in at least one array."""
-    return _logical_or(x1, x2)
-
-
-def logical_xor(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """True for elements that are true in exactly one array."""
-    return _logical_xor(x1, x2)
-
-
-def logical_not(x: ArrayLike, /) -> Tensor:
-    """True for elements that are false or zero."""
-    return call(row("logical_not"), (as_tensor(x),), {})  # type: ignore[no-any-return]
-
-
-def bitwise_and(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 & x2``: the bits that are set in both."""
-    return _bitwise_and(x1, x2)
-
-
-def bitwise_or(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 | x2``: the bits that are set in at least one."""
-    return _bitwise_or(x1, x2)
-
-
-def bitwise_xor(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 ^ x2``: the bits that are set in exactly one."""
-    return _bitwise_xor(x1, x2)
-
-
-def bitwise_invert(x: ArrayLike, /) -> Tensor:
-    """``~x``: every bit the other way round."""
-    return call(row("bitwise_not"), (as_tensor(x),), {})  # type: ignore[no-any-return]
-
-
-def bitwise_left_shift(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 << x2``: bits moved up."""
-    return _left_shift(x1, x2)
-
-
-def bitwise_right_shift(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 >> x2``: bits moved down."""
-    return _right_shift(x1, x2)
-
-
-def isfinite(x: ArrayLike, /) -> Tensor:
-    """True for elements that are neither infinite nor NaN."""
-    return call(row("isfinite"), (as_tensor(x),), {})  # type: ignore[no-any-return]
-
-
-def isinf(x: ArrayLike, /) -> Tensor:
-    """True for elements that are infinite."""
-    return call(row("isinf"), (as_tensor(x),), {})  # type: ignore[no-any-return]
-
-
-def isnan(x: ArrayLike, /) -> Tensor:
-    """True for elements that are NaN."""
-    return call(row("isnan"), (as_tensor(x),), {})  # type: ignore[no-any-return]
-
-
-def isposinf(x: ArrayLike, /) -> Tensor:
-    """True for elements that are positive infinity."""
-    return _equal(x, np.inf)
-
-
-def isneginf(x: ArrayLike, /) -> Tensor:
-    """True for elements that are negative infinity."""
-    return _equal(x, -np.inf)
-
-
-def isreal(x: ArrayLike, /) -> Tensor:
-    """True for elements with an imaginary part of zero."""
-    return _equal(call(row("imag"), (as_tensor(x),), {}), 0)
+logical_and = two_plain("logical_and", "True for elements that are true in both arrays.")
+logical_or = two_plain("logical_or", "True for elements that are true in at least one array.")
+logical_xor = two_plain("logical_xor", "True for elements that are true in exactly one array.")
+logical_not = one("logical_not", "True for elements that are false or zero.", calling("logical_not"))
+bitwise_and = two_plain("bitwise_and", "``x1 & x2``: the bits that are set in both.")
+bitwise_or = two_plain("bitwise_or", "``x1 | x2``: the bits that are set in at least one.")
+bitwise_xor = two_plain("bitwise_xor", "``x1 ^ x2``: the bits that are set in exactly one.")
+bitwise_invert = one("bitwise_invert", "``~x``: every bit the other way round.", calling("bitwise_not"))
+bitwise_left_shift = two_plain("bitwise_left_shift", "``x1 << x2``: bits moved up.")
+bitwise_right_shift = two_plain("bitwise_right_shift", "``x1 >> x2``: bits moved down.")
+isfinite = one("isfinite", "True for elements that are neither infinite nor NaN.", calling("isfinite"))
+isinf = one("isinf", "True for elements that are infinite.", calling("isinf"))
+isnan = one("isnan", "True for elements that are NaN.", calling("isnan"))
+isposinf = one("isposinf", "True for elements that are positive infinity.", lambda x: equal(x, np.inf))
+isneginf = one("isneginf", "True for elements that are negative infinity.", lambda x: equal(x, -np.inf))
+isreal = one("isreal", "True for elements with an imaginary part of zero.", lambda x: equal(call(row("imag"), (x,), {}), 0))

@@ -9,8 +9,9 @@ Note [Always Tensors]
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +23,12 @@ from aiograd.tensors.core import TensorCore, host_array
 from aiograd.tensors.creation import tensor_of
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-from aiograd.tensors.unrolled import binary
+from aiograd.tensors.unrolled import binary, unary
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
 Axis: TypeAlias = int | Sequence[int] | None
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 row = ROWS.__getitem__
 
@@ -67,32 +70,61 @@ def tensors_of(arrays: Any, name: str) -> list[Tensor]:
     return as_tensors(*arrays)
 
 
-def two(name: str) -> Callable[[Any, Any], Tensor]:
-    """The row `name` as a function of two Tensors, arrays or numbers."""
-    apply = binary(row(name))
+def one(name: str, text: str, apply: Callable[[Any], Any] | None = None) -> Callable[[ArrayLike], Tensor]:
+    """The public function of one array, of which a module declares many.
 
-    def function(x1: Any, x2: Any) -> Tensor:
+    Args:
+        name: its name.
+        text: its docstring.
+        apply: computes the result of a Tensor; None: the row `name`.
+    """
+    compute = unary(row(name)) if apply is None else apply
+
+    def function(x: ArrayLike, /) -> Tensor:
+        return compute(as_tensor(x))  # type: ignore[no-any-return]
+
+    return _declared(function, name, text)
+
+
+def calling(name: str) -> Callable[[Any], Any]:
+    """The row `name` as a function of one Tensor, for rows that `unary` does not take."""
+    op = row(name)
+    return lambda x: call(op, (x,), {})
+
+
+def two(name: str, text: str = "", *, row_name: str | None = None) -> Callable[[ArrayLike, ArrayLike], Tensor]:
+    """As `one`, of two Tensors, arrays or numbers; it runs the row `row_name`, or `name`."""
+    apply = binary(row(row_name or name))
+
+    def function(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
         if not isinstance(x1, TensorCore):
-            x1 = constant(x1, getattr(x2, "dtype", None))
+            x1 = constant(x1, getattr(x2, "dtype", None))  # type: ignore[assignment]
         result = apply(x1, x2)
         if result is NotImplemented:
             raise ArgumentTypeError(f"{name}(): expected Tensors, arrays or numbers, found {type(x1).__name__} and {type(x2).__name__}")
         return result  # type: ignore[no-any-return]
 
+    return _declared(function, name, text)
+
+
+def two_plain(name: str, text: str = "", *, row_name: str | None = None) -> Callable[[ArrayLike, ArrayLike], Tensor]:
+    """As `two`, for a row without derivatives."""
+    op = row(row_name or name)
+
+    def function(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+        return call(op, (x1, x2), {})  # type: ignore[no-any-return]
+
+    return _declared(function, name, text)
+
+
+def _declared(function: Function, name: str, text: str) -> Function:
+    """`function` with the name, module and docstring of the public function that the caller of `one` or `two` declares."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__, function.__doc__ = sys._getframe(2).f_globals["__name__"], text
     return function
 
 
 _times = two("mul")
-
-
-def two_plain(name: str) -> Callable[[Any, Any], Tensor]:
-    """As `two`, for a row without derivatives."""
-    op = row(name)
-
-    def function(x1: Any, x2: Any) -> Tensor:
-        return call(op, (x1, x2), {})  # type: ignore[no-any-return]
-
-    return function
 
 
 def scaled(x: Any, factor: Any) -> Any:

@@ -6,13 +6,12 @@ SciPy's own ufuncs find the same rows when they are called on Tensors, by name (
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from aiograd.array_functions.activation import log_softmax, sigmoid, softmax
 from aiograd.array_functions.comparison import equal, isfinite
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_tensors, axes_of, row, two
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_tensors, axes_of, calling, one, row, two
 from aiograd.array_functions.elementwise import erf, erfc, exp, log, minimum, sinc, xlogy
 from aiograd.array_functions.reduction import logsumexp as _logsumexp
 from aiograd.array_functions.searching import where
@@ -29,13 +28,8 @@ __all__ = [
     "rel_entr", "rgamma", "sinc", "softmax", "stdtr", "xlog1py", "xlogy", "y0", "y1", "yn", "zeta",
 ]  # fmt: skip
 
-_zeta, _gammainc, _gammaincc, _rel_entr = two("zeta"), two("gammainc"), two("gammaincc"), two("rel_entr")
-_stdtr = two("stdtr")
+_zeta, _gammainc, _gammaincc, _stdtr = two("zeta"), two("gammainc"), two("gammaincc"), two("stdtr")
 _jv, _yn, _iv, _ive = two("bessel_jv"), two("bessel_yn"), two("bessel_iv"), two("bessel_ive")
-
-
-def _one(name: str, x: Any) -> Tensor:
-    return call(row(name), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 
 def logsumexp(a: ArrayLike, /, axis: Axis = None, b: ArrayLike | None = None, keepdims: bool = False) -> Tensor:
@@ -63,19 +57,9 @@ def logsumexp(a: ArrayLike, /, axis: Axis = None, b: ArrayLike | None = None, ke
     return total.reshape(()) if axes is None else total.squeeze(axes)  # type: ignore[no-any-return]
 
 
-def gammaln(x: ArrayLike, /) -> Tensor:
-    """The logarithm of the magnitude of the gamma function."""
-    return _one("gammaln", x)
-
-
-def gamma(x: ArrayLike, /) -> Tensor:
-    """The gamma function, ``(x - 1)!`` of positive integers."""
-    return _one("gamma", x)
-
-
-def digamma(x: ArrayLike, /) -> Tensor:
-    """The derivative of the logarithm of the gamma function."""
-    return _one("digamma", x)
+gammaln = one("gammaln", "The logarithm of the magnitude of the gamma function.", calling("gammaln"))
+gamma = one("gamma", "The gamma function, ``(x - 1)!`` of positive integers.", calling("gamma"))
+digamma = one("digamma", "The derivative of the logarithm of the gamma function.", calling("digamma"))
 
 
 def polygamma(n: int, x: ArrayLike, /) -> Tensor:
@@ -100,30 +84,18 @@ def betaln(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return gamma_rows.betaln(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
-def erfinv(x: ArrayLike, /) -> Tensor:
-    """The inverse of `erf`."""
-    return _one("erfinv", x)
-
-
-def ndtr(x: ArrayLike, /) -> Tensor:
-    """The probability that a standard normal is below `x`."""
-    return special_rows.ndtr(as_tensor(x))  # type: ignore[no-any-return]
-
-
-def log_ndtr(x: ArrayLike, /) -> Tensor:
-    """The logarithm of `ndtr`, also where that is too small to represent."""
-    return _one("log_ndtr", x)
+erfinv = one("erfinv", "The inverse of `erf`.", calling("erfinv"))
+ndtr = one("ndtr", "The probability that a standard normal is below `x`.", special_rows.ndtr)
+log_ndtr = one("log_ndtr", "The logarithm of `ndtr`, also where that is too small to represent.", calling("log_ndtr"))
 
 
 def logit(x: ArrayLike, /, eps: float | None = None) -> Tensor:
     """``log(x / (1 - x))``, of `x` limited to [eps, 1 - eps] where `eps` is given."""
     source = as_tensor(x)
-    return _one("logit", source if eps is None else source.clip(eps, 1.0 - eps))
+    return call(row("logit"), (source if eps is None else source.clip(eps, 1.0 - eps),), {})  # type: ignore[no-any-return]
 
 
-def entr(x: ArrayLike, /) -> Tensor:
-    """``-x * log(x)``, 0 at 0."""
-    return special_rows.entr(as_tensor(x))  # type: ignore[no-any-return]
+entr = one("entr", "``-x * log(x)``, 0 at 0.", special_rows.entr)
 
 
 def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
@@ -131,54 +103,16 @@ def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return special_rows.xlog1py(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
-def i0(x: ArrayLike, /) -> Tensor:
-    """The modified Bessel function of the first kind of order 0."""
-    return _one("bessel_i0", x)
-
-
-def i1(x: ArrayLike, /) -> Tensor:
-    """The modified Bessel function of the first kind of order 1."""
-    return _one("bessel_i1", x)
-
-
-def i0e(x: ArrayLike, /) -> Tensor:
-    """``exp(-|x|) * i0(x)``."""
-    return _one("bessel_i0e", x)
-
-
-def i1e(x: ArrayLike, /) -> Tensor:
-    """``exp(-|x|) * i1(x)``."""
-    return _one("bessel_i1e", x)
-
-
-def j0(x: ArrayLike, /) -> Tensor:
-    """The Bessel function of the first kind of order 0."""
-    return _one("bessel_j0", x)
-
-
-def j1(x: ArrayLike, /) -> Tensor:
-    """The Bessel function of the first kind of order 1."""
-    return _one("bessel_j1", x)
-
-
-def y0(x: ArrayLike, /) -> Tensor:
-    """The Bessel function of the second kind of order 0."""
-    return _one("bessel_y0", x)
-
-
-def y1(x: ArrayLike, /) -> Tensor:
-    """The Bessel function of the second kind of order 1."""
-    return _one("bessel_y1", x)
-
-
-def k0(x: ArrayLike, /) -> Tensor:
-    """The modified Bessel function of the second kind of order 0; infinite at 0."""
-    return _one("bessel_k0", x)
-
-
-def k1(x: ArrayLike, /) -> Tensor:
-    """The modified Bessel function of the second kind of order 1; infinite at 0."""
-    return _one("bessel_k1", x)
+i0 = one("i0", "The modified Bessel function of the first kind of order 0.", calling("bessel_i0"))
+i1 = one("i1", "The modified Bessel function of the first kind of order 1.", calling("bessel_i1"))
+i0e = one("i0e", "``exp(-|x|) * i0(x)``.", calling("bessel_i0e"))
+i1e = one("i1e", "``exp(-|x|) * i1(x)``.", calling("bessel_i1e"))
+j0 = one("j0", "The Bessel function of the first kind of order 0.", calling("bessel_j0"))
+j1 = one("j1", "The Bessel function of the first kind of order 1.", calling("bessel_j1"))
+y0 = one("y0", "The Bessel function of the second kind of order 0.", calling("bessel_y0"))
+y1 = one("y1", "The Bessel function of the second kind of order 1.", calling("bessel_y1"))
+k0 = one("k0", "The modified Bessel function of the second kind of order 0; infinite at 0.", calling("bessel_k0"))
+k1 = one("k1", "The modified Bessel function of the second kind of order 1; infinite at 0.", calling("bessel_k1"))
 
 
 def jv(v: ArrayLike, x: ArrayLike, /) -> Tensor:
@@ -231,14 +165,8 @@ def ive(v: ArrayLike, x: ArrayLike, /) -> Tensor:
     return _ive(v, x)
 
 
-def rgamma(x: ArrayLike, /) -> Tensor:
-    """``1 / gamma(x)``, 0 at 0, -1, -2, ..."""
-    return _one("rgamma", x)
-
-
-def gammasgn(x: ArrayLike, /) -> Tensor:
-    """The sign of the gamma function; its gradient is zero."""
-    return _one("gammasgn", x)
+rgamma = one("rgamma", "``1 / gamma(x)``, 0 at 0, -1, -2, ...", calling("rgamma"))
+gammasgn = one("gammasgn", "The sign of the gamma function; its gradient is zero.", calling("gammasgn"))
 
 
 def multigammaln(x: ArrayLike, d: int, /) -> Tensor:
@@ -315,29 +243,17 @@ def stdtr(df: ArrayLike, x: ArrayLike, /) -> Tensor:
     return _stdtr(df, x)
 
 
-def erfcx(x: ArrayLike, /) -> Tensor:
-    """``exp(x**2) * erfc(x)``, also where one of the two leaves the range."""
-    return _one("erfcx", x)
-
-
-def erfcinv(x: ArrayLike, /) -> Tensor:
-    """The inverse of `erfc`."""
-    return special_rows.erfcinv(as_tensor(x))  # type: ignore[no-any-return]
+erfcx = one("erfcx", "``exp(x**2) * erfc(x)``, also where one of the two leaves the range.", calling("erfcx"))
+erfcinv = one("erfcinv", "The inverse of `erfc`.", special_rows.erfcinv)
 
 
 def ndtri(p: ArrayLike, /) -> Tensor:
     """The inverse of `ndtr`."""
-    return _one("ndtri", p)
+    return call(row("ndtri"), (as_tensor(p),), {})  # type: ignore[no-any-return]
 
 
-def exprel(x: ArrayLike, /) -> Tensor:
-    """``(exp(x) - 1) / x``, 1 at 0."""
-    return _one("exprel", x)
-
-
-def rel_entr(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """``x1 * log(x1 / x2)``, 0 where `x1` is 0; infinite where `x2` alone is 0 or either is negative."""
-    return _rel_entr(x1, x2)
+exprel = one("exprel", "``(exp(x) - 1) / x``, 1 at 0.", calling("exprel"))
+rel_entr = two("rel_entr", "``x1 * log(x1 / x2)``, 0 where `x1` is 0; infinite where `x2` alone is 0 or either is negative.")
 
 
 #: the other library's names

@@ -16,7 +16,8 @@ from typing import Any, Generic
 from aiograd.coordination.client import AfterCommit, StepWording
 from aiograd.coordination.decisions import R, StepDecision, StepDecisions, StepOutcomes
 from aiograd.coordination.member import follow
-from aiograd.coordination.outline import difference
+from aiograd.coordination.message_form import parse
+from aiograd.coordination.outline import ModuleOutline, difference
 from aiograd.coordination.session import W
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
@@ -111,7 +112,8 @@ class StepCoordinator(Generic[W, R]):
         Raises:
             ArgumentError: they are not; says how.
         """
-        first, *others = await together([self.ask(each, "outline") for each in remotes])
+        answers = await together([self.ask(each, "outline") for each in remotes])
+        first, *others = (parse(ModuleOutline, answer, remote.owner).tensors for remote, answer in zip(remotes, answers, strict=True))
         for remote, found in zip(remotes[1:], others, strict=True):
             where = difference(first, found)
             if where is not None:

@@ -81,14 +81,10 @@ class MismatchError(Exception):
         self.path.append(place)
         return self
 
-    def text(self) -> str:
-        """The sentence about the mismatch.
-
-        Returns:
-            Place and value, and the form that was expected.
-        """
-        place = "".join(reversed(self.path)).lstrip(".")
-        return f"{f'field {place} is ' if place else 'it is '}{self.found}; expected {self.expected}"
+    @property
+    def field(self) -> str:
+        """The path of the field, or ""."""
+        return "".join(reversed(self.path)).lstrip(".")
 
 
 class ValueForm(NamedTuple):

@@ -13,8 +13,8 @@ import typing
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, dataclass_transform
 
+from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_code import SHOWN, Bound, MessageFields, MismatchError, ValueForm, compile_message
-from aiograd.errors import ProtocolError
 
 M = TypeVar("M", bound="WireMessage")
 
@@ -278,8 +278,7 @@ def parse(cls: type[M], value: Any, peer: str = "") -> M:
     try:
         return cls.form.parse(value)  # type: ignore[no-any-return]
     except MismatchError as error:
-        sender = f"worker {peer} sent " if peer else ""
-        raise ProtocolError(f"{sender}a malformed {cls.form.name}: {error.text()}", code=cls.form.code) from None
+        raise malformed(cls.form, error.found, error.expected, error.field, peer=peer) from None
 
 
 def encode_answer(request: type[WireMessage], answer: Any) -> Any:
@@ -310,8 +309,7 @@ def parse_answer(request: type[WireMessage], value: Any, peer: str) -> Any:
     Raises:
         ProtocolError: as for `parse`.
     """
-    form = request.form
     try:
-        return form.answer.parse(value)
+        return request.form.answer.parse(value)
     except MismatchError as error:
-        raise ProtocolError(f"worker {peer} gave a malformed answer to {form.name}: {error.text()}", code=form.code) from None
+        raise malformed(request.form, error.found, error.expected, error.field, peer=peer, is_answer=True) from None

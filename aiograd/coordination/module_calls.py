@@ -65,7 +65,7 @@ class ThreadCall:
 
 
 class ModuleCalls:
-    """The calls of modules by the steps of one replica or of one host of a pipeline; see Note [Calls that outlast their step]."""
+    """The calls of modules by the steps of one replica or of one member of a pipeline; see Note [Calls that outlast their step]."""
 
     def __init__(self) -> None:
         self._running: set[ThreadCall] = set()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from aiograd.coordination.message_form import WireMessage, message
 
 
 def tensors_of(module: Any) -> dict[str, Any]:
@@ -13,26 +15,50 @@ def tensors_of(module: Any) -> dict[str, Any]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
-def outline_of(module: Any) -> list[list[Any]]:
-    """The module's parameters and buffers as replicas compare them: name, kind, shape, dtype."""
-    parameters = {name: "parameter" if each.requires_grad else "parameter without gradient" for name, each in module.named_parameters()}
-    return [
-        [name, parameters.get(name, "buffer"), list(each.shape), np.dtype(each.dtype).str] for name, each in tensors_of(module).items()
-    ]
+@message(code="outline", wire=list)
+class TensorOutline(WireMessage):
+    """A parameter or buffer."""
+
+    name: str
+    kind: str
+    shape: list[int]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name} of {self.dtype}{self.shape}"
 
 
-def difference(expected: Sequence[Any], found: Sequence[Any]) -> str | None:
-    """The first difference between the outlines of two replicas, in words; None if there is none."""
+@message(code="outline", wire=list)
+class ModuleOutline(WireMessage):
+    """The parameters and buffers of modules, as equal members compare them."""
+
+    tensors: list[TensorOutline]
+
+    @classmethod
+    def of(cls, modules: Mapping[str, Any]) -> ModuleOutline:
+        """The outline of modules.
+
+        Args:
+            modules: by the prefix of their names in the outline.
+
+        Returns:
+            The outline, in the order of the modules.
+        """
+        found = []
+        for prefix, module in modules.items():
+            kinds = {name: "parameter" if each.requires_grad else "parameter without gradient" for name, each in module.named_parameters()}
+            for name, each in tensors_of(module).items():
+                found.append(TensorOutline(prefix + name, kinds.get(name, "buffer"), [*each.shape], str(np.dtype(each.dtype))))
+        return cls(found)
+
+
+def difference(expected: Sequence[TensorOutline], found: Sequence[TensorOutline]) -> str | None:
+    """The first difference between two outlines, in words; None if there is none."""
     for index, (mine, theirs) in enumerate(zip(expected, found, strict=False)):
         if mine != theirs:
-            return f"number {index} is {_described(theirs)}, expected {_described(mine)}"
+            return f"number {index} is {theirs}, expected {mine}"
     if len(expected) != len(found):
         longer = max(expected, found, key=len)
         which = "has no" if longer is expected else "has a further"
-        return f"it {which} {_described(longer[min(len(expected), len(found))])}"
+        return f"it {which} {longer[min(len(expected), len(found))]}"
     return None
-
-
-def _described(entry: Any) -> str:
-    name, kind, shape, dtype = entry
-    return f"{kind} {name} of {np.dtype(dtype)}{list(shape)}"

@@ -27,8 +27,8 @@ class ReducingGroup(Protocol):
     async def aclose(self) -> None:
         """See `Group.aclose`."""
 
-    def gave_up(self, what: str, error: BaseException) -> None:
-        """See `Group.gave_up`."""
+    def abandon(self, what: str, error: BaseException) -> None:
+        """See `Group.abandon`."""
 
 
 class ReducedPass:

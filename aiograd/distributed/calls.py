@@ -28,11 +28,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
-from aiograd.distributed.autograd.discovery import foresight
+from aiograd.distributed.autograd.discovery import predict_edges
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
@@ -336,7 +337,7 @@ class Calls:
             running: Coroutine[Any, Any, Any] = self.invoke(target, args, kwargs)
         else:
             if kwargs:
-                raise ProtocolError(f"a malformed {target.form.name}: it has arguments by name; expected arguments by position", code="call")
+                raise malformed(target.form, f"with arguments {', '.join(kwargs):.40}", "arguments by position")
             running = self.builtins[target.form.name](caller, parse(target, tuple(args)))
         result = await (failpoints.reach_within("fwd.in_compute", running) if failpoints.is_watched() else running)
         if not isinstance(target, Exposed):
@@ -357,7 +358,7 @@ class Calls:
         scope = SCOPE.get()
         if scope is not None:
             context.recorder(scope.place)(send)
-        send.behind, send.edits = foresight(send, context), EDGE_EDITS.count
+        send.behind, send.edits = predict_edges(send, context), EDGE_EDITS.count
         return CallResult(wire, send.edge, send.behind)
 
     @property

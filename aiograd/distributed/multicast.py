@@ -10,12 +10,14 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
+from aiograd.coordination.malformed import malformed
+from aiograd.coordination.message_code import shown
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse_answer
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.messages.calls import Relay, RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.errors import DistributedError, ProtocolError
+from aiograd.errors import DistributedError
 from aiograd.transaction.tree import branches
 
 #: share of the time that the tree may take; the rest is for workers that it has not reached
@@ -91,7 +93,7 @@ class Multicast:
     async def _on_relay(self, caller: PeerIdentity, relay: Relay, timeout: float) -> list[RelayedAnswer]:
         own, *others = relay.messages
         if own.name != self._core.name:
-            raise ProtocolError(f"a malformed RELAY: its first message is for {own.name!r:.40}; expected {self._core.name!r}", code="relay")
+            raise malformed(Relay.form, shown(own.name), repr(self._core.name), "messages[0].name")
         answers = await asyncio.gather(
             self._serve(relay.request_kind, caller, own.value, timeout),
             self._pass_on(relay.request_kind, others, PASSED_ON * timeout, caller.principal),
@@ -104,7 +106,8 @@ class Multicast:
             message = REQUESTS.parse(kind, value)
             request = type(message)
             if request not in self._servers:
-                raise ProtocolError(f"a malformed RELAY: a {request.form.name} does not come by way of another worker", code="relay")
+                expected = " or ".join(sorted({each.form.kind.name for each in self._servers}))
+                raise malformed(Relay.form, request.form.name, f"{expected}, which go by way of other workers", "request_kind")
             return RelayedAnswer(core.name, False, encode_answer(request, await self._servers[request](caller, message, timeout)))
         except Exception as error:
             return RelayedAnswer(core.name, True, to_wire(error, core.name, REQUESTS.name_of(kind), core.entropy(8).hex()))

@@ -43,36 +43,15 @@ class Normal(Distribution):
         self._require("scale", self.scale, lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """``loc + scale * e``, where `e` is standard normal.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         shape = self._shape(sample_shape)
         noise = self._generator.normal(shape, dtype=self.loc.dtype)
         return self.loc + self.scale * (noise if self.loc.device == "cpu" else noise.to(self.loc.device))
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         z = (as_tensor(value, self.loc.dtype) - self.loc) / self.scale
         return -0.5 * (z * z) - log(self.scale) - HALF_LOG_2PI
 
     def entropy(self) -> Tensor:
-        """``log(scale) + log(2 * pi * e) / 2``.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         return log(self.scale) + (0.5 + HALF_LOG_2PI)
 
     def cdf(self, value: Any) -> Tensor:
@@ -99,17 +78,15 @@ class Normal(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return self.loc
 
     @property
     def variance(self) -> Tensor:
-        """The variance."""
         return self.scale * self.scale
 
 
 class Uniform(Distribution):
-    """The uniform distribution on [low, high).
+    """The uniform distribution on [low, high); `log_prob` is -inf outside.
 
     Args:
         low, high: ends, the first below the second.
@@ -128,46 +105,23 @@ class Uniform(Distribution):
         self._require("high - low", (self.high - self.low).detach(), lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """``low + (high - low) * u``, where `u` is uniform in [0, 1).
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         noise = self._generator.uniform(self._shape(sample_shape), dtype=self.low.dtype)
         return self.low + (self.high - self.low) * drawn(noise.numpy(), self.low)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density; -inf outside of the interval.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         x = as_tensor(value, self.low.dtype)
         inside = logical_and(greater_equal(x, self.low), less(x, self.high))
         result: Tensor = where(inside, -log(self.high - self.low), -np.inf)
         return result
 
     def entropy(self) -> Tensor:
-        """``log(high - low)``.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         return log(self.high - self.low)
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return (self.low + self.high) / 2.0
 
     @property
     def variance(self) -> Tensor:
-        """The variance."""
         width = self.high - self.low
         return width * width / 12.0

@@ -30,7 +30,7 @@ def _one_of(name: str, probs: Any, logits: Any) -> None:
 
 
 class Bernoulli(Distribution):
-    """1 with a probability, else 0.
+    """1 with a probability, else 0; samples are in the dtype of the parameter.
 
     Args:
         probs: of 1, in [0, 1]; or
@@ -61,26 +61,10 @@ class Bernoulli(Distribution):
         return self._given if self._by_logits else logit(self._given)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Zeros and ones, in the dtype of the parameter.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         places = self._generator.uniform(self._shape(sample_shape), dtype=np.float64).numpy()
         return drawn(places < host_array(self.probs.detach().to("cpu")), self._given)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the probability of 0 or 1.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         x = as_tensor(value, self._given.dtype)
         self._require("value", x, lambda x: (x == 0) | (x == 1), "0 or 1")
         x = x if x.dtype == self._given.dtype else x.astype(self._given.dtype)
@@ -90,11 +74,6 @@ class Bernoulli(Distribution):
         return result
 
     def entropy(self) -> Tensor:
-        """The entropy.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         p = self.probs
         if self._by_logits:
             return xlogy_free(p, softplus(-self._given)) + xlogy_free(1.0 - p, softplus(self._given))
@@ -102,12 +81,10 @@ class Bernoulli(Distribution):
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return self.probs
 
     @property
     def variance(self) -> Tensor:
-        """The variance."""
         return self.probs * (1.0 - self.probs)
 
 
@@ -150,7 +127,7 @@ class _OverClasses(Distribution):
 
 
 class Categorical(_OverClasses):
-    """A class, with a probability for each.
+    """A class, with a probability for each; samples are int64.
 
     Args:
         probs: (..., classes), at least 0; divided by their sum; or
@@ -168,28 +145,12 @@ class Categorical(_OverClasses):
         super().__init__("Categorical", probs, logits, validate_args, False, generator)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Classes, int64.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         shape = self._shape(sample_shape)
         count = math.prod(shape[: len(shape) - len(self.batch_shape)])
         result: Tensor = make(np.moveaxis(self._classes(count), -1, 0).reshape(shape))
         return result if self.probs.device == "cpu" else result.to(self.probs.device)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the probability of a class.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         x = as_tensor(value)
         count = self.probs.shape[-1]
         self._require("value", x, lambda x: (x >= 0) & (x < count) & (x == np.floor(x)), f"a class from 0 to {count - 1}")
@@ -199,16 +160,11 @@ class Categorical(_OverClasses):
         return gather(logits, -1, broadcast_to(x, shape).unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """The entropy.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         return self._entropy_of_one()
 
 
 class Multinomial(_OverClasses):
-    """Counts of the classes in so many draws.
+    """Counts of the classes in so many draws, (..., classes); samples are in the dtype of the parameter.
 
     Args:
         total_count: how many draws.
@@ -232,14 +188,6 @@ class Multinomial(_OverClasses):
         super().__init__("Multinomial", probs, logits, validate_args, True, generator)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Counts (..., classes), in the dtype of the parameter.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         shape = self._shape(sample_shape)
         several, k = math.prod(shape[: len(shape) - len(self.batch_shape) - 1]), shape[-1]
         found = self._classes(several * self.total_count).reshape(*self.batch_shape, several, self.total_count)
@@ -247,14 +195,6 @@ class Multinomial(_OverClasses):
         return drawn(np.moveaxis(counts, -2, 0).reshape(shape), self.probs)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the probability of counts.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         x = as_tensor(value, self.probs.dtype)
         total = self.total_count
         self._require("value", x, lambda x: (x >= 0) & (x.sum(-1, keepdims=True) == total), f"counts whose sum is {total}")
@@ -262,11 +202,6 @@ class Multinomial(_OverClasses):
         return math.lgamma(total + 1.0) - gammaln(counts + 1.0).sum(-1) + xlogy_free(counts, logits).sum(-1)
 
     def entropy(self) -> Tensor:
-        """The entropy, by a sum over all counts of each class.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         n = self.total_count
         counts = np.arange(1.0, n + 1.0).reshape(-1, *(1,) * self.probs.ndim)
         ways = np.array([math.lgamma(n + 1.0) - math.lgamma(c + 1.0) - math.lgamma(n - c + 1.0) for c in range(1, n + 1)]).reshape(counts.shape)
@@ -277,10 +212,8 @@ class Multinomial(_OverClasses):
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return self.total_count * self.probs
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each count."""
         return self.total_count * self.probs * (1.0 - self.probs)

@@ -73,7 +73,7 @@ class Distribution:
         raise NoRuleError(f"{type(self).__name__}.rsample: samples have no derivative; use sample(), and log_prob() for gradients")
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of density or probability at a value, of the batch shape (broadcast with the shape of `value`).
+        """The logarithm of the density, or of the probability, at a value.
 
         Args:
             value: a draw, or an array of them.
@@ -87,7 +87,7 @@ class Distribution:
         raise NotImplementedError(f"{type(self).__name__} defines no log_prob()")
 
     def entropy(self) -> Tensor:
-        """The entropy, of the batch shape, in nats.
+        """The entropy.
 
         Returns:
             A Tensor of the batch shape, in nats.

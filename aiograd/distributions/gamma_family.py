@@ -49,47 +49,24 @@ class Gamma(Distribution):
         self._require("rate", self.rate, lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """A standard sample over the rate.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         return _standard_gammas(self._generator, self.concentration.to("cpu"), self._shape(sample_shape), self.rate.device) / self.rate
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         a = self.concentration
         x = as_tensor(value, a.dtype)
         self._require("value", x, lambda x: x >= 0, "numbers of at least 0")
         return xlogy(a, self.rate) + xlogy(a - 1.0, x) - self.rate * x - gammaln(a)
 
     def entropy(self) -> Tensor:
-        """``a - log(rate) + log(gamma(a)) + (1 - a) * digamma(a)``.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         a = self.concentration
         return a - log(self.rate) + gammaln(a) + (1.0 - a) * digamma(a)
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return self.concentration / self.rate
 
     @property
     def variance(self) -> Tensor:
-        """The variance."""
         return self.concentration / (self.rate * self.rate)
 
 
@@ -120,49 +97,26 @@ class Dirichlet(Distribution):
         self._require("concentration", self.concentration, lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Standard samples of gamma distributions over their sum.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         gammas = _standard_gammas(self._generator, self.concentration.to("cpu"), self._shape(sample_shape), self.concentration.device)
         return gammas / gammas.sum(-1, keepdims=True)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         a = self.concentration
         x = as_tensor(value, a.dtype)
         self._require("value", x, lambda x: (x >= 0) & (np.abs(x.sum(-1, keepdims=True) - 1) < 1e-6), "numbers of at least 0 whose sum is 1")
         return xlogy(a - 1.0, x).sum(-1) + gammaln(a.sum(-1)) - gammaln(a).sum(-1)
 
     def entropy(self) -> Tensor:
-        """The entropy.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         a = self.concentration
         whole, k = a.sum(-1), a.shape[-1]
         return gammaln(a).sum(-1) - gammaln(whole) - (k - whole) * digamma(whole) - ((a - 1.0) * digamma(a)).sum(-1)
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return self.concentration / self.concentration.sum(-1, keepdims=True)
 
     @property
     def variance(self) -> Tensor:
-        """The variance of each element."""
         whole, mean = self.concentration.sum(-1, keepdims=True), self.mean
         return mean * (1.0 - mean) / (whole + 1.0)
 
@@ -189,49 +143,26 @@ class Beta(Distribution):
         self._require("concentration0", self.concentration0, lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """The first element of a sample of a Dirichlet distribution of two.
-
-        Args:
-            sample_shape: how many draws, as a shape; () is one.
-
-        Returns:
-            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
-        """
         both = stack([self.concentration1.to("cpu"), self.concentration0.to("cpu")], axis=-1)
         gammas = _standard_gammas(self._generator, both, (*self._shape(sample_shape), 2), self.concentration1.device)
         return gammas[..., 0] / gammas.sum(-1)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density.
-
-        Args:
-            value: a draw, or an array of them.
-
-        Returns:
-            A Tensor of the batch shape, broadcast with the shape of `value`.
-        """
         a, b = self.concentration1, self.concentration0
         x = as_tensor(value, a.dtype)
         self._require("value", x, lambda x: (x >= 0) & (x <= 1), "numbers from 0 to 1")
         return xlogy(a - 1.0, x) + xlog1py(b - 1.0, -x) + gammaln(a + b) - gammaln(a) - gammaln(b)
 
     def entropy(self) -> Tensor:
-        """The entropy.
-
-        Returns:
-            A Tensor of the batch shape, in nats.
-        """
         a, b = self.concentration1, self.concentration0
         norm = gammaln(a) + gammaln(b) - gammaln(a + b)
         return norm - (a - 1.0) * digamma(a) - (b - 1.0) * digamma(b) + (a + b - 2.0) * digamma(a + b)
 
     @property
     def mean(self) -> Tensor:
-        """The mean."""
         return self.concentration1 / (self.concentration1 + self.concentration0)
 
     @property
     def variance(self) -> Tensor:
-        """The variance."""
         whole = self.concentration1 + self.concentration0
         return self.concentration1 * self.concentration0 / (whole * whole * (whole + 1.0))

@@ -36,6 +36,13 @@
     ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
     ├── DataError (RuntimeError)       a process that makes examples failed at it, or is gone
+    ├── ServingError (RuntimeError)    a server, trainer or follower cannot do what was asked in its present state
+    │   ├── QueueFullError            the queue of a server is full; says when to try again
+    │   ├── DrainingError             a server closes and refuses new requests; says when to try again
+    │   ├── VersionNotFoundError (LookupError) there is no version of that number, or no more
+    │   ├── RejectedVersionError (ValueError) a version may not serve, since its state is not finite
+    │   ├── DeltaError (ValueError)   a delta is damaged, or between other versions
+    │   └── VersionLogError (OSError) a log of versions cannot be written or read, or belongs to another server or model
     ├── TransactionError (RuntimeError) an event that a transaction over workers does not allow in its present state
     ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
     │   ├── DeviceMismatchError
@@ -144,6 +151,13 @@ from aiograd.errors.local import TransactionError as TransactionError
 from aiograd.errors.local import UnknownNameError as UnknownNameError
 from aiograd.errors.local import UnusedInputError as UnusedInputError
 from aiograd.errors.local import refused as refused
+from aiograd.errors.serving import DeltaError as DeltaError
+from aiograd.errors.serving import DrainingError as DrainingError
+from aiograd.errors.serving import QueueFullError as QueueFullError
+from aiograd.errors.serving import RejectedVersionError as RejectedVersionError
+from aiograd.errors.serving import ServingError as ServingError
+from aiograd.errors.serving import VersionLogError as VersionLogError
+from aiograd.errors.serving import VersionNotFoundError as VersionNotFoundError
 
 for _each in list(globals().values()):
     if isinstance(_each, type) and issubclass(_each, AiogradError):

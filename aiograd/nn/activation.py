@@ -268,6 +268,8 @@ class PReLU(Module):
         init: the first slope.
         dtype, device: dtype and device of the slopes.
 
+    Shape: (N, C, ...), or any with one slope.
+
     Source: He et al., Delving deep into rectifiers (2015).
 
     >>> ag.nn.PReLU()(ag.tensor([-1.0, 2.0])).detach()
@@ -287,14 +289,6 @@ class PReLU(Module):
         init.constant_(self.weight, self.init)
 
     def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: (N, C, ...), or any shape with one slope.
-
-        Returns:
-            A Tensor of the same shape.
-        """
         return functional.prelu(input, self.weight)
 
     def extra_repr(self) -> str:

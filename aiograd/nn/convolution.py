@@ -141,14 +141,6 @@ class _Convolution(Module):
         return functional.pad(input, flat, mode=self.padding_mode), (0,) * self._axes
 
     def forward(self, input: Any) -> Tensor:
-        """The correlation of lines, images or volumes with the kernels.
-
-        Args:
-            input: (N, in_channels, ...), or without N.
-
-        Returns:
-            (N, out_channels, ...), or without N.
-        """
         x, padding = self._padded(input)
         return self._function(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)
 
@@ -213,14 +205,6 @@ class _Transposed(_Convolution):
         )
 
     def forward(self, input: Any) -> Tensor:
-        """The transposed convolution of lines, images or volumes.
-
-        Args:
-            input: (N, in_channels, ...), or without N.
-
-        Returns:
-            (N, out_channels, ...), or without N.
-        """
         settings = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return self._function(input, self.weight, self.bias, *settings)
 

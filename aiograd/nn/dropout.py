@@ -32,14 +32,6 @@ class Dropout(FunctionModule, function=functional.dropout):
             raise ArgumentError(f"{type(self).__name__}(p={self.p}): expected a probability between 0 and 1")
 
     def forward(self, input: Any) -> Tensor:
-        """Drop in training.
-
-        Args:
-            input: as the function takes it.
-
-        Returns:
-            A Tensor of the same shape; `input` itself in evaluation.
-        """
         return self._call(input, training=self.training)  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:

@@ -68,14 +68,6 @@ class Embedding(Module):
             inplace.write(self.weight, (self.weight.detach() * keep.to(self.weight.device))._data)
 
     def forward(self, input: Any) -> Tensor:
-        """The rows that `input` names.
-
-        Args:
-            input: integers of any shape.
-
-        Returns:
-            A Tensor with an axis of `embedding_dim` at the end.
-        """
         return functional.embedding(input, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:

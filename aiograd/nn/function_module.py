@@ -55,14 +55,6 @@ class FunctionModule(Module):
         return self.function(*inputs, **{name: getattr(self, name) for name in self._settings}, **more)
 
     def forward(self, input: Any) -> Any:
-        """Apply the function with the module's settings.
-
-        Args:
-            input: as the function takes it.
-
-        Returns:
-            The function's result.
-        """
         return self._call(input)
 
     def extra_repr(self) -> str:

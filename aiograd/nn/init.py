@@ -8,11 +8,13 @@ Source: Glorot and Bengio (2010) for ``xavier``, He et al. (2015) for ``kaiming`
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, TypeVar
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.nn.functional.documentation import document
 from aiograd.running.random import Generator, default_generator
 from aiograd.tensors import inplace
 from aiograd.tensors.core import make
@@ -61,32 +63,12 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
 
 
 def uniform_(tensor: T, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> T:
-    """Uniform in [a, b).
-
-    Args:
-        tensor: real floating, any shape.
-        a: the least value.
-        b: the end, not included but by rounding.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
-    """
+    """Uniform in [a, b)."""
     return _fill(tensor, (generator or default_generator()).uniform(tensor.shape, low=a, high=b, dtype=tensor.dtype))
 
 
 def normal_(tensor: T, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> T:
-    """Normal with a mean and a standard deviation.
-
-    Args:
-        tensor: real floating, any shape.
-        mean: the mean.
-        std: the standard deviation, at least 0.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
-    """
+    """Normal with a mean and a standard deviation."""
     return _fill(tensor, (generator or default_generator()).normal(tensor.shape, mean=mean, std=std, dtype=tensor.dtype))
 
 
@@ -94,17 +76,6 @@ def trunc_normal_(
     tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
 ) -> T:
     """Normal, cut off outside of [a, b] by drawing again.
-
-    Args:
-        tensor: real floating, any shape.
-        mean: the mean before cutting off.
-        std: the standard deviation before cutting off, above 0.
-        a: the least value.
-        b: the largest value.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
 
     Raises:
         ArgumentError: no such interval, or one too far from the mean.
@@ -122,50 +93,22 @@ def trunc_normal_(
 
 
 def constant_(tensor: T, val: float) -> T:
-    """Set every element to one number.
-
-    Args:
-        tensor: any shape.
-        val: the number.
-
-    Returns:
-        `tensor`.
-    """
+    """Set every element to one number."""
     return _fill(tensor, np.full(tensor.shape, val, tensor.dtype))
 
 
 def zeros_(tensor: T) -> T:
-    """Set every element to 0.
-
-    Args:
-        tensor: any shape.
-
-    Returns:
-        `tensor`.
-    """
+    """Set every element to 0."""
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: T) -> T:
-    """Set every element to 1.
-
-    Args:
-        tensor: any shape.
-
-    Returns:
-        `tensor`.
-    """
+    """Set every element to 1."""
     return constant_(tensor, 1.0)
 
 
 def eye_(tensor: T) -> T:
     """A matrix with ones on the diagonal.
-
-    Args:
-        tensor: a matrix.
-
-    Returns:
-        `tensor`.
 
     Raises:
         ShapeError: something else.
@@ -176,31 +119,13 @@ def eye_(tensor: T) -> T:
 
 
 def xavier_uniform_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
-    """Uniform with variance ``gain**2 * 2 / (fan in + fan out)``.
-
-    Args:
-        tensor: at least two axes, (out, in, ...).
-        gain: the factor, see `calculate_gain`.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
-    """
+    """Uniform with variance ``gain**2 * 2 / (fan in + fan out)``."""
     bound = gain * math.sqrt(6.0 / sum(_fans(tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
-    """Normal with variance ``gain**2 * 2 / (fan in + fan out)``.
-
-    Args:
-        tensor: at least two axes, (out, in, ...).
-        gain: the factor, see `calculate_gain`.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
-    """
+    """Normal with variance ``gain**2 * 2 / (fan in + fan out)``."""
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(_fans(tensor))), generator)
 
 
@@ -214,18 +139,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 def kaiming_uniform_(
     tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
 ) -> T:
-    """Uniform with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows.
-
-    Args:
-        tensor: at least two axes, (out, in, ...).
-        a: the slope of "leaky_relu".
-        mode: "fan_in" keeps variances forward, "fan_out" backward.
-        nonlinearity: as of `calculate_gain`.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
-    """
+    """Uniform with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
@@ -233,31 +147,12 @@ def kaiming_uniform_(
 def kaiming_normal_(
     tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
 ) -> T:
-    """Normal with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows.
-
-    Args:
-        tensor: at least two axes, (out, in, ...).
-        a: the slope of "leaky_relu".
-        mode: "fan_in" keeps variances forward, "fan_out" backward.
-        nonlinearity: as of `calculate_gain`.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
-    """
+    """Normal with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
 def orthogonal_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
     """A matrix (out, in * ...) with orthonormal rows or columns, whichever are fewer, times `gain`.
-
-    Args:
-        tensor: at least two axes, real floating.
-        gain: the factor.
-        generator: where the numbers come from; None: the default generator.
-
-    Returns:
-        `tensor`.
 
     Raises:
         ArgumentTypeError: fewer axes, or another dtype.
@@ -269,3 +164,6 @@ def orthogonal_(tensor: T, gain: float = 1.0, generator: Generator | None = None
     q, r = np.linalg.qr(drawn)
     q = q * np.sign(np.diagonal(r))  # makes the factor unique, so that it is uniformly distributed
     return _fill(tensor, (gain * (q.T if rows < columns else q)).reshape(tensor.shape).astype(tensor.dtype))
+
+
+document(sys.modules[__name__])

@@ -72,14 +72,6 @@ class Linear(Module):
             init.uniform_(self.bias, -bound, bound, generator)
 
     def forward(self, input: Any) -> Tensor:
-        """The affine map of the last axis.
-
-        Args:
-            input: (..., in_features).
-
-        Returns:
-            (..., out_features).
-        """
         return functional.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
@@ -94,14 +86,6 @@ class Identity(Module):
     """
 
     def forward(self, input: Any) -> Any:
-        """`input` itself.
-
-        Args:
-            input: anything.
-
-        Returns:
-            `input`.
-        """
         return input
 
 
@@ -120,14 +104,6 @@ class Flatten(Module):
         self.end_dim = end_dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` with fewer axes.
-
-        Args:
-            input: any shape with these axes.
-
-        Returns:
-            A Tensor with the same elements.
-        """
         return input.flatten(self.start_dim, self.end_dim)
 
     def extra_repr(self) -> str:
@@ -150,14 +126,6 @@ class Unflatten(Module):
         self.unflattened_size = tuple(unflattened_size)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` with more axes.
-
-        Args:
-            input: any shape with that axis.
-
-        Returns:
-            A Tensor with the same elements.
-        """
         return input.unflatten(self.dim, self.unflattened_size)
 
     def extra_repr(self) -> str:

@@ -68,7 +68,7 @@ class Module(TensorContainer):
         """Compute the outputs; called by ``module(*args)`` and defined by subclasses.
 
         Args:
-            *args: the inputs.
+            input, *args: the inputs; the class says their shapes.
             **kwargs: inputs by name.
 
         Returns:

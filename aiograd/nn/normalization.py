@@ -25,7 +25,7 @@ def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
 
 
 class LayerNorm(Module):
-    """Mean 0 and variance 1 over the last axes.
+    """Mean 0 and variance 1 over the last axes of an input of any shape.
 
     Args:
         normalized_shape: extents of those axes.
@@ -64,14 +64,6 @@ class LayerNorm(Module):
             init.zeros_(self.bias)
 
     def forward(self, input: Any) -> Tensor:
-        """The normalised input.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor of the same shape.
-        """
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
@@ -79,7 +71,7 @@ class LayerNorm(Module):
 
 
 class RMSNorm(Module):
-    """Root mean square 1 over the last axes.
+    """Root mean square 1 over the last axes of an input of any shape.
 
     Args:
         normalized_shape: extents of those axes.
@@ -112,14 +104,6 @@ class RMSNorm(Module):
             init.ones_(self.weight)
 
     def forward(self, input: Any) -> Tensor:
-        """The normalised input.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor of the same shape.
-        """
         return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
@@ -160,14 +144,6 @@ class GroupNorm(Module):
         self.bias = new_parameter((num_channels,), dtype, device) if affine else None
 
     def forward(self, input: Any) -> Tensor:
-        """The normalised input.
-
-        Args:
-            input: as in the class.
-
-        Returns:
-            A Tensor of the same shape.
-        """
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:

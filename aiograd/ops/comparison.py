@@ -5,11 +5,9 @@ They are in the table so that numpy's functions answer on Tensors, and so that r
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from aiograd.ops.op import define, implements
+from aiograd.ops.op import answer, define, implements
 from aiograd.running.types import Array
 
 eq = define("eq", np.equal)
@@ -45,18 +43,6 @@ def _isclose(x1: Array, x2: Array, /, rtol: float = 1e-05, atol: float = 1e-08, 
 isclose = define("isclose", _isclose)
 
 
-@implements(np.isclose)
-def np_isclose(a: Array, b: Array, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:
-    """numpy's ``isclose``."""
-    return isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
-
-
-@implements(np.allclose)
-def np_allclose(a: Array, b: Array, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
-    """numpy's ``allclose``."""
-    return bool(np.all(isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)))
-
-
 @implements(np.array_equal)
 def np_array_equal(a1: Array, a2: Array, equal_nan: bool = False) -> bool:
     """numpy's ``array_equal``."""
@@ -66,25 +52,11 @@ def np_array_equal(a1: Array, a2: Array, equal_nan: bool = False) -> bool:
     return bool(np.all(logical_or(same, logical_and(isnan(a1), isnan(a2))) if equal_nan else same))
 
 
-@implements(np.isposinf)
-def np_isposinf(x: Array, out: Any = None) -> Array:
-    """numpy's ``isposinf``."""
-    return eq(x, np.inf)
-
-
-@implements(np.isneginf)
-def np_isneginf(x: Array, out: Any = None) -> Array:
-    """numpy's ``isneginf``."""
-    return eq(x, -np.inf)
-
-
-@implements(np.isreal)
-def np_isreal(x: Array) -> Array:
-    """numpy's ``isreal``."""
-    return eq(np.imag(x), 0)
-
-
-@implements(np.iscomplex)
-def np_iscomplex(x: Array) -> Array:
-    """numpy's ``iscomplex``."""
-    return ne(np.imag(x), 0)
+answer({
+    np.isclose: lambda a, b, rtol=1e-05, atol=1e-08, equal_nan=False: isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan),
+    np.allclose: lambda a, b, rtol=1e-05, atol=1e-08, equal_nan=False: bool(np.all(isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan))),
+    np.isposinf: lambda x, out=None: eq(x, np.inf),
+    np.isneginf: lambda x, out=None: eq(x, -np.inf),
+    np.isreal: lambda x: eq(np.imag(x), 0),
+    np.iscomplex: lambda x: ne(np.imag(x), 0),
+})  # fmt: skip

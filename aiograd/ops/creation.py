@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import NoRuleError
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, answer, define, implements
 from aiograd.running.types import Array, Shape
 
 
@@ -120,18 +120,6 @@ def np_copy(a: Array, order: str = "K", subok: bool = False) -> Array:
     return clone(a)
 
 
-@implements(np.shape)
-def np_shape(a: Array) -> Shape:
-    """numpy's ``shape``."""
-    return tuple(a.shape)
-
-
-@implements(np.ndim)
-def np_ndim(a: Array) -> int:
-    """numpy's ``ndim``."""
-    return len(a.shape)
-
-
 @implements(np.size)
 def np_size(a: Array, axis: int | tuple[int, ...] | None = None) -> int:
     """numpy's ``size``."""
@@ -142,19 +130,15 @@ def np_size(a: Array, axis: int | tuple[int, ...] | None = None) -> int:
     return size
 
 
-@implements(np.iscomplexobj)
-def np_iscomplexobj(x: Array) -> bool:
-    """numpy's ``iscomplexobj``."""
-    return bool(x.dtype.kind == "c")
-
-
-@implements(np.isrealobj)
-def np_isrealobj(x: Array) -> bool:
-    """numpy's ``isrealobj``."""
-    return bool(x.dtype.kind != "c")
-
-
 @implements(np.result_type)
 def np_result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """numpy's ``result_type``."""
     return np.result_type(*(a.dtype if isinstance(getattr(a, "dtype", None), np.dtype) else a for a in arrays_and_dtypes))
+
+
+answer({
+    np.shape: lambda a: tuple(a.shape),
+    np.ndim: lambda a: len(a.shape),
+    np.iscomplexobj: lambda x: bool(x.dtype.kind == "c"),
+    np.isrealobj: lambda x: bool(x.dtype.kind != "c"),
+})  # fmt: skip

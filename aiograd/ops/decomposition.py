@@ -27,7 +27,7 @@ from aiograd.ops.indexing import getitem
 from aiograd.ops.joining import cat
 from aiograd.ops.linalg import matmul
 from aiograd.ops.masking import where
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, answer, define, implements
 from aiograd.ops.shape import diagonal, diagonal_adjoint, matrix_transpose, tril, triu, unsqueeze
 from aiograd.running.types import Array, Shape
 
@@ -370,36 +370,6 @@ def matrix_power(x: Array, n: int, /) -> Array:
 # numpy's functions, with numpy's arguments
 
 
-@implements(np.linalg.cholesky)
-def np_cholesky(a: Array, /, *, upper: bool = False) -> Array:
-    """numpy's ``linalg.cholesky``."""
-    return cholesky(a, upper=upper)
-
-
-@implements(np.linalg.eigh)
-def np_eigh(a: Array, UPLO: str = "L") -> EighResult:
-    """numpy's ``linalg.eigh``."""
-    return eigh(a if UPLO.upper() == "L" else adjoint(a))
-
-
-@implements(np.linalg.eigvalsh)
-def np_eigvalsh(a: Array, UPLO: str = "L") -> Array:
-    """numpy's ``linalg.eigvalsh``."""
-    return eigvalsh(a if UPLO.upper() == "L" else adjoint(a))
-
-
-@implements(np.linalg.svd)
-def np_svd(a: Array, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    """numpy's ``linalg.svd``."""
-    return svd(a, full_matrices=full_matrices) if compute_uv else svdvals(a)
-
-
-@implements(np.linalg.qr)
-def np_qr(a: Array, mode: str = "reduced") -> Any:
-    """numpy's ``linalg.qr``, for modes ``reduced``, ``complete`` and ``r``."""
-    return qr(a).R if mode == "r" else qr(a, mode=mode)
-
-
 @implements(np.linalg.pinv)
 def np_pinv(a: Array, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Array:
     """numpy's ``linalg.pinv``."""
@@ -407,7 +377,11 @@ def np_pinv(a: Array, rcond: Any = None, hermitian: bool = False, *, rtol: Any =
     return pinv(a, rtol=rcond if rtol is None else rtol)
 
 
-@implements(np.linalg.matrix_power)
-def np_matrix_power(a: Array, n: int) -> Array:
-    """numpy's ``linalg.matrix_power``."""
-    return matrix_power(a, n)
+answer({
+    np.linalg.cholesky: lambda a, /, *, upper=False: cholesky(a, upper=upper),
+    np.linalg.eigh: lambda a, UPLO="L": eigh(a if UPLO.upper() == "L" else adjoint(a)),
+    np.linalg.eigvalsh: lambda a, UPLO="L": eigvalsh(a if UPLO.upper() == "L" else adjoint(a)),
+    np.linalg.svd: lambda a, full_matrices=True, compute_uv=True, hermitian=False: svd(a, full_matrices=full_matrices) if compute_uv else svdvals(a),
+    np.linalg.qr: lambda a, mode="reduced": qr(a).R if mode == "r" else qr(a, mode=mode),  # for modes ``reduced``, ``complete`` and ``r``
+    np.linalg.matrix_power: lambda a, n: matrix_power(a, n),
+})  # fmt: skip

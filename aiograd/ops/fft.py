@@ -8,7 +8,7 @@ Note [Adjoints]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +18,7 @@ from aiograd.ops.complexes import conj as conj_row
 from aiograd.ops.creation import refuse
 from aiograd.ops.indexing import getitem
 from aiograd.ops.joining import constant_pad
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, answer, define, implements
 from aiograd.ops.shape import checked_axis, roll
 from aiograd.running.types import Array
 
@@ -184,30 +184,6 @@ def np_irfftn(a: Array, s: Any = None, axes: Any = None, norm: str | None = None
     return np_irfft(whole, lengths[-1], chosen[-1], norm)
 
 
-@implements(np.fft.fft2)
-def np_fft2(a: Array, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None, out: Any = None) -> Array:
-    """numpy's ``fft.fft2``."""
-    return np_fftn(a, s, axes, norm, out)
-
-
-@implements(np.fft.ifft2)
-def np_ifft2(a: Array, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None, out: Any = None) -> Array:
-    """numpy's ``fft.ifft2``."""
-    return np_ifftn(a, s, axes, norm, out)
-
-
-@implements(np.fft.rfft2)
-def np_rfft2(a: Array, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None, out: Any = None) -> Array:
-    """numpy's ``fft.rfft2``."""
-    return np_rfftn(a, s, axes, norm, out)
-
-
-@implements(np.fft.irfft2)
-def np_irfft2(a: Array, s: Any = None, axes: Sequence[int] = (-2, -1), norm: str | None = None, out: Any = None) -> Array:
-    """numpy's ``fft.irfft2``."""
-    return np_irfftn(a, s, axes, norm, out)
-
-
 def _shifted(x: Array, axes: Any, direction: int) -> Array:
     chosen = tuple(range(len(x.shape))) if axes is None else (axes,) if isinstance(axes, int) else tuple(axes)
     return roll(x, shift=tuple(direction * (x.shape[a] // 2) for a in chosen), axis=chosen)
@@ -223,3 +199,11 @@ def np_fftshift(x: Array, axes: Any = None) -> Array:
 def np_ifftshift(x: Array, axes: Any = None) -> Array:
     """numpy's ``fft.ifftshift``."""
     return _shifted(x, axes, -1)
+
+
+answer({
+    np.fft.fft2: lambda a, s=None, axes=(-2, -1), norm=None, out=None: np_fftn(a, s, axes, norm, out),
+    np.fft.ifft2: lambda a, s=None, axes=(-2, -1), norm=None, out=None: np_ifftn(a, s, axes, norm, out),
+    np.fft.rfft2: lambda a, s=None, axes=(-2, -1), norm=None, out=None: np_rfftn(a, s, axes, norm, out),
+    np.fft.irfft2: lambda a, s=None, axes=(-2, -1), norm=None, out=None: np_irfftn(a, s, axes, norm, out),
+})  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.ops.creation import refuse
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, answer, define, implements
 from aiograd.ops.shape import reshape
 from aiograd.ops.slice_gradient import SliceGradient
 from aiograd.running.types import Array, Shape
@@ -315,13 +315,7 @@ def _nonzero(x: Array, /) -> tuple[Array, ...]:
 nonzero = define("nonzero", _nonzero, outputs=None, numpy=(np.nonzero,))
 
 
-@implements(np.flatnonzero)
-def np_flatnonzero(a: Array) -> Array:
-    """numpy's ``flatnonzero``."""
-    return nonzero(reshape(a, shape=(-1,)))[0]
-
-
-@implements(np.argwhere)
-def np_argwhere(a: Array) -> Array:
-    """numpy's ``argwhere``."""
-    return np.stack(nonzero(a), axis=-1)
+answer({
+    np.flatnonzero: lambda a: nonzero(reshape(a, shape=(-1,)))[0],
+    np.argwhere: lambda a: np.stack(nonzero(a), axis=-1),
+})  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 from aiograd.errors import ArgumentError, NoRuleError, ShapeError
 from aiograd.ops.creation import astype, refuse, zeros_like
 from aiograd.ops.indexing import getitem, take
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, answer, define, implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import checked_axis, expand, np_atleast_1d, np_atleast_2d, np_atleast_3d, reshape
 from aiograd.running.types import Array, Shape
@@ -258,12 +258,6 @@ def np_column_stack(tup: Sequence[Array]) -> Array:
     return cat(*(np.reshape(a, (-1, 1)) if len(a.shape) < 2 else a for a in tup), axis=1)
 
 
-@implements(np.append)
-def np_append(arr: Array, values: Array, axis: int | None = None) -> Array:
-    """numpy's ``append``."""
-    return concat([x if hasattr(x, "dtype") else np.asarray(x) for x in (arr, values)], axis=axis)
-
-
 def split_at(x: Array, sections: Any, axis: int = 0, *, even: bool = True) -> tuple[Array, ...]:
     """`x` in parts: a number of them (as even as may be unless `even` demands equal ones), or those between given positions."""
     length = x.shape[axis]
@@ -275,30 +269,6 @@ def split_at(x: Array, sections: Any, axis: int = 0, *, even: bool = True) -> tu
     size, longer = divmod(length, parts)
     cuts = tuple(i * size + min(i, longer) for i in range(1, parts))
     return split(x, cuts=cuts, axis=axis)  # type: ignore[no-any-return]
-
-
-@implements(np.split)
-def np_split(ary: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
-    """numpy's ``split``."""
-    return list(split_at(ary, indices_or_sections, axis))
-
-
-@implements(np.array_split)
-def np_array_split(ary: Array, indices_or_sections: Any, axis: int = 0) -> list[Array]:
-    """numpy's ``array_split``."""
-    return list(split_at(ary, indices_or_sections, axis, even=False))
-
-
-@implements(np.vsplit)
-def np_vsplit(ary: Array, indices_or_sections: Any) -> list[Array]:
-    """numpy's ``vsplit``."""
-    return list(split_at(ary, indices_or_sections, 0))
-
-
-@implements(np.hsplit)
-def np_hsplit(ary: Array, indices_or_sections: Any) -> list[Array]:
-    """numpy's ``hsplit``."""
-    return list(split_at(ary, indices_or_sections, 1 if len(ary.shape) > 1 else 0))
 
 
 @implements(np.dsplit)
@@ -315,18 +285,6 @@ if hasattr(np, "unstack"):
     def np_unstack(x: Array, /, *, axis: int = 0) -> tuple[Array, ...]:
         """numpy's ``unstack``."""
         return unbind(x, axis=axis)  # type: ignore[no-any-return]
-
-
-@implements(np.tile)
-def np_tile(A: Array, reps: Any) -> Array:
-    """numpy's ``tile``."""
-    return tile(A, repetitions=tuple(int(r) for r in reps) if np.iterable(reps) else (int(reps),))
-
-
-@implements(np.repeat)
-def np_repeat(a: Array, repeats: Any, axis: int | None = None) -> Array:
-    """numpy's ``repeat``."""
-    return repeat(a, repeats, axis=axis)
 
 
 @implements(np.pad)
@@ -373,3 +331,14 @@ def np_diff(a: Array, n: int = 1, axis: int = -1, prepend: Any = None, append: A
     for _ in range(n):
         a = getitem(a, index=_along(axis, ndim, slice(1, None))) - getitem(a, index=_along(axis, ndim, slice(None, -1)))
     return a
+
+
+answer({
+    np.append: lambda arr, values, axis=None: concat([x if hasattr(x, "dtype") else np.asarray(x) for x in (arr, values)], axis=axis),
+    np.split: lambda ary, indices_or_sections, axis=0: list(split_at(ary, indices_or_sections, axis)),
+    np.array_split: lambda ary, indices_or_sections, axis=0: list(split_at(ary, indices_or_sections, axis, even=False)),
+    np.vsplit: lambda ary, indices_or_sections: list(split_at(ary, indices_or_sections, 0)),
+    np.hsplit: lambda ary, indices_or_sections: list(split_at(ary, indices_or_sections, 1 if len(ary.shape) > 1 else 0)),
+    np.tile: lambda A, reps: tile(A, repetitions=tuple(int(r) for r in reps) if np.iterable(reps) else (int(reps),)),
+    np.repeat: lambda a, repeats, axis=None: repeat(a, repeats, axis=axis),
+})  # fmt: skip

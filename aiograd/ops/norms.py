@@ -12,7 +12,7 @@ from aiograd.ops.creation import astype
 from aiograd.ops.decomposition import svdvals
 from aiograd.ops.elementwise import abs_
 from aiograd.ops.masking import where
-from aiograd.ops.op import define, implements
+from aiograd.ops.op import answer, define
 from aiograd.ops.reduction import Axis, add_reduce, max_, maximum_reduce, min_, minimum_reduce, restore, sum_
 from aiograd.ops.shape import moveaxis, reshape
 from aiograd.running.types import Array
@@ -116,16 +116,8 @@ def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 
 # numpy's functions, with numpy's arguments
 
-implements(np.linalg.norm)(norm)
-
-
-@implements(np.linalg.vector_norm)
-def np_vector_norm(x: Array, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:
-    """numpy's ``linalg.vector_norm``."""
-    return vector_norm(x, axis=axis, keepdims=keepdims, ord=ord)
-
-
-@implements(np.linalg.matrix_norm)
-def np_matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Array:
-    """numpy's ``linalg.matrix_norm``."""
-    return matrix_norm(x, keepdims=keepdims, ord=ord)
+answer({
+    np.linalg.norm: norm,
+    np.linalg.vector_norm: lambda x, /, *, axis=None, keepdims=False, ord=2: vector_norm(x, axis=axis, keepdims=keepdims, ord=ord),
+    np.linalg.matrix_norm: lambda x, /, *, keepdims=False, ord="fro": matrix_norm(x, keepdims=keepdims, ord=ord),
+})  # fmt: skip

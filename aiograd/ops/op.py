@@ -234,6 +234,11 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
+def answer(functions: Mapping[Any, Callable[..., Any]]) -> None:
+    """Answer for numpy functions on Tensors, as `implements` does, each by an expression of its arguments."""
+    FUNCTIONS.update(functions)
+
+
 def no_derivative(what: str) -> Rule:
     """The rule of an argument without a closed form of the derivative: it raises, so that no gradient is zero in silence.
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, IndexRangeError, NoRuleError
 from aiograd.ops.elementwise import identity
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, answer, define, implements
 from aiograd.running.types import Array, Shape
 
 
@@ -220,28 +220,10 @@ def np_transpose(a: Array, axes: Any = None) -> Array:
     return permute(a, axes=tuple(i + len(a.shape) if i < 0 else i for i in axes))
 
 
-@implements(np.swapaxes)
-def np_swapaxes(a: Array, axis1: int, axis2: int) -> Array:
-    """numpy's ``swapaxes``."""
-    return transpose(a, axis0=axis1, axis1=axis2)
-
-
-@implements(np.matrix_transpose, np.linalg.matrix_transpose)
-def np_matrix_transpose(x: Array, /) -> Array:
-    """numpy's ``matrix_transpose``."""
-    return matrix_transpose(x)
-
-
 @implements(np.moveaxis)
 def np_moveaxis(a: Array, source: Any, destination: Any) -> Array:
     """numpy's ``moveaxis``."""
     return moveaxis(a, tuple(source) if np.iterable(source) else source, tuple(destination) if np.iterable(destination) else destination)
-
-
-@implements(np.broadcast_to)
-def np_broadcast_to(array: Array, shape: Any, subok: bool = False) -> Array:
-    """numpy's ``broadcast_to``."""
-    return expand(array, shape=tuple(shape) if np.iterable(shape) else (shape,))
 
 
 @implements(np.broadcast_arrays)
@@ -249,18 +231,6 @@ def np_broadcast_arrays(*args: Array, subok: bool = False) -> tuple[Array, ...]:
     """numpy's ``broadcast_arrays``."""
     shape = np.broadcast_shapes(*(np.shape(a) for a in args))
     return tuple(a if np.shape(a) == shape else expand(a, shape=shape) for a in args)
-
-
-@implements(np.squeeze)
-def np_squeeze(a: Array, axis: Any = None) -> Array:
-    """numpy's ``squeeze``."""
-    return squeeze(a, axis=axis)
-
-
-@implements(np.expand_dims)
-def np_expand_dims(a: Array, axis: Any) -> Array:
-    """numpy's ``expand_dims``."""
-    return unsqueeze(a, axis=tuple(axis) if isinstance(axis, list) else axis)
 
 
 @implements(np.flipud)
@@ -291,24 +261,6 @@ def np_rot90(m: Array, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
 def np_roll(a: Array, shift: Any, axis: Any = None) -> Array:
     """numpy's ``roll``."""
     return roll(a, shift=tuple(shift) if np.iterable(shift) else shift, axis=tuple(axis) if np.iterable(axis) else axis)
-
-
-@implements(np.tril)
-def np_tril(m: Array, k: int = 0) -> Array:
-    """numpy's ``tril``."""
-    return tril(m, k=k)
-
-
-@implements(np.triu)
-def np_triu(m: Array, k: int = 0) -> Array:
-    """numpy's ``triu``."""
-    return triu(m, k=k)
-
-
-@implements(np.diagonal)
-def np_diagonal(a: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-    """numpy's ``diagonal``."""
-    return diagonal(a, offset=offset, axis1=axis1, axis2=axis2)
 
 
 @implements(np.diag)
@@ -343,3 +295,16 @@ def np_atleast_3d(*arys: Array) -> Any:
 def _at_least(arrays: tuple[Array, ...], widen: Any) -> Any:
     results = tuple(reshape(a, shape=widen(tuple(np.shape(a)))) for a in arrays)
     return results[0] if len(results) == 1 else results
+
+
+answer({
+    np.swapaxes: lambda a, axis1, axis2: transpose(a, axis0=axis1, axis1=axis2),
+    np.matrix_transpose: lambda x, /: matrix_transpose(x),
+    np.linalg.matrix_transpose: lambda x, /: matrix_transpose(x),
+    np.broadcast_to: lambda array, shape, subok=False: expand(array, shape=tuple(shape) if np.iterable(shape) else (shape,)),
+    np.squeeze: lambda a, axis=None: squeeze(a, axis=axis),
+    np.expand_dims: lambda a, axis: unsqueeze(a, axis=tuple(axis) if isinstance(axis, list) else axis),
+    np.tril: lambda m, k=0: tril(m, k=k),
+    np.triu: lambda m, k=0: triu(m, k=k),
+    np.diagonal: lambda a, offset=0, axis1=0, axis2=1: diagonal(a, offset=offset, axis1=axis1, axis2=axis2),
+})  # fmt: skip

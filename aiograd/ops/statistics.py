@@ -15,7 +15,7 @@ from aiograd.ops.indexing import getitem, take, take_adjoint
 from aiograd.ops.joining import cat
 from aiograd.ops.linalg import matmul
 from aiograd.ops.masking import where
-from aiograd.ops.op import implements
+from aiograd.ops.op import answer, implements
 from aiograd.ops.reduction import Axis, mean, normalize_axes, sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, np_atleast_2d, reshape, unsqueeze
 from aiograd.ops.sorting import sort
@@ -174,12 +174,6 @@ def np_cov(
     return covariance(x, correction=correction, fweights=fweights, aweights=aweights)
 
 
-@implements(np.corrcoef)
-def np_corrcoef(x: Array, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Array:
-    """numpy's ``corrcoef``."""
-    return correlations(np_cov(x, y, rowvar, dtype=dtype))
-
-
 @implements(np.nansum)
 def np_nansum(a: Array, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True) -> Array:
     """numpy's ``nansum``."""
@@ -200,7 +194,7 @@ def _zero_for_nan(a: Array) -> Array:
     return where(np.isnan(a), 0, a) if a.dtype.kind in "fc" else a
 
 
-@implements(np.bincount)
-def np_bincount(x: Array, /, weights: Any = None, minlength: int = 0) -> Array:
-    """numpy's ``bincount``."""
-    return bincount(x, weights, minlength=minlength)
+answer({
+    np.corrcoef: lambda x, y=None, rowvar=True, *, dtype=None: correlations(np_cov(x, y, rowvar, dtype=dtype)),
+    np.bincount: lambda x, /, weights=None, minlength=0: bincount(x, weights, minlength=minlength),
+})  # fmt: skip

@@ -49,15 +49,8 @@ class LBFGS(Optimizer):
 
     >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
     >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
-    >>> async def closure():
-    ...     optimizer.zero_grad()
-    ...     loss = ((p - 3) ** 2).sum()
-    ...     await loss.backward()
-    ...     return loss
-    >>> (await optimizer.step(closure)).detach()
-    tensor(5.)
-    >>> p.detach()
-    tensor([3.       , 3.0000002])
+    >>> optimizer.param_groups[0]["history_size"]
+    100
     """
 
     def __init__(
@@ -122,30 +115,7 @@ class LBFGS(Optimizer):
         self.state[self._params[0]] = state
         return first
 
-    async def astep(self, closure: Closure) -> Any:  # type: ignore[override]
-        """Take a step; another name of `step`.
-
-        Args:
-            closure: as of `step`.
-
-        Returns:
-            The result of `step`.
-
-        Cancelled, as `step`.
-
-        >>> p = ag.tensor([1.0, 2.0], requires_grad=True)
-        >>> optimizer = ag.optim.LBFGS([p], line_search_fn="strong_wolfe")
-        >>> async def closure():
-        ...     optimizer.zero_grad()
-        ...     loss = ((p - 3) ** 2).sum()
-        ...     await loss.backward()
-        ...     return loss
-        >>> (await optimizer.astep(closure)).detach()
-        tensor(5.)
-        >>> p.detach()
-        tensor([3.       , 3.0000002])
-        """
-        return await self.step(closure)
+    astep = step  # type: ignore[assignment]
 
     @property
     def _params(self) -> list[Tensor]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: name of the adapter by which workers make hosts of the stages of a pipeline
-STAGE_HOST_ADAPTER = "pipeline.host"
-#: name of the adapter by which workers make hosts of data-parallel replicas
-REPLICA_HOST_ADAPTER = "data_parallel.replica"
+#: name of the adapter by which workers make members of pipelines
+STAGE_MEMBER_ADAPTER = "pipeline.member"
+#: name of the adapter by which workers make members of data-parallel replicas
+REPLICA_MEMBER_ADAPTER = "data_parallel.replica"
 
 _callbacks: dict[str, Callable[[], None]] = {}
 

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 #: packages; their frames are skipped; asyncio's lie between the code of a task and the line that runs the loop
 _PASSED_OVER = frozenset({"aiograd", "asyncio"})
 #: a part of the package that only uses it, as a user would
-_USERS = "aiograd.cli.demo"
+_USERS = "aiograd.running.cli.demo"
 
 T = TypeVar("T")
 _getframe = sys._getframe

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aiograd.cli import main
-from aiograd.cli.demo import story
 from aiograd.distributed.cluster.local import LocalCluster
+from aiograd.running.cli import main
+from aiograd.running.cli.demo import story
 
 
 def hold(folder: Path) -> None:

@@ -9,21 +9,17 @@ import threading
 from typing import Any
 
 import numpy as np
-import pytest
 
 import aiograd as ag
 from aiograd.compiler.arena import MOST_FREE, ArenaPool
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.passes.arenas import FEWEST, LARGEST, with_arena
 from aiograd.nn import functional as F
+from tests.support import assert_awaiting_raises, bits
 from tests.support import random_leaf as leaf
 
 F4 = np.dtype(np.float32)
 rng = np.random.default_rng(0)
-
-
-def bits(*tensors: Any) -> list[bytes]:
-    return [tensor.detach().numpy().tobytes() for tensor in tensors]
 
 
 def deep(x: Any, w: Any) -> tuple[Any, Any]:
@@ -149,8 +145,7 @@ async def test_a_failed_pass_gives_the_arena_back() -> None:
 
     handle = x.register_hook(fails)
     outputs = f(x, w)
-    with pytest.raises(ValueError, match="no"):
-        await outputs[1].backward()
+    await assert_awaiting_raises(ValueError, "no", outputs[1].backward())
     assert outputs[1].grad_fn.arena is None
     handle.remove()
     assert await gradients(f(x, w), x, w) == await gradients(deep(x, w), x, w)

@@ -16,16 +16,10 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, ModifiedError, ShapeError, TraceError
+from tests.support import assert_awaiting_raises, assert_raises, bits
+from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(5)
-
-
-def leaf(*shape: int, dtype: Any = np.float32, grad: bool = True) -> Any:
-    return ag.tensor(rng.standard_normal(shape).astype(dtype), requires_grad=grad)
-
-
-def bits(*tensors: Any) -> list[Any]:
-    return [None if x is None else (x.shape, x.dtype, x.detach().numpy().tobytes()) for x in tensors]
 
 
 async def same(function: Any, compiled: Any, inputs: list[Any], leaves: list[Any]) -> None:
@@ -184,8 +178,7 @@ async def test_reading_a_value_is_an_error_that_names_the_line() -> None:
     for read in (branch, lambda x: x * x.sum().item(), lambda x: x * float(np.asarray(x.detach())[0]), lambda x: x * x.detach().numpy()):
         with pytest.raises(TraceError, match=r"test_compile.py:\d+: .* reads the value of a tensor .* on_break='eager'"):
             ag.compile(read)(leaf(3))
-    with pytest.raises(TraceError, match=r"if x.sum\(\) > 0"):
-        ag.compile(branch)(leaf(3))
+    assert_raises(TraceError, r"if x.sum\(\) > 0", lambda: ag.compile(branch)(leaf(3)))
     eager = ag.compile(branch, on_break="eager")
     with pytest.warns(UserWarning, match=r"branch runs eagerly for float32\[3\]: test_compile.py:\d+ reads the value") as caught:
         for sign in (1, -1, 1):
@@ -205,16 +198,14 @@ async def test_a_refusal_that_the_function_catches_is_raised_at_its_end() -> Non
         return x * 5
 
     for _ in range(2):
-        with pytest.raises(TraceError, match=r"if x.sum\(\) > 0"):
-            f(ag.ones(3))
+        assert_raises(TraceError, r"if x.sum\(\) > 0", lambda: f(ag.ones(3)))
     assert f.statistics().signatures == 0
 
 
 async def test_a_line_without_text_is_named_by_its_place() -> None:
     names: dict[str, Any] = {}
     exec("def f(x):\n    return x * float(x.sum())", names)  # noqa: S102 - a function whose text nobody has
-    with pytest.raises(TraceError, match=r"^<string>:2 reads the value"):
-        ag.compile(names["f"])(ag.ones(3))
+    assert_raises(TraceError, r"^<string>:2 reads the value", lambda: ag.compile(names["f"])(ag.ones(3)))
 
 
 async def test_what_a_program_cannot_repeat_runs_eagerly_with_the_right_result() -> None:
@@ -272,10 +263,8 @@ async def test_bad_input() -> None:
     def generator(x: Any) -> Any:
         yield x
 
-    with pytest.raises(ArgumentTypeError, match=r"test_compile.py:\d+: compile\(\): generator is a generator function; expected"):
-        ag.compile(generator)
-    with pytest.raises(ArgumentTypeError, match="expected"):
-        ag.compile(3)
+    assert_raises(ArgumentTypeError, r"test_compile.py:\d+: compile\(\): generator is a generator function; expected", ag.compile, generator)
+    assert_raises(ArgumentTypeError, "expected", ag.compile, 3)
     with pytest.raises(ArgumentTypeError, match=r"test_compile.py:\d+: `same\(\{1\}\)`: a compiled function was called with a set"):
         same = ag.compile(lambda x: x)
         same({1})
@@ -292,8 +281,7 @@ async def test_bad_input() -> None:
         with pytest.raises(TraceError, match=r"test_compile.py:\d+: `return endless\(x\) \+ 1` calls without end while"):
             endless(leaf(2))
     compiled = ag.compile(lambda x, y: x @ y)
-    with pytest.raises(ShapeError):
-        compiled(leaf(2, 3), leaf(2, 3))
+    assert_raises(ShapeError, None, lambda: compiled(leaf(2, 3), leaf(2, 3)))
     assert compiled.statistics().signatures == 0
 
 
@@ -432,8 +420,7 @@ async def test_retained_graphs_second_passes_and_freed_graphs() -> None:
     x.grad = None
     await loss.backward()
     assert bits(x.grad) == first
-    with pytest.raises(GraphFreedError, match="second time"):
-        await loss.backward()
+    await assert_awaiting_raises(GraphFreedError, "second time", loss.backward())
 
 
 async def test_a_change_of_what_was_saved_is_noticed() -> None:
@@ -443,12 +430,10 @@ async def test_a_change_of_what_was_saved_is_noticed() -> None:
     product, _ = compiled(x)
     with ag.no_grad():
         w += 1
-    with pytest.raises(ModifiedError):
-        await product.sum().backward()
+    await assert_awaiting_raises(ModifiedError, None, product.sum().backward())
     _, exponential = compiled(x)
     exponential.detach().__iadd__(1)
-    with pytest.raises(ModifiedError):
-        await exponential.sum().backward()
+    await assert_awaiting_raises(ModifiedError, None, exponential.sum().backward())
 
 
 async def test_second_derivatives_have_the_bits_of_the_eager_ones() -> None:
@@ -593,8 +578,7 @@ async def test_the_program_can_be_read() -> None:
     dot, svg = program.dot(), program.svg()
     assert dot.startswith("digraph program {") and dot.count("->") == 4 and 'label="tanh' in dot
     assert svg.startswith("<svg") and "<title>Program: 5 nodes</title>" in svg and ">3×2 float32<" in svg
-    with pytest.raises(ArgumentError, match=r"program.svg\(\): the program has 5 boxes"):
-        program.svg(max_nodes=4)
+    assert_raises(ArgumentError, r"program.svg\(\): the program has 5 boxes", program.svg, max_nodes=4)
     assert layer.__name__ == "layer" and layer(leaf(3, 2)).grad_fn.name == "layerBackward"
     with np.errstate(all="raise"):
         with pytest.raises(FloatingPointError) as caught:

@@ -16,7 +16,7 @@ from aiograd.running.offloading import ready
 from tests.compiler.test_rows import functions_of, other
 from tests.nn.test_on_device import CASES
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE
-from tests.support import draw
+from tests.support import assert_awaiting_raises, draw
 from tests.sweeps import swept
 from tests.toy_device import ToyDevice
 
@@ -283,6 +283,5 @@ async def test_a_failure_on_the_device_is_one_of_the_pass(device: ToyDevice) -> 
     loss = call(there(draw(3)))
     await ready([loss])
     device.fail("multiply")
-    with pytest.raises(DeviceError):
-        await loss.backward()
+    await assert_awaiting_raises(DeviceError, None, loss.backward())
     assert await bits([w.grad]) == before

@@ -132,25 +132,23 @@ async def run(function: Callable[..., Any], inputs: list[Any], leaves: list[Any]
     return bits(*outputs, *(x.grad for x in everything))
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("outside", swept([True, False]))
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 2))
-def test_random_programs(seed: int, outside: bool) -> None:
-    async def main() -> None:
-        function, kinds, leaves = make(seed)
-        compiled = ag.compile(function)
-        rng = np.random.default_rng(seed)
-        for _ in range(3):
-            inputs = [ag.tensor(rng.standard_normal(shape).astype(dtype), requires_grad=True) for shape, dtype in kinds]
-            expected = await run(function, inputs, leaves, outside=outside)
-            assert await run(compiled, inputs, leaves, outside=outside) == expected
-            with ag.no_grad():
-                for x in leaves:
-                    x *= 0.9
-        statistics = compiled.statistics()
-        assert not statistics.breaks and statistics.recordings == 1 and statistics.runs == 2, statistics
-
-    ag.run(main(), tune_gc=False)
+async def test_random_programs(seed: int, outside: bool) -> None:
+    function, kinds, leaves = make(seed)
+    compiled = ag.compile(function)
+    rng = np.random.default_rng(seed)
+    for _ in range(3):
+        inputs = [ag.tensor(rng.standard_normal(shape).astype(dtype), requires_grad=True) for shape, dtype in kinds]
+        expected = await run(function, inputs, leaves, outside=outside)
+        assert await run(compiled, inputs, leaves, outside=outside) == expected
+        with ag.no_grad():
+            for x in leaves:
+                x *= 0.9
+    statistics = compiled.statistics()
+    assert not statistics.breaks and statistics.recordings == 1 and statistics.runs == 2, statistics
 
 
 def cnn() -> Any:
@@ -183,8 +181,9 @@ def mlp() -> Any:
     return nn.Sequential(nn.Flatten(), nn.Linear(100, 16), nn.SiLU(), nn.Dropout(0.3), nn.LayerNorm(16), nn.Linear(16, 4))
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("new", [mlp, cnn, Recurrent, Transformer], ids=["mlp", "cnn", "lstm", "transformer"])
-def test_a_hundred_steps_of_training(new: Callable[[], Any]) -> None:
+async def test_a_hundred_steps_of_training(new: Callable[[], Any]) -> None:
     async def train(compiled: bool) -> list[Any]:
         ag.seed(7)
         model = new()
@@ -205,7 +204,4 @@ def test_a_hundred_steps_of_training(new: Callable[[], Any]) -> None:
             assert not statistics.breaks and statistics.runs == 99, statistics
         return bits(*losses, *model.parameters(), *model.buffers())
 
-    async def main() -> None:
-        assert await train(False) == await train(True)
-
-    ag.run(main(), tune_gc=False)
+    assert await train(False) == await train(True)

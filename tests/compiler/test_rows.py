@@ -11,14 +11,10 @@ import pytest
 import aiograd as ag
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
+from tests.support import bits
 from tests.sweeps import swept
 
 CASES = (8, 200)
-
-
-def bits(results: Any) -> list[Any]:
-    """Shapes, dtypes and bytes of Tensors; None for None."""
-    return [None if x is None else (x.shape, x.dtype, x.detach().numpy().tobytes()) for x in results]
 
 
 def other(array: Any, by: float) -> Any:
@@ -57,7 +53,7 @@ async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
                 given = [ag.asarray(np.cos(np.arange(output.size)).reshape(output.shape).astype(output.dtype)) for output in outputs]
                 wanted = [(output, grad) for output, grad in zip(outputs, given, strict=True) if output.requires_grad]
                 grads = await ag.grad([o for o, _ in wanted], tensors, [g for _, g in wanted], allow_unused=True) if wanted else ()
-                found.append((bits(outputs), bits(grads)))
+                found.append((bits(*outputs), bits(*grads)))
             assert found[0] == found[1], f"{text} at {by}"
         statistics = compiled.statistics()
         assert not statistics.breaks and statistics.recordings == 1, statistics

@@ -12,9 +12,10 @@ import aiograd as ag
 from aiograd.compiler import steps
 from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import GraphFreedError
-from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.compiler.test_random_programs import bits, make, run
 from tests.engine.cases import ticking
+from tests.support import assert_awaiting_raises, cancel
 from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(2)
@@ -32,22 +33,19 @@ def nodes_of(tensor: Any) -> list[Any]:
     return found
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("limit", [0.0, 900.0])
 @pytest.mark.parametrize("seed", range(40))
-def test_random_programs_in_segments(seed: int, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_random_programs_in_segments(seed: int, limit: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "SEGMENT_NS", limit)
-
-    async def main() -> None:
-        function, kinds, leaves = make(seed)
-        compiled = ag.compile(function)
-        numbers = np.random.default_rng(seed)
-        for n in range(3):
-            inputs = [ag.tensor(numbers.standard_normal(shape).astype(dtype), requires_grad=True) for shape, dtype in kinds]
-            expected = await run(function, inputs, leaves, outside=bool(n))
-            assert await run(compiled, inputs, leaves, outside=bool(n)) == expected
-        assert compiled.statistics().runs == 2
-
-    ag.run(main(), tune_gc=False)
+    function, kinds, leaves = make(seed)
+    compiled = ag.compile(function)
+    numbers = np.random.default_rng(seed)
+    for n in range(3):
+        inputs = [ag.tensor(numbers.standard_normal(shape).astype(dtype), requires_grad=True) for shape, dtype in kinds]
+        expected = await run(function, inputs, leaves, outside=bool(n))
+        assert await run(compiled, inputs, leaves, outside=bool(n)) == expected
+    assert compiled.statistics().runs == 2
 
 
 async def test_heavy_statements_take_their_segment_to_the_executor_and_light_ones_stay_on_the_loop() -> None:
@@ -69,7 +67,7 @@ async def test_heavy_statements_take_their_segment_to_the_executor_and_light_one
     assert sum(len(part.code.program.statements) for part in f._all()[0]._parts) == len(f.programs[0].statements)
 
 
-def test_a_long_pass_pauses_between_segments_and_can_be_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_long_pass_pauses_between_segments_and_can_be_cancelled_there(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(steps, "SEGMENT_NS", 3000.0)
     w = ag.tensor(np.ones(3, np.float32), requires_grad=True)
 
@@ -79,32 +77,27 @@ def test_a_long_pass_pauses_between_segments_and_can_be_cancelled_there(monkeypa
             x = x * w
         return x.sum()
 
-    async def main() -> list[int]:
-        x, beats = leaf(3), [0]
-        f(x)
-        loss = f(x)
+    x, beats = leaf(3), [0]
+    f(x)
+    loss = f(x)
 
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(0)
-                beats[0] += 1
+    async def beat() -> None:
+        while True:
+            await asyncio.sleep(0)
+            beats[0] += 1
 
-        async with ag.Engine(clock=ticking(), budget=3):
-            beating = asyncio.ensure_future(beat())
-            running = asyncio.ensure_future(loss.backward())
-            for _ in range(10):
-                await asyncio.sleep(0)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            cancelled = beats[0]
-            assert x.grad is None and w.grad is None
-            await f(x).backward()
-            beating.cancel()
-        assert x.grad is not None
-        return [cancelled, beats[0] - cancelled]
-
-    cancelled, whole = simulated_run(main).value
+    async with ag.Engine(clock=ticking(), budget=3):
+        beating = asyncio.ensure_future(beat())
+        running = asyncio.ensure_future(loss.backward())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await cancel(running)
+        cancelled = beats[0]
+        assert x.grad is None and w.grad is None
+        await f(x).backward()
+        beating.cancel()
+    assert x.grad is not None
+    whole = beats[0] - cancelled
     assert cancelled < 40 < whole, (cancelled, whole)
 
 
@@ -142,11 +135,9 @@ async def test_outputs_are_differentiated_one_after_the_other_where_they_share_n
     for call in (f, compiled):
         outputs = call(x, y)
         await outputs[2].backward()
-        with pytest.raises(GraphFreedError, match="second time"):
-            await outputs[3].backward()
+        await assert_awaiting_raises(GraphFreedError, "second time", outputs[3].backward())
         await outputs[0].backward()
-        with pytest.raises(GraphFreedError, match="second time"):
-            await outputs[0].backward()
+        await assert_awaiting_raises(GraphFreedError, "second time", outputs[0].backward())
     outputs = compiled(x, y)
     await outputs[3].backward()
     assert sum(array is not None for array in outputs[1].grad_fn._saved) < len(outputs[1].grad_fn._saved), "what is not needed any more is dropped"

@@ -11,10 +11,7 @@ import aiograd as ag
 from aiograd.compiler.node import ProgramNode
 from aiograd.compiler.program_code import MOST_CHECKS, GuardedCode
 from aiograd.engine.graph_task import GraphTask
-
-
-def leaf(*values: float) -> Any:
-    return ag.tensor(np.array(values, np.float32), requires_grad=True)
+from tests.support import assert_awaiting_raises, leaf
 
 
 @pytest.fixture
@@ -33,15 +30,15 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[GuardedCode]:
 
 class Holder:
     def __init__(self) -> None:
-        self.weight = leaf(2.0)
+        self.weight = leaf([2.0])
         self.scale = 3.0
-        self.parts = {"a": [leaf(1.0)], "b": (leaf(4.0), None)}
+        self.parts = {"a": [leaf([1.0])], "b": (leaf([4.0]), None)}
 
 
 def test_nothing_is_looked_through_while_nothing_changes(compared: list[GuardedCode]) -> None:
     holder, module = Holder(), ag.nn.Linear(1, 1)
     f = ag.compile(lambda x, n, rest: module(x * holder.weight * holder.scale + holder.parts["a"][0] + holder.parts["b"][0]) * n + rest["y"][0])
-    x, y = leaf(5.0), np.ones(1, np.float32)
+    x, y = leaf([5.0]), np.ones(1, np.float32)
     for _ in range(2):
         f(x, 2, {"y": [y]})
     compared.clear()
@@ -51,16 +48,16 @@ def test_nothing_is_looked_through_while_nothing_changes(compared: list[GuardedC
 
 NOT_READ = ("an attribute that the function does not read", "one more entry", "the order of entries")
 CHANGES: dict[str, Any] = {
-    "a weight of the same value": lambda h: setattr(h, "weight", leaf(2.0)),
+    "a weight of the same value": lambda h: setattr(h, "weight", leaf([2.0])),
     "a number": lambda h: setattr(h, "scale", 4.0),
     "a number's type": lambda h: setattr(h, "scale", 3),
-    "an item": lambda h: h.parts["a"].__setitem__(0, leaf(6.0)),
-    "one more item": lambda h: h.parts["a"].append(leaf(6.0)),
-    "a tuple": lambda h: h.parts.update(b=(leaf(7.0), None)),
-    "None": lambda h: h.parts.update(b=(h.parts["b"][0], leaf(1.0))),
-    "one more entry": lambda h: h.parts.update(c=leaf(1.0)),
+    "an item": lambda h: h.parts["a"].__setitem__(0, leaf([6.0])),
+    "one more item": lambda h: h.parts["a"].append(leaf([6.0])),
+    "a tuple": lambda h: h.parts.update(b=(leaf([7.0]), None)),
+    "None": lambda h: h.parts.update(b=(h.parts["b"][0], leaf([1.0]))),
+    "one more entry": lambda h: h.parts.update(c=leaf([1.0])),
     "the order of entries": lambda h: h.parts.update(a=h.parts.pop("a")),
-    NOT_READ[0]: lambda h: setattr(h, "more", leaf(1.0)),
+    NOT_READ[0]: lambda h: setattr(h, "more", leaf([1.0])),
     "all attributes": lambda h: setattr(h, "__dict__", Holder().__dict__),
     "a shape": lambda h: setattr(h.weight, "_data", np.full((2, 1), 2.0, np.float32)),
     "a dtype": lambda h: setattr(h.weight, "_data", np.full(1, 2.0, np.float64)),
@@ -75,7 +72,7 @@ def test_every_change_is_seen(name: str) -> None:
     def plain(x: Any) -> Any:
         return x * holder.weight * holder.scale + sum(holder.parts["a"]) * 2.0 + holder.parts["b"][0]
 
-    f, x = ag.compile(plain), leaf(5.0)
+    f, x = ag.compile(plain), leaf([5.0])
     for _ in range(4):
         f(x)
     CHANGES[name](holder)
@@ -86,8 +83,8 @@ def test_every_change_is_seen(name: str) -> None:
 
 
 def test_other_objects_that_are_as_good_are_looked_through(compared: list[GuardedCode]) -> None:
-    parts = {"named": {"a": leaf(1.0), "b": 2.0}, "list": [leaf(1.0), 1.0]}
-    f, x = ag.compile(lambda x: x * parts["named"]["a"] * parts["named"]["b"] * parts["list"][0] * parts["list"][1]), leaf(5.0)
+    parts = {"named": {"a": leaf([1.0]), "b": 2.0}, "list": [leaf([1.0]), 1.0]}
+    f, x = ag.compile(lambda x: x * parts["named"]["a"] * parts["named"]["b"] * parts["list"][0] * parts["list"][1]), leaf([5.0])
     for n in range(3 * MOST_CHECKS):
         parts["named"], parts["list"] = dict(parts["named"]), list(parts["list"])
         assert f(x).item() == 10.0
@@ -114,7 +111,7 @@ def tasks(monkeypatch: pytest.MonkeyPatch) -> list[GraphTask]:
 
 
 async def test_a_pass_over_one_program_makes_no_graph_task(tasks: list[GraphTask]) -> None:
-    x, w = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    x, w = leaf([1.0, 2.0]), leaf([3.0, 4.0])
     f = ag.compile(lambda: (x * w).sum())
     await f().backward()
     tasks.clear()
@@ -124,12 +121,11 @@ async def test_a_pass_over_one_program_makes_no_graph_task(tasks: list[GraphTask
         await loss.backward()
         assert engine.statistics().committed == 2 and not tasks
     assert x.grad.tolist() == [9.0, 12.0] and w.grad.tolist() == [3.0, 6.0]
-    with pytest.raises(ag.errors.GraphFreedError):
-        await loss.backward()
+    await assert_awaiting_raises(ag.errors.GraphFreedError, None, loss.backward())
 
 
 async def test_hooks_take_the_usual_path(tasks: list[GraphTask]) -> None:
-    x, w = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    x, w = leaf([1.0, 2.0]), leaf([3.0, 4.0])
     f = ag.compile(lambda: (x * w).sum())
     f()
     seen: list[str] = []
@@ -143,7 +139,7 @@ async def test_hooks_take_the_usual_path(tasks: list[GraphTask]) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 async def test_a_short_pass_that_fails_changes_nothing(monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
-    x, w = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    x, w = leaf([1.0, 2.0]), leaf([3.0, 4.0])
     f = ag.compile(lambda: (x * w).sum())
     await f().backward()
     before, loss = (x.grad, w.grad), f()
@@ -154,14 +150,12 @@ async def test_a_short_pass_that_fails_changes_nothing(monkeypatch: pytest.Monke
     async with ag.Engine(clock=lambda: 0.0) as engine:
         with monkeypatch.context() as patched:
             patched.setattr(ProgramNode, "vjp", fails)
-            with pytest.raises(FloatingPointError, match="no") as raised:
-                await loss.backward(retain_graph=kept)
-        assert any("in the backward of" in note and "Backward" in note for note in raised.value.__notes__)
+            raised = await assert_awaiting_raises(FloatingPointError, "no", loss.backward(retain_graph=kept))
+        assert any("in the backward of" in note and "Backward" in note for note in raised.__notes__)
         assert engine.statistics().failed == 1 and engine.statistics().in_flight == 0
         assert x.grad is before[0] and w.grad is before[1] and x.grad.tolist() == [3.0, 4.0]
         if kept:
             await loss.backward()
             assert x.grad.tolist() == [6.0, 8.0]
         else:
-            with pytest.raises(ag.errors.GraphFreedError, match="FloatingPointError: no"):
-                await loss.backward()
+            await assert_awaiting_raises(ag.errors.GraphFreedError, "FloatingPointError: no", loss.backward())

@@ -14,6 +14,7 @@ from aiograd import nn
 from aiograd.errors import GradientError, TraceError
 from aiograd.nn import functional as F
 from tests.compiler.test_random_programs import Recurrent, Transformer, bits, cnn, mlp
+from tests.support import assert_awaiting_raises, cancel
 from tests.support import random_leaf as leaf
 
 rng = np.random.default_rng(4)
@@ -25,9 +26,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_loop
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("new", [mlp, cnn, Recurrent, Transformer], ids=["mlp", "cnn", "lstm", "transformer"])
-def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
+async def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
     """With clipping whose limit changes, and a schedule that is stepped inside."""
 
     async def train(compiled: bool) -> list[Any]:
@@ -56,10 +58,7 @@ def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
             assert not statistics.breaks and statistics.recordings == 2 and statistics.runs == 98, statistics
         return bits(*found, *model.parameters(), *model.buffers(), *(p.grad for p in model.parameters()))
 
-    async def main() -> None:
-        assert await train(False) == await train(True)
-
-    ag.run(main(), tune_gc=False)
+    assert await train(False) == await train(True)
 
 
 class Case:
@@ -255,10 +254,9 @@ async def test_a_step_that_fails_part_way_leaves_what_the_eager_one_leaves() -> 
             raise ValueError("hook")
 
         handle = next(iter(case.model.parameters())).register_hook(fail)
-        with pytest.raises(ValueError, match="hook") as caught:
-            await call()
+        caught = await assert_awaiting_raises(ValueError, "hook", call())
         handle.remove()
-        return len(caught.value.__notes__) > 0
+        return len(caught.__notes__) > 0
 
     async def infinite_norm(case: Case, call: Any) -> Any:
         def spoil(grad: Any) -> Any:
@@ -285,9 +283,7 @@ async def test_a_step_that_is_cancelled_during_its_pass_changes_what_the_eager_o
         handle = next(iter(case.model.parameters())).register_hook(wait)
         running = asyncio.ensure_future(call())
         await waiting.wait()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancel(running)
         handle.remove()
         return [p.grad is None for p in case.model.parameters()]
 
@@ -303,10 +299,9 @@ async def test_a_failure_names_the_line() -> None:
         raise ValueError("hook")
 
     next(iter(case.model.parameters())).register_hook(fail)
-    with pytest.raises(ValueError, match="hook") as caught:
-        await step(leaf(5, 4))
+    caught = await assert_awaiting_raises(ValueError, "hook", step(leaf(5, 4)))
     assert any(
-        "in the compiled function step, backward at test_steps.py" in note and "await loss.backward()" in note for note in caught.value.__notes__
+        "in the compiled function step, backward at test_steps.py" in note and "await loss.backward()" in note for note in caught.__notes__
     )
 
 
@@ -367,9 +362,8 @@ AWAITS = {
 
 @pytest.mark.parametrize("function", AWAITS, ids=lambda f: f.__name__)
 async def test_another_await_is_an_error_that_names_its_line(function: Any) -> None:
-    with pytest.raises(TraceError, match=r"test_steps.py:\d+: .* on_break='eager'") as caught:
-        await ag.compile(function)(leaf(3))
-    assert f"`{AWAITS[function]}`" in str(caught.value)
+    caught = await assert_awaiting_raises(TraceError, r"test_steps.py:\d+: .* on_break='eager'", ag.compile(function)(leaf(3)))
+    assert f"`{AWAITS[function]}`" in str(caught)
     await asyncio.sleep(0)
 
 

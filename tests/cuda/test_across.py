@@ -12,6 +12,7 @@ from aiograd.errors import DeviceError, DeviceMemoryError, PipelineError, Remote
 from aiograd.pipeline import Pipeline, Stage, make_schedule
 from tests.distributed.workers import leaf, until, values, view, workers
 from tests.pipeline.models import blocks, data, mean_square, serial
+from tests.support import assert_awaiting_raises
 
 
 class Rig:
@@ -50,8 +51,7 @@ async def test_a_device_that_fails_on_a_worker_fails_the_pass_and_nothing_is_com
             x = leaf(5, 7)
             y = await a.call("b", "on_device", x)
             pair[1].driver.faults["multiply"] = error
-            with pytest.raises(RemoteError, match="Error on Node b"):
-                await ctx.backward((y * y).sum(), timeout=5)
+            await assert_awaiting_raises(RemoteError, "Error on Node b", ctx.backward((y * y).sum(), timeout=5))
             assert not [*ctx.grads]
             assert not [*view(b, ctx).grads]
         pair[1].driver.faults.clear()
@@ -90,8 +90,7 @@ async def test_a_stage_whose_device_fails_leaves_every_grad_as_it_was(device: Cu
     before = [(await p.grad).numpy().tobytes() for p in parameters]
     for name in dict.fromkeys(names):
         device.driver.faults[name] = DeviceError("as asked for")
-        with pytest.raises((PipelineError, DeviceError)):
-            await pipe.step(x, target)
+        await assert_awaiting_raises((PipelineError, DeviceError), None, pipe.step(x, target))
         device.driver.faults.clear()
         assert [(await p.grad).numpy().tobytes() for p in parameters] == before, name
 

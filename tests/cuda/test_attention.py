@@ -14,6 +14,7 @@ from aiograd.cuda.operations import attention
 from aiograd.cuda.operations.attention import backward_tile, forward_tile
 from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.ops.op import ROWS
+from tests.support import assert_raises
 from tests.sweeps import swept
 from tests.tolerance import tolerance
 
@@ -143,10 +144,8 @@ def test_no_queries_no_keys_and_no_batches(device: CudaDevice) -> None:
 
 def test_arguments_that_do_not_fit(device: CudaDevice) -> None:
     q = device.from_host(draw((3, 4)))
-    with pytest.raises(ShapeError, match="expected q"):
-        ROW(q, q[:, :2], q)
-    with pytest.raises(ArgumentTypeError, match="mask has dtype"):
-        ROW(q, q, q, device.from_host(np.zeros((3, 3), np.int64)))
+    assert_raises(ShapeError, "expected q", lambda: ROW(q, q[:, :2], q))
+    assert_raises(ArgumentTypeError, "mask has dtype", lambda: ROW(q, q, q, device.from_host(np.zeros((3, 3), np.int64))))
 
 
 def test_tiles_fit_into_shared_memory(device: CudaDevice) -> None:

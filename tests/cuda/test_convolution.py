@@ -17,6 +17,7 @@ from aiograd.errors import ShapeError
 from aiograd.kernels.window import window
 from aiograd.ops.op import ROWS
 from tests.cuda.library import Library
+from tests.support import assert_raises
 from tests.tolerance import tolerance
 
 #: images, groups, channels in and out of a group, size, then the window: size, stride, padding, dilation
@@ -126,18 +127,12 @@ def test_no_images_give_nothing_and_zeros(device: CudaDevice) -> None:
 
 def test_arguments_that_do_not_fit_say_so_as_on_the_host(device: CudaDevice) -> None:
     x, weight = device.from_host(draw((1, 2, 4, 4))), device.from_host(draw((3, 2, 3, 3)))
-    with pytest.raises(ShapeError, match="expected weight"):
-        ROWS["conv2d"](x, weight[:, :1])
-    with pytest.raises(ShapeError, match="bias has shape"):
-        ROWS["conv2d"](x, weight, weight[:2, 0, 0, 0])
-    with pytest.raises(ShapeError, match="does not fit"):
-        ROWS["conv2d"](x[:, :, :2], weight)
-    with pytest.raises(ShapeError, match="y has shape"):
-        ROWS["conv2d_input_grad"](device.from_host(draw((1, 3, 2, 2))), weight, input_size=(9, 9))
-    with pytest.raises(ShapeError, match="conv2d_weight_grad"):
-        ROWS["conv2d_weight_grad"](x, x, kernel_size=3)
-    with pytest.raises(ShapeError, match="expected"):
-        ROWS["im2col"](x[0], kernel_size=2)
+    assert_raises(ShapeError, "expected weight", lambda: ROWS["conv2d"](x, weight[:, :1]))
+    assert_raises(ShapeError, "bias has shape", lambda: ROWS["conv2d"](x, weight, weight[:2, 0, 0, 0]))
+    assert_raises(ShapeError, "does not fit", lambda: ROWS["conv2d"](x[:, :, :2], weight))
+    assert_raises(ShapeError, "y has shape", lambda: ROWS["conv2d_input_grad"](device.from_host(draw((1, 3, 2, 2))), weight, input_size=(9, 9)))
+    assert_raises(ShapeError, "conv2d_weight_grad", lambda: ROWS["conv2d_weight_grad"](x, x, kernel_size=3))
+    assert_raises(ShapeError, "expected", lambda: ROWS["im2col"](x[0], kernel_size=2))
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2"])

@@ -9,6 +9,7 @@ from aiograd.cuda import tables
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.templates import TEMPLATES
 from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.support import assert_raises
 from tests.sweeps import swept
 
 #: rows that the host computes for the device, forward or backward: decompositions, and complex numbers
@@ -102,8 +103,7 @@ def test_integer_powers_wrap_as_numpys(dtype: str, device: CudaDevice) -> None:
         there = device.from_host(exponent) if isinstance(exponent, np.ndarray) else exponent
         np.testing.assert_array_equal(device.to_host(device.from_host(base) ** there), base**exponent)
     if dtype[0] == "i":
-        with pytest.raises(ValueError, match="negative integer powers"):
-            device.from_host(base) ** -1
+        assert_raises(ValueError, "negative integer powers", lambda: device.from_host(base) ** -1)
         found = device.to_host(np.power(device.from_host(np.array([1, -1, -1, 2], dtype)), device.from_host(np.array([-2, -2, -3, -1], dtype))))
         np.testing.assert_array_equal(found, [1, 1, -1, 0])
 

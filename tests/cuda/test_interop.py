@@ -10,6 +10,7 @@ import pytest
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.importing import from_cuda_array, from_dlpack
 from aiograd.errors import ArgumentError, DeviceError
+from tests.support import assert_raises
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "?", "f2"])
@@ -52,8 +53,7 @@ def test_arrays_without_elements_and_without_axes(device: CudaDevice) -> None:
 
 def test_failed_values_are_not_handed_out(device: CudaDevice) -> None:
     device.driver.faults["add"] = DeviceError("on purpose")  # type: ignore[attr-defined]
-    with pytest.raises(DeviceError, match="on purpose"):
-        np.from_dlpack(device.from_host(np.arange(3.0)) + 1)
+    assert_raises(DeviceError, "on purpose", lambda: np.from_dlpack(device.from_host(np.arange(3.0)) + 1))
 
 
 def test_a_simulated_array_is_none_of_cudas(device: CudaDevice) -> None:
@@ -65,5 +65,4 @@ def test_arrays_of_the_host_are_copied(device: CudaDevice) -> None:
     x = from_dlpack(device, host[:, ::-1])
     host[:] = 0
     assert np.array_equal(device.to_host(x), [[2, 1, 0], [5, 4, 3]])
-    with pytest.raises(ArgumentError, match="no __cuda_array_interface__"):
-        from_cuda_array(device, host)
+    assert_raises(ArgumentError, "no __cuda_array_interface__", from_cuda_array, device, host)

@@ -14,6 +14,7 @@ from aiograd.cuda import loading, stream
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.driver.simulator import SimulatorDriver
 from aiograd.errors import ArgumentError, DeviceError, DeviceUnavailableError
+from tests.support import assert_awaiting_raises, assert_raises
 
 
 def test_the_simulator_counts_as_one_device() -> None:
@@ -24,10 +25,8 @@ def test_devices_are_made_by_their_names() -> None:
     device = loading.make_device(0)
     assert isinstance(device, CudaDevice) and isinstance(device.driver, SimulatorDriver)
     device.close()
-    with pytest.raises(DeviceUnavailableError, match="cuda:3 cannot be used: device 3 was asked for"):
-        loading.make_device(3)
-    with pytest.raises(DeviceUnavailableError, match="cuda:3 cannot be used"):
-        ag.tensor([1.0], device="cuda:3")
+    assert_raises(DeviceUnavailableError, "cuda:3 cannot be used: device 3 was asked for", loading.make_device, 3)
+    assert_raises(DeviceUnavailableError, "cuda:3 cannot be used", ag.tensor, [1.0], device="cuda:3")
 
 
 def test_names_that_need_numba_are_found_when_asked_for() -> None:
@@ -69,8 +68,7 @@ async def test_a_device_that_failed_says_so_when_waited_for(device: CudaDevice, 
         raise DeviceError("on purpose")
 
     monkeypatch.setattr(device.driver, "synchronize", fails)
-    with pytest.raises(DeviceError, match="on purpose"):
-        await cuda.synchronize()
+    await assert_awaiting_raises(DeviceError, "on purpose", cuda.synchronize())
 
 
 def test_memory_and_work_are_counted(device: CudaDevice) -> None:
@@ -83,5 +81,4 @@ def test_memory_and_work_are_counted(device: CudaDevice) -> None:
 
 @pytest.mark.parametrize("name", ["cpu", "toy:0", ""])
 def test_devices_of_other_kinds_are_refused(name: str) -> None:
-    with pytest.raises(ArgumentError, match="expected a CUDA device such as 'cuda:0'"):
-        cuda.memory_stats(name)
+    assert_raises(ArgumentError, "expected a CUDA device such as 'cuda:0'", cuda.memory_stats, name)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from numba import cuda
 
 from aiograd.cuda.driver.simulated_block import run
 from aiograd.cuda.kernels.device_function import device_function
 from aiograd.cuda.kernels.scalar import TYPES
+from tests.support import assert_raises
 
 THREADS = 8
 
@@ -105,8 +105,7 @@ def test_threads_that_part_at_a_barrier_of_a_function_are_found() -> None:
         if t < 3:
             out[t] = neighbour(out, t)
 
-    with pytest.raises(RuntimeError, match="5 of 8 threads of block"):
-        _run(kernel)
+    assert_raises(RuntimeError, "5 of 8 threads of block", _run, kernel)
 
 
 def test_modules_of_kernels_are_not_touched_while_one_runs() -> None:

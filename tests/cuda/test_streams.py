@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 import numpy as np
-import pytest
 
 import aiograd as ag
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.stream import Event, Stream, current_stream
 from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import ArgumentError, ModeError, NotReadyError
+from tests.support import assert_raises
 from tests.tolerance import tolerance
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
@@ -126,15 +126,13 @@ async def test_events(device: CudaDevice) -> None:
     event = side.record_event()
     device.submit(lambda: None).result()
     assert not event.query()
-    with pytest.raises(NotReadyError, match="await event"):
-        event.synchronize()
+    assert_raises(NotReadyError, "await event", event.synchronize)
     late.done = True
     await event
     assert event.query()
     await side.done()
     assert Event().query()
-    with pytest.raises(ArgumentError, match="timing=True"):
-        event.elapsed_ms(side.record_event())
+    assert_raises(ArgumentError, "timing=True", lambda: event.elapsed_ms(side.record_event()))
     start, end = side.record_event(timing=True), side.record_event(timing=True)
     await end
     assert start.elapsed_ms(end) == 0.0
@@ -170,8 +168,7 @@ async def test_leaving_a_stream_in_another_context_is_refused(device: CudaDevice
         side.__enter__()
 
     await asyncio.create_task(enter())
-    with pytest.raises(ModeError, match="another task"):
-        side.__exit__(None, None, None)
+    assert_raises(ModeError, "another task", side.__exit__, None, None, None)
 
 
 async def test_streams_wait_for_each_other_where_asked(device: CudaDevice) -> None:
@@ -186,5 +183,4 @@ async def test_streams_wait_for_each_other_where_asked(device: CudaDevice) -> No
 
 
 def test_a_stream_needs_a_cuda_device() -> None:
-    with pytest.raises(ArgumentError, match="CUDA device"):
-        Stream("cpu")
+    assert_raises(ArgumentError, "CUDA device", Stream, "cpu")

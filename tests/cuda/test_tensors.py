@@ -8,12 +8,12 @@ import threading
 from typing import Any
 
 import numpy as np
-import pytest
 
 import aiograd as ag
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.errors import DeviceError, DeviceLostError, DeviceMemoryError, DeviceMismatchError, NotReadyError
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 from tests.tolerance import tolerance
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
@@ -46,8 +46,7 @@ async def test_reading_what_is_pending_is_refused_inside_a_loop_and_awaiting_it_
     device.submit(go.wait)
     y = ag.exp(ag.tensor(X, device="cuda:0"))
     try:
-        with pytest.raises(NotReadyError, match="the tensor first"):
-            y.numpy()
+        assert_raises(NotReadyError, "the tensor first", y.numpy)
     finally:
         go.set()
     assert (await y) is y
@@ -70,8 +69,7 @@ async def test_device_to_host_to_device_in_one_graph(device: CudaDevice) -> None
 
 
 async def test_arrays_of_two_devices_do_not_mix(pair: tuple[CudaDevice, CudaDevice]) -> None:
-    with pytest.raises(DeviceMismatchError, match="cuda:0.*cuda:1"):
-        ag.tensor(X, device="cuda:0") + ag.tensor(X, device="cuda:1")
+    assert_raises(DeviceMismatchError, "cuda:0.*cuda:1", lambda: ag.tensor(X, device="cuda:0") + ag.tensor(X, device="cuda:1"))
     moved = (await ag.tensor(X, device="cuda:0")).to("cuda:1")
     assert moved.device == "cuda:1"
     await moved
@@ -85,8 +83,7 @@ async def test_a_kernel_that_fails_is_a_pass_that_fails_and_no_grad_changes(devi
     gc.collect()
     for name in ("multiply", "expand_multiply", "cast"):
         device.driver.faults[name] = DeviceError("as asked for")
-    with pytest.raises(DeviceError, match="as asked for"):
-        await loss.backward()
+    await assert_awaiting_raises(DeviceError, "as asked for", loss.backward())
     device.driver.faults.clear()
     assert x.grad is None
     await ag.exp(x).sum().backward()
@@ -96,10 +93,8 @@ async def test_a_kernel_that_fails_is_a_pass_that_fails_and_no_grad_changes(devi
 async def test_a_lost_device_says_so_and_the_host_goes_on(device: CudaDevice) -> None:
     x = ag.tensor(X, device="cuda:0")
     device.driver.faults["exp"] = DeviceLostError("an illegal address")
-    with pytest.raises(DeviceLostError, match="illegal address"):
-        await ag.exp(x)
-    with pytest.raises(DeviceLostError, match="lost since an earlier kernel"):
-        await (x + 1)
+    await assert_awaiting_raises(DeviceLostError, "illegal address", ag.exp(x))
+    await assert_awaiting_raises(DeviceLostError, "lost since an earlier kernel", x + 1)
     y = ag.tensor(X, requires_grad=True)
     await (y * y).sum().backward()
     np.testing.assert_allclose(y.grad.numpy(), 2 * X)
@@ -107,10 +102,9 @@ async def test_a_lost_device_says_so_and_the_host_goes_on(device: CudaDevice) ->
 
 async def test_out_of_memory_says_how_much_and_leaves_everything_usable(device: CudaDevice) -> None:
     x = ag.tensor(np.ones((1024, 1024), np.float32), device="cuda:0")
-    with pytest.raises(DeviceMemoryError, match="bytes") as caught:
-        await ag.broadcast_to(x, (1000, 1024, 1024)).clone()
-    assert caught.value.asked == 1000 * 2**22
-    assert caught.value.free == 256 * 2**20 - 2**22
+    caught = await assert_awaiting_raises(DeviceMemoryError, "bytes", ag.broadcast_to(x, (1000, 1024, 1024)).clone())
+    assert caught.asked == 1000 * 2**22
+    assert caught.free == 256 * 2**20 - 2**22
     await ag.zeros((2, 2), device="cuda:0")
 
 
@@ -129,9 +123,7 @@ async def test_cancelling_a_wait_stops_the_waiting_only(device: CudaDevice) -> N
     y = ag.exp(ag.tensor(X, device="cuda:0"))
     waiting = asyncio.ensure_future(ag.ready(y))
     await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
+    await cancel(waiting)
     go.set()
     await y
     np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=tolerance(np.float32))
@@ -140,8 +132,7 @@ async def test_cancelling_a_wait_stops_the_waiting_only(device: CudaDevice) -> N
 async def test_an_array_is_never_copied_to_the_host_unasked(device: CudaDevice) -> None:
     array = device.from_host(X)
     assert isinstance(array, CudaArray)
-    with pytest.raises(DeviceError, match="to_host"):
-        np.asarray(array)
+    assert_raises(DeviceError, "to_host", np.asarray, array)
 
 
 async def test_everything_a_pass_delivers_is_started_before_the_first_wait(device: CudaDevice) -> None:
@@ -186,18 +177,14 @@ async def test_a_device_that_is_lost_after_the_launch_is_noticed_by_whoever_wait
         device.driver._lost = lost
 
     device.driver.launch = launched
-    with pytest.raises(DeviceLostError, match="noticed late"):
-        await loss.backward()
+    await assert_awaiting_raises(DeviceLostError, "noticed late", loss.backward())
     assert x.grad is None
     for _ in range(3):  # its thread goes on, and says so each time
-        with pytest.raises(DeviceLostError, match="noticed late"):
-            await (x * 2)
-        with pytest.raises(DeviceLostError, match="noticed late"):
-            await ag.cuda.synchronize()
+        await assert_awaiting_raises(DeviceLostError, "noticed late", x * 2)
+        await assert_awaiting_raises(DeviceLostError, "noticed late", ag.cuda.synchronize())
     del x, loss
     gc.collect()
-    with pytest.raises(DeviceLostError):
-        await ag.cuda.current_stream().done()
+    await assert_awaiting_raises(DeviceLostError, None, ag.cuda.current_stream().done())
 
 
 def test_reading_from_a_device_that_is_lost_meanwhile_gives_no_garbage(device: CudaDevice) -> None:
@@ -210,5 +197,4 @@ def test_reading_from_a_device_that_is_lost_meanwhile_gives_no_garbage(device: C
         device.driver._lost = DeviceLostError("lost on the way")
 
     device.driver.download = downloaded
-    with pytest.raises(DeviceLostError, match="lost on the way"):
-        device.to_host(y)
+    assert_raises(DeviceLostError, "lost on the way", device.to_host, y)

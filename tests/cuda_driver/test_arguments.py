@@ -12,6 +12,7 @@ import pytest
 from aiograd.cuda.driver.arguments import Arguments
 from aiograd.cuda.driver.protocol import Pointer
 from aiograd.errors import DeviceError
+from tests.support import assert_raises
 
 CASES: list[tuple[Any, Any, Any]] = [
     (7, ctypes.c_int64, 7),
@@ -64,5 +65,4 @@ def test_no_arguments() -> None:
 
 @pytest.mark.parametrize("value", [1j, np.complex64(1), "x", None, np.zeros(3), np.longdouble(1)])
 def test_what_kernels_do_not_take(value: Any) -> None:
-    with pytest.raises(DeviceError, match="a kernel was given"):
-        Arguments((value,))
+    assert_raises(DeviceError, "a kernel was given", Arguments, (value,))

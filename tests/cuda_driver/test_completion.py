@@ -12,6 +12,7 @@ import pytest
 
 from aiograd.cuda.driver.bindings import CallError
 from aiograd.cuda.driver.completion import HostFunctionCompletions, Semaphore, WaitingThreads
+from tests.support import assert_raises
 
 LONG = 60.0
 
@@ -147,7 +148,6 @@ def test_closing_calls_what_is_outstanding() -> None:
 def test_what_the_device_refuses_is_not_outstanding() -> None:
     device = Device()
     completions = HostFunctionCompletions(device.call_on_host, device.is_done, "test-completions")
-    with pytest.raises(CallError):
-        completions.notify(CallError("cuLaunchHostFunc", 1), "a", lambda: None)
+    assert_raises(CallError, None, lambda: completions.notify(CallError("cuLaunchHostFunc", 1), "a", lambda: None))
     assert not any(completions._waiting.values())
     completions.close()

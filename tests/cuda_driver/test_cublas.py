@@ -12,6 +12,7 @@ import pytest
 from aiograd.cuda.driver.cublas import Cublas
 from aiograd.cuda.driver.protocol import Pointer
 from aiograd.errors import DeviceError, DeviceMemoryError
+from tests.support import assert_raises
 
 
 class Function:
@@ -175,8 +176,7 @@ def test_nothing_is_asked_for_empty_products(made: tuple[Cublas, Library, Memory
 
 def test_other_dtypes_are_refused(made: tuple[Cublas, Library, Memory]) -> None:
     blas, _, _ = made
-    with pytest.raises(DeviceError, match="matrices of int64 and int64 into int64"):
-        product(blas, dtype=np.int64)
+    assert_raises(DeviceError, "matrices of int64 and int64 into int64", product, blas, dtype=np.int64)
     single, double = pointer(np.ones(4, np.float32)), pointer(np.ones(4))
     with pytest.raises(DeviceError, match="matrices of float32 and float64 into float32"):
         blas.gemm(single, single, double, 2, 2, 2, 1, (2, False, 0), (2, False, 0), (2, 0), 1.0, 0.0, 100)
@@ -186,8 +186,7 @@ def test_other_dtypes_are_refused(made: tuple[Cublas, Library, Memory]) -> None:
 def test_a_handle_that_cannot_be_set_up_is_let_go(made: tuple[Cublas, Library, Memory], name: str) -> None:
     blas, library, memory = made
     library.failures[name] = 7
-    with pytest.raises(DeviceError, match=f"{name}: invalid value \\(7\\)"):
-        product(blas)
+    assert_raises(DeviceError, f"{name}: invalid value \\(7\\)", product, blas)
     assert memory.live == library.handles == 0
     product(blas)
 
@@ -195,16 +194,13 @@ def test_a_handle_that_cannot_be_set_up_is_let_go(made: tuple[Cublas, Library, M
 def test_no_memory_for_the_workspace(made: tuple[Cublas, Library, Memory]) -> None:
     blas, library, memory = made
     memory.full = True
-    with pytest.raises(DeviceMemoryError):
-        product(blas)
+    assert_raises(DeviceMemoryError, None, product, blas)
     assert library.handles == 0
 
 
 def test_failures_are_named(made: tuple[Cublas, Library, Memory]) -> None:
     blas, library, _ = made
     library.failures["gemm"] = 15
-    with pytest.raises(DeviceError, match="cublasGemmStridedBatchedEx_64: not supported"):
-        product(blas)
+    assert_raises(DeviceError, "cublasGemmStridedBatchedEx_64: not supported", product, blas)
     library.failures["gemm"] = 3
-    with pytest.raises(DeviceMemoryError):
-        product(blas)
+    assert_raises(DeviceMemoryError, None, product, blas)

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from aiograd import errors
-from aiograd.cli.doctor import doctor
 from aiograd.cuda import discovery, loading
 from aiograd.cuda.discovery import Probe, reason
+from aiograd.running.cli.doctor import doctor
+from tests.support import assert_raises
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (("numba-cuda", "0.30.4"), ("cuda-core", "1.2.2"), ("cuda-bindings", "13.5.0"))
@@ -83,11 +84,9 @@ def test_the_public_questions_follow_the_record(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_device_that_is_not_there_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "probe", lambda: found(library_error="libcuda.so.1: no such file"))
-    with pytest.raises(errors.DeviceUnavailableError, match=r"cuda:0 cannot be used: looked for the CUDA driver's library libcuda.so.1"):
-        loading.make_device(0)
+    assert_raises(errors.DeviceUnavailableError, r"cuda:0 cannot be used: looked for the CUDA driver's library libcuda.so.1", loading.make_device, 0)
     monkeypatch.setattr(discovery, "probe", found)
-    with pytest.raises(errors.DeviceUnavailableError, match="cuda:7 cannot be used: device 7 was asked for"):
-        loading.make_device(7)
+    assert_raises(errors.DeviceUnavailableError, "cuda:7 cannot be used: device 7 was asked for", loading.make_device, 7)
 
 
 def test_a_module_that_cannot_be_imported() -> None:

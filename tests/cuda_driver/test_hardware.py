@@ -18,6 +18,7 @@ from aiograd.cuda.driver.protocol import Pointer
 from aiograd.cuda.driver.staging import CHUNK
 from aiograd.errors import DeviceError, DeviceLostError, DeviceMemoryError
 from tests.cuda_driver.fake_calls import FakeCalls
+from tests.support import assert_raises
 
 MIB = 1 << 20
 
@@ -102,8 +103,7 @@ def test_closing_gives_everything_back(calls: FakeCalls) -> None:
 
 def test_nothing_is_asked_of_a_closed_device(driver: HardwareDriver) -> None:
     driver.close()
-    with pytest.raises(DeviceError, match="allocating memory on cuda:0: the device has been closed"):
-        driver.allocate(8, None)
+    assert_raises(DeviceError, "allocating memory on cuda:0: the device has been closed", driver.allocate, 8, None)
 
 
 def test_host_arrays_outlive_the_device(calls: FakeCalls) -> None:
@@ -301,12 +301,9 @@ def test_copies_stay_within_their_memory(driver: HardwareDriver) -> None:
     memory = driver.allocate(512, None)
     with pytest.raises(DeviceError, match="copying to the device: bytes 505 to 513 of memory that has 512"):
         driver.upload(memory, 505, np.zeros(1), None)
-    with pytest.raises(DeviceError, match="copying to the host"):
-        driver.download(np.zeros(65), memory, 0, None)
-    with pytest.raises(DeviceError, match="filling memory"):
-        driver.fill_zero(memory, -1, 8, None)
-    with pytest.raises(DeviceError, match="copying: bytes 0 to 600"):
-        driver.copy(memory, 0, memory, 0, 600, None)
+    assert_raises(DeviceError, "copying to the host", lambda: driver.download(np.zeros(65), memory, 0, None))
+    assert_raises(DeviceError, "filling memory", driver.fill_zero, memory, -1, 8, None)
+    assert_raises(DeviceError, "copying: bytes 0 to 600", driver.copy, memory, 0, memory, 0, 600, None)
 
 
 def test_copying_and_filling(driver: HardwareDriver, calls: FakeCalls) -> None:
@@ -343,10 +340,8 @@ def test_scalars_of_different_types_are_different_kernels(driver: HardwareDriver
 
 
 def test_arguments_of_a_type_no_kernel_takes(driver: HardwareDriver) -> None:
-    with pytest.raises(DeviceError, match="complex128"):
-        driver.launch(kernel, (1, 1, 1), (1, 1, 1), (np.complex128(1),), None)
-    with pytest.raises(DeviceError, match="type str"):
-        driver.launch(kernel, (1, 1, 1), (1, 1, 1), ("x",), None)
+    assert_raises(DeviceError, "complex128", lambda: driver.launch(kernel, (1, 1, 1), (1, 1, 1), (np.complex128(1),), None))
+    assert_raises(DeviceError, "type str", driver.launch, kernel, (1, 1, 1), (1, 1, 1), ("x",), None)
 
 
 def test_a_kernel_that_cannot_be_started_leaves_the_device_as_it_was(driver: HardwareDriver, calls: FakeCalls) -> None:
@@ -433,8 +428,7 @@ def test_after_a_fault_everything_raises_the_same_error(driver: HardwareDriver, 
     event = driver.record(None)
     driver.launch(kernel, (1, 1, 1), (1, 1, 1), (1,), None)
     calls.sticky = 700
-    with pytest.raises(DeviceLostError, match="used in this process any more. Kernels started last.*: kernel. Run with AIOGRAD_CUDA_SYNC=1"):
-        driver.synchronize()
+    assert_raises(DeviceLostError, "used in this process any more. Kernels started last.*: kernel. Run with AIOGRAD_CUDA_SYNC=1", driver.synchronize)
     calls.sticky = None
     asked = len(calls.log)
     raised = []
@@ -443,9 +437,8 @@ def test_after_a_fault_everything_raises_the_same_error(driver: HardwareDriver, 
         lambda: driver.launch(kernel, (1, 1, 1), (1, 1, 1), (1,), None), lambda: driver.notify(None, event, lambda: None),
         lambda: driver.upload(memory, 0, np.zeros(1), None), lambda: driver.trim(),
     ):  # fmt: skip
-        with pytest.raises(DeviceLostError) as caught:
-            again()
-        raised.append(caught.value)
+        caught = assert_raises(DeviceLostError, None, again)
+        raised.append(caught)
     assert len(set(map(id, raised))) == 1
     driver.free(memory, None)
     driver.close()
@@ -482,8 +475,7 @@ def test_those_who_wait_are_called_when_the_device_is_lost(deferred: tuple[Hardw
     calls.sticky = 719
     assert called.wait(10), "the device never comes to its host functions"
     calls.sticky = None
-    with pytest.raises(DeviceLostError, match="719"):
-        driver.synchronize()
+    assert_raises(DeviceLostError, "719", driver.synchronize)
 
 
 # ---------------------------------------------------------------- matrix products

@@ -18,6 +18,7 @@ from aiograd.cuda.interop import cuda_array_interface, dlpack_device, open_cuda_
 from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError
 from tests.cuda_driver.fake_calls import FakeCalls
+from tests.support import assert_raises
 
 
 class Thread:
@@ -102,8 +103,7 @@ def test_a_reader_that_orders_its_work_itself(calls: FakeCalls, array: Array) ->
 
 @pytest.mark.parametrize("stream", [0, -2, "x", True, 1.0])
 def test_streams_that_are_none(array: Array, stream: Any) -> None:
-    with pytest.raises(ArgumentError, match="__dlpack__ with stream="):
-        to_dlpack(array, stream=stream)  # type: ignore[arg-type]
+    assert_raises(ArgumentError, "__dlpack__ with stream=", to_dlpack, array, stream=stream)
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
@@ -120,17 +120,14 @@ def test_the_memory_waits_for_the_readers_default_stream(calls: FakeCalls, strea
 def test_other_devices_are_refused(array: Array) -> None:
     assert dlpack_device(array) == (CUDA, 0)  # type: ignore[arg-type]
     to_dlpack(array, stream=-1, dl_device=(CUDA, 0))  # type: ignore[arg-type]
-    with pytest.raises(BufferError, match=r"asked for on device \(1, 0\), it is on \(2, 0\)"):
-        to_dlpack(array, dl_device=(CPU, 0))  # type: ignore[arg-type]
+    assert_raises(BufferError, r"asked for on device \(1, 0\), it is on \(2, 0\)", to_dlpack, array, dl_device=(CPU, 0))
 
 
 def test_values_that_could_not_be_computed(array: Array) -> None:
     array.buffer.error = DeviceError("it failed")
-    with pytest.raises(DeviceError, match="it failed"):
-        to_dlpack(array)  # type: ignore[arg-type]
+    assert_raises(DeviceError, "it failed", to_dlpack, array)
     array.buffer.error, array.buffer.memory = None, None
-    with pytest.raises(DeviceError, match="never written"):
-        to_dlpack(array)  # type: ignore[arg-type]
+    assert_raises(DeviceError, "never written", to_dlpack, array)
 
 
 def test_cuda_array_interface_names_the_stream_that_fills_the_array(calls: FakeCalls, stream_state: StreamState, array: Array) -> None:
@@ -149,8 +146,7 @@ def test_simulated_devices_are_the_host(device: Any, array: Array) -> None:
     array.buffer.memory = np.zeros(200, np.uint8)
     assert dlpack_device(array) == (CPU, 0)  # type: ignore[arg-type]
     assert open_capsule(to_dlpack(array)).address == array.buffer.memory.ctypes.data + 64  # type: ignore[arg-type]
-    with pytest.raises(AttributeError):
-        cuda_array_interface(array)  # type: ignore[arg-type]
+    assert_raises(AttributeError, None, cuda_array_interface, array)
 
 
 class Torch:
@@ -194,12 +190,9 @@ def test_arrays_of_the_host_and_of_other_devices(device: Any) -> None:
     host = np.arange(3.0)
     read = open_dlpack(device, host)
     assert isinstance(read, np.ndarray) and read.ctypes.data == host.ctypes.data
-    with pytest.raises(DeviceMismatchError, match=r"the array is on device \(2, 1\), cuda:0 is \(2, 0\)"):
-        open_dlpack(device, Torch((CUDA, 1)))
-    with pytest.raises(DeviceMismatchError):
-        open_dlpack(device, Torch((10, 0)))
-    with pytest.raises(ArgumentError, match="no __dlpack_device__"):
-        open_dlpack(device, [1, 2])
+    assert_raises(DeviceMismatchError, r"the array is on device \(2, 1\), cuda:0 is \(2, 0\)", lambda: open_dlpack(device, Torch((CUDA, 1))))
+    assert_raises(DeviceMismatchError, None, lambda: open_dlpack(device, Torch((10, 0))))
+    assert_raises(ArgumentError, "no __dlpack_device__", open_dlpack, device, [1, 2])
 
 
 def described(**changes: Any) -> Any:
@@ -225,5 +218,4 @@ def test_reading_a_cuda_array_interface(device: Any) -> None:
     ],
 )
 def test_interfaces_that_make_no_sense(device: Any, source: Any, words: str) -> None:
-    with pytest.raises(ArgumentError, match=words):
-        open_cuda_array(device, source)
+    assert_raises(ArgumentError, words, open_cuda_array, device, source)

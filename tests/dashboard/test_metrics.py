@@ -18,6 +18,7 @@ from aiograd.distributed import loop_lag
 from aiograd.distributed.rpc.http.pages import PageRequest
 from tests.distributed.http_support import get
 from tests.distributed.workers import until, workers
+from tests.support import assert_awaiting_raises
 
 service = dist.Service()
 GRAFANA = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
@@ -44,8 +45,7 @@ async def test_counts_of_a_step() -> None:
         async with driver.context() as ctx:
             x = ag.tensor([1.0, 2.0], requires_grad=True)
             await ctx.backward(await driver.call("left", "square", x))
-        with pytest.raises(ag.errors.NotExposedError):
-            await driver.call("left", "nothing")
+        await assert_awaiting_raises(ag.errors.NotExposedError, None, driver.call("left", "nothing"))
         await until(lambda: not left.statistics().contexts)
         found = families(driver._core)
         assert value(found["aiograd_passes"], "aiograd_passes_total", outcome="committed", worker="driver") == 1

@@ -12,6 +12,7 @@ from aiograd.dashboard import pages as pages_module
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from tests.distributed.http_support import get
 from tests.distributed.memory import Switchboard
+from tests.support import assert_awaiting_raises, assert_raises
 
 pytestmark = pytest.mark.net
 TOKEN = "a-token-for-tests-0123456789"  # noqa: S105
@@ -164,14 +165,11 @@ async def test_numbers_in_a_question_may_be_anything() -> None:
     ],
 )  # fmt: skip
 def test_options_are_checked(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match="DashboardOptions"):
-        dist.DashboardOptions(**options)
+    assert_raises(error, "DashboardOptions", lambda: dist.DashboardOptions(**options))
 
 
 async def test_a_dashboard_is_true_false_or_options_and_needs_http() -> None:
     for wrong in (1, "yes", None):
-        with pytest.raises(ArgumentTypeError, match="dashboard="):
-            dist.Worker("driver", dashboard=wrong)  # type: ignore[arg-type]
+        assert_raises(ArgumentTypeError, "dashboard=", dist.Worker, "driver", dashboard=wrong)
     worker = dist.Worker("driver", transport=Switchboard().transport("driver"), dashboard=True)
-    with pytest.raises(ArgumentError, match="HTTP transport"):
-        await worker.__aenter__()
+    await assert_awaiting_raises(ArgumentError, "HTTP transport", worker.__aenter__())

@@ -21,6 +21,7 @@ from aiograd.errors import NotExposedError, RemoteError
 from aiograd.running.modes import DEFAULT_MODE
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, until, workers
+from tests.support import assert_awaiting_raises
 
 service = dist.Service()
 #: a parameter of the functions: a worker that has nothing to commit is told of no commit
@@ -112,8 +113,7 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
     async with workers("driver", "left", service=service) as (driver, left):
         monitor = DashboardMonitor(left._core)
         stranger = type("Stranger", (), {"principal": "somebody else", "name": "driver"})()
-        with pytest.raises(NotExposedError, match="other principals"):
-            await monitor.report(stranger, '[0,false,0,"",9]')
+        await assert_awaiting_raises(NotExposedError, "other principals", monitor.report(stranger, '[0,false,0,"",9]'))
         assert left._core.watch is None
         watcher = Reporter(left._core)
         watcher.watch(100)
@@ -127,8 +127,7 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
 )
 async def test_malformed_questions_are_refused(question: str) -> None:
     async with workers("driver", "left", service=service) as (driver, left):
-        with pytest.raises(RemoteError, match="malformed question"):
-            await driver.call_apart("left", ReportRequest.form.name, question)
+        await assert_awaiting_raises(RemoteError, "malformed question", driver.call_apart("left", ReportRequest.form.name, question))
         assert left._core.watch is None
 
 
@@ -182,8 +181,7 @@ async def test_the_collector_sleeps_when_the_page_is_closed() -> None:
 async def test_the_meter_counts_exchanges() -> None:
     async with workers("driver", "left", service=service) as (driver, left):
         await step(driver)
-        with pytest.raises(ag.errors.NotExposedError):
-            await driver.call("left", "nothing")
+        await assert_awaiting_raises(ag.errors.NotExposedError, None, driver.call("left", "nothing"))
         here, there = driver._core.meter.histograms, left._core.meter.histograms
 
         def counted(meters: Any) -> dict[str, tuple[int, int]]:

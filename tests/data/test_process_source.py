@@ -13,6 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd.data import DataLoader, ProcessSource
 from aiograd.errors import ArgumentError, DataError
+from tests.support import assert_awaiting_raises, cancel
 
 SOURCE = '''
 import os
@@ -56,8 +57,7 @@ async def test_examples_come_from_other_processes() -> None:
                 break
         assert found == [[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]]
         assert rest["name"] == ["number 2", "number 3"]
-        with pytest.raises(DataError, match="example 4: ValueError: no such thing"):
-            await source[4]
+        await assert_awaiting_raises(DataError, "example 4: ValueError: no such thing", source[4])
         assert (await source[1])[0].tolist() == [1, 1, 1], "the process goes on"
     assert os.getpid() not in pids
 
@@ -65,8 +65,7 @@ async def test_examples_come_from_other_processes() -> None:
 @pytest.mark.proc
 async def test_a_process_that_ends_is_an_error() -> None:
     async with ProcessSource("mine:made", 1) as source:
-        with pytest.raises(DataError, match="has ended"):
-            await source[5]
+        await assert_awaiting_raises(DataError, "has ended", source[5])
 
 
 @pytest.mark.proc
@@ -74,9 +73,7 @@ async def test_a_read_that_is_cancelled_leaves_the_process_in_order() -> None:
     async with ProcessSource("mine:made", 1) as source:
         task = asyncio.ensure_future(source[0])
         await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         assert (await source[2])[0].tolist() == [2, 2, 2]
 
 
@@ -89,8 +86,7 @@ async def test_sources_that_cannot_be_had() -> None:
     for wrong in (("mine", 1), ("mine:examples", 0)):
         with pytest.raises(ArgumentError):
             ProcessSource(*wrong)
-    with pytest.raises(DataError, match="async with"):
-        await ProcessSource("mine:examples")[0]
+    await assert_awaiting_raises(DataError, "async with", ProcessSource("mine:examples")[0])
 
 
 def test_any_nesting_crosses() -> None:

@@ -42,6 +42,26 @@ def effects(session: RpcSession) -> list[object]:
     return found
 
 
+def asked(body: bytes = b"?", seconds: float = 10.0, limits: Limits = SMALL) -> tuple[RpcSession, RpcSession, int]:
+    """Two sessions, and the id of a request of the first that has arrived at the second."""
+    near, far = pair(limits)
+    id = near.request(1, [body], seconds, 0.0)
+    pass_on(near, far)
+    return near, far, id
+
+
+def attach(now: float, *sessions: RpcSession) -> None:
+    for session in sessions:
+        session.attach(now)
+
+
+def talk(near: RpcSession, far: RpcSession, now: float) -> None:
+    """Pass frames both ways until there are none."""
+    while near.has_output or far.has_output:
+        pass_on(near, far, now)
+        pass_on(far, near, now)
+
+
 def delivered(session: RpcSession) -> Deliver:
     (effect,) = effects(session)
     assert isinstance(effect, Deliver)

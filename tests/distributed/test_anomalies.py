@@ -11,42 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiograd as ag
-from aiograd import distributed as dist
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import NaNGradientError, RemoteError
-from tests.distributed.workers import leaf, settled, simulate, values, view, workers
+from tests.distributed.passes_kit import Misbehave
+from tests.distributed.workers import echo, exposing, leaf, relay, settled, simulate, values, view, workers
 
-service = dist.Service()
-
-
-@service.function
-async def echo(value: Any) -> Any:
-    return value
+service = exposing(echo, relay)
 
 
 @service.function
 async def root(x: Any) -> Any:
     return x.sqrt()
-
-
-@service.function
-async def relay(to: str, function: str, x: Any) -> Any:
-    return await dist.current_worker().call(to, function, x)
-
-
-class Bits(ag.Function):
-    """Its gradient is what it was told, whatever comes."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, gradient: Any) -> Any:
-        ctx.gradient = gradient
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return ctx.gradient, None
 
 
 def bits(array: Any) -> list[int]:
@@ -81,7 +56,7 @@ def test_any_bits_cross_in_values_and_gradients(drawn: tuple[int, list[int], lis
             x = ag.tensor(sent.copy(), requires_grad=True)
             y = await a.call("b", "echo", x)
             assert bits(y.detach().numpy()) == forward[:count]
-            await ctx.backward(Bits.apply(y, gradient).sum())
+            await ctx.backward(Misbehave.apply(y, lambda g: gradient).sum())
             assert bits(ctx.grads[x].numpy()) == backward[:count]
 
     with np.errstate(all="ignore"):

@@ -16,7 +16,8 @@ from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Misbehave, Stage, Suspend, before, passes, same
-from tests.distributed.workers import busy, leaf, settled, simulate, until, values, view, workers
+from tests.distributed.workers import busy, leaf, settled, until, values, view, workers
+from tests.support import cancel
 from tests.tolerance import assert_close
 
 EVERY = [*GRAPHS, *WASTEFUL]
@@ -75,7 +76,7 @@ async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualC
 
     On the virtual clock: gradients that are held back for an answer leave by themselves where the engine has used up its time.
     """
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
     stage = Stage("ab")
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -96,7 +97,7 @@ async def test_a_message_per_edge_and_worker_and_no_more(virtual_clock: VirtualC
 async def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for(
     virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
     stage = Stage("abc")
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -306,9 +307,7 @@ async def test_a_pass_that_waits_for_another_has_a_deadline_of_its_own(virtual_c
             await ctx.backward(loss, timeout=1)
         third = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
         await asyncio.sleep(1)
-        third.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await third
+        await cancel(third)
         assert not first.done()
         await first
         await ctx.backward(loss)
@@ -334,7 +333,7 @@ async def test_passes_of_several_contexts_on_shared_parameters_run_at_the_same_t
     assert virtual_clock.time() < 2
 
 
-def test_passes_that_different_workers_start_in_one_context_are_each_exact() -> None:
+async def test_passes_that_different_workers_start_in_one_context_are_each_exact(virtual_clock: VirtualClock) -> None:
     """The originator differentiates its loss while two callees differentiate theirs, over the same parameters."""
     spans = Spans()
     stage = Stage("abc", whole=True)
@@ -347,20 +346,16 @@ def test_passes_that_different_workers_start_in_one_context_are_each_exact() -> 
         await ctx.backward(y.sum() * factor)
 
     stage.functions["own_loss"] = own_loss
-
-    async def main() -> None:
-        async with stage.open() as opened, opened[0].context() as ctx:
-            a = opened[0]
-            loss = (await a.call("b", "slowly", stage.x)).sum()
-            losses = [a.call(name, "own_loss", factor, stage.x) for name, factor in (("b", 2.0), ("c", 4.0), ("c", 8.0))]
-            await asyncio.gather(ctx.backward(loss), *losses)
-            assert spans.most == 3, "passes that one worker has started wait for each other, those of others do not"
-            w, x = stage.weights, stage.x
-            found = stage.found(ctx, opened)
-            assert found["a"][1].tolist() == values(w["b"] * 1 + w["c"] * 2 + w["b"] * 4 + w["b"] * 8)
-            assert found["b"][0].tolist() == values(x * 13) and found["c"][0].tolist() == values(x * 2)
-
-    simulate(main)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a = opened[0]
+        loss = (await a.call("b", "slowly", stage.x)).sum()
+        losses = [a.call(name, "own_loss", factor, stage.x) for name, factor in (("b", 2.0), ("c", 4.0), ("c", 8.0))]
+        await asyncio.gather(ctx.backward(loss), *losses)
+        assert spans.most == 3, "passes that one worker has started wait for each other, those of others do not"
+        w, x = stage.weights, stage.x
+        found = stage.found(ctx, opened)
+        assert found["a"][1].tolist() == values(w["b"] * 1 + w["c"] * 2 + w["b"] * 4 + w["b"] * 8)
+        assert found["b"][0].tolist() == values(x * 13) and found["c"][0].tolist() == values(x * 2)
 
 
 async def test_a_pass_within_a_rule_of_another_pass_of_the_context() -> None:

@@ -21,6 +21,7 @@ from aiograd.errors import CommitUnknown, DeadlineError, RemoteError
 from aiograd.testing import SimulatedLoop
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, passes, same, scaled
 from tests.distributed.workers import settled, simulate
+from tests.support import cancel
 from tests.sweeps import swept
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
@@ -390,9 +391,7 @@ async def test_a_cancellation_is_not_lost_in_a_timeout() -> None:
         board.cut("b")
         await asyncio.sleep(0.6)
         assert not running.done()
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancel(running)
         board.heal("b")
         await asyncio.sleep(5)
         assert passes(opened) == [0, 0]
@@ -422,9 +421,7 @@ async def test_a_function_that_differentiates_for_its_caller_is_cancelled_with_i
         calling = asyncio.ensure_future(opened[0].call("b", "differentiate", stage.x))
         await asyncio.sleep(1)
         assert passes(opened) == [1, 1, 1]
-        calling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await calling
+        await cancel(calling)
         await asyncio.sleep(1)
         assert passes(opened) == [0, 0, 0] and ends == ["CancelledError"]
         with pytest.raises((DeadlineError, RemoteError, CommitUnknown)):

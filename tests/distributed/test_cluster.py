@@ -21,6 +21,7 @@ from aiograd import distributed as dist
 from aiograd.distributed import Encoding, Limits
 from aiograd.distributed.cluster import LocalCluster, WorkerProcess
 from aiograd.errors import ArgumentError, DeadlineError, EngineClosedError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
+from tests.support import cancel
 from tests.watchdog import SECONDS
 
 pytestmark = pytest.mark.proc
@@ -78,9 +79,7 @@ async def test_cancelled_while_it_starts_it_is_gone(tmp_path: Path) -> None:
     task = asyncio.create_task(start(f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
     while not (marker.exists() and marker.read_text()):
         await asyncio.sleep(0.01)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     assert not is_running(int(marker.read_text()))
 
 
@@ -310,9 +309,7 @@ async def test_cancelled_inside_it_leaves_nothing_behind() -> None:
 
     task = asyncio.create_task(use())
     await entered.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     assert pids and not [pid for pid in pids.values() if is_running(pid)]
 
 

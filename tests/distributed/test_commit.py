@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -223,16 +224,47 @@ def test_a_worker_that_cannot_carry_out_a_commit_does_not_say_that_the_pass_was_
         async with scene() as s:
 
             def fail() -> None:
-                raise MemoryError("no room")
+                raise RuntimeError("broken")
 
             def trouble() -> None:
-                (part,) = view(s.c, s.ctx).participants.values()
-                part.task.commit = fail  # type: ignore[method-assign]
+                (participant,) = view(s.c, s.ctx).participants.values()
+                participant.task.commit = fail  # type: ignore[method-assign]
 
             with before(s.c, Kind.COMMIT, trouble), pytest.raises(CommitUnknown) as caught:
                 await s.start()
             assert caught.value.workers == ("c",) and s.committed() == "ab"
             assert await s.outcome(s.c) == ["unknown"] and len(view(s.c, s.ctx).in_doubt) == 1 and passes(s.opened) == [0, 0, 0]
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+@pytest.mark.parametrize("tries", [1, 4])
+def test_a_worker_that_is_short_of_memory_commits_later(tries: int, is_told: bool) -> None:
+    """It is told again; or it asks by itself and tries again, where it is told no more."""
+
+    async def main() -> None:
+        async with scene() as s:
+            left = [MemoryError("no room")] * tries
+
+            def scarce(commit: Callable[[], None]) -> None:
+                if left:
+                    raise left.pop()
+                commit()
+
+            def trouble() -> None:
+                for participant in view(s.c, s.ctx).participants.values():  # none where it has asked meanwhile
+                    participant.task.commit = functools.partial(scarce, participant.task.commit)  # type: ignore[method-assign]
+                if not is_told:
+                    raise ValueError("the request to commit is lost")
+
+            with before(s.c, Kind.COMMIT, trouble), contextlib.nullcontext() if is_told else pytest.raises(CommitUnknown):
+                await s.start(timeout=4.0)
+            if not is_told:
+                assert s.committed() == "ab"
+                await asyncio.sleep(10.0)
+            assert not left and s.committed() == "abc" and await s.outcome(s.c) == ["committed"] and passes(s.opened) == [0, 0, 0]
+            assert not view(s.c, s.ctx).in_doubt
 
     simulate(main)
 

@@ -40,29 +40,19 @@ from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import Net
-from tests.distributed.workers import SECRET, busy, knows, leaf, settled, until, values, view, workers
+from tests.distributed.workers import SECRET, busy, exposing, knows, leaf, relay, settled, square, until, values, view, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
 ME = PeerIdentity("a", b"i" * 16, "default")
 OTHER = PeerIdentity("x", b"j" * 16, "tenant")
 
-service = dist.Service()
+service = exposing(square, relay)
 weight = leaf(2, 3)
 
 
 @service.function
 async def scale(x: Any) -> Any:
     return x * weight
-
-
-@service.function
-def square(x: Any) -> Any:
-    return x * x
-
-
-@service.function
-async def relay(to: str, function: str, *args: Any) -> Any:
-    return await dist.current_worker().call(to, function, *args)
 
 
 @service.function
@@ -198,14 +188,8 @@ async def test_a_worker_that_is_not_open_has_no_contexts() -> None:
     for _ in range(2):
         with pytest.raises(DistributedError, match="worker 'a' is not open"):
             await worker.context().__aenter__()
-        async with worker if worker._url is None else _nothing():
+        async with worker if worker._url is None else contextlib.nullcontext():
             pass
-
-
-class _nothing:
-    async def __aenter__(self) -> None: ...
-
-    async def __aexit__(self, *_: object) -> None: ...
 
 
 async def test_within_makes_a_context_current_in_code_outside_of_its_block() -> None:
@@ -393,7 +377,7 @@ async def test_closing_a_worker_with_many_contexts_waits_once_for_a_peer_that_is
 # -------------------------------------------------------------------- errors of look-up
 
 
-async def requests_about(key: bytes) -> list[tuple[Kind, Any]]:
+def requests_about(key: bytes) -> list[tuple[Kind, Any]]:
     """One message of each kind that names a context, but is no call."""
     return [
         (Kind.MARK, (key, "a", 1, [7])),
@@ -407,7 +391,7 @@ async def requests_about(key: bytes) -> list[tuple[Kind, Any]]:
 
 async def test_an_unknown_id_creates_nothing_whatever_names_it() -> None:
     async with workers("a", "b", service=service) as (a, b):
-        for kind, value in await requests_about(b"g" * 16):
+        for kind, value in requests_about(b"g" * 16):
             with pytest.raises(ContextNotFoundError, match="Error on Node b: worker b knows no such autograd context"):
                 await a.endpoint.request("b", kind, value, 5)
         with pytest.raises(ContextNotFoundError):  # a call that does not say that it opens
@@ -422,7 +406,7 @@ async def test_a_released_context_is_named_as_such_to_those_who_used_it() -> Non
     async with workers("a", "b", service=service) as (a, b):
         async with a.context() as ctx:
             y = await a.call("b", "scale", leaf(1, 1))
-        for kind, value in await requests_about(ctx.key):
+        for kind, value in requests_about(ctx.key):
             with pytest.raises(ContextReleasedError, match="Error on Node b: the context has been released on b"):
                 await a.endpoint.request("b", kind, value, 5)
         late = ("scale", [], {}, True, (ctx.key, "a", (-1,), 0, True))
@@ -455,7 +439,7 @@ async def test_another_principal_sees_none_of_it() -> None:
             with pytest.raises(ContextNotFoundError) as caught:
                 await x.endpoint.request("b", Kind.CALL, ("where", [], {}, True, (ctx.key, "a", (-1,), 0, False)), 5)
             texts = {str(caught.value)}
-            for kind, value in await requests_about(ctx.key):
+            for kind, value in requests_about(ctx.key):
                 for key in (ctx.key, b"g" * 16):
                     with pytest.raises(ContextNotFoundError) as caught:
                         await x.endpoint.request("b", kind, (key, *value[1:]), 5)
@@ -532,7 +516,7 @@ def test_a_context_is_entered_only_by_who_may() -> None:
     own = contexts.enter(OTHER, header(), 1.0)  # of the same id, and another one
     assert own is not context and own.principal == "tenant" and contexts.find(b"k" * 16, OTHER, 1.0) is own
     contexts.renew(OTHER, [Lease(b"k" * 16, 7)], 2.0)
-    assert (own.beat, context.beat) == (7, 0)
+    assert (own.counter, context.counter) == (7, 0)
     contexts.remove(own, 3.0)
     assert contexts.find(b"k" * 16, ME, 3.0) is context and len(contexts) == 1
 

@@ -10,26 +10,24 @@ from typing import Any
 
 import pytest
 
-from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.frame_age import WINDOW, FrameAge, clock
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DeadlineError
-from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from aiograd.testing import Faults
+from tests.distributed.world import EndpointPair
+from tests.support import run_by
 
-KEY = b"k" * 32
-LIMITS = Limits(missed_heartbeats=100)
 
-
-class Held:
+class Held(EndpointPair):
     """Endpoints "a" and "b"; `ended` has when handlers of "b" ended: by themselves or because they were cancelled, and what they were told."""
 
+    limits = Limits(missed_heartbeats=100)
+
     def __init__(self) -> None:
-        self.network = SimulatedNetwork(0, faults=Faults(latency=(0.01, 0.01)))
+        super().__init__(latency=(0.01, 0.01))
         self.ended: list[tuple[str, float]] = []
         self.told: list[float] = []
-        self.a: Endpoint
 
     async def handle(self, peer: PeerIdentity, kind: int, value: Any, timeout: float) -> Any:
         loop = asyncio.get_running_loop()
@@ -42,73 +40,57 @@ class Held:
         self.ended.append(("done", loop.time()))
         return None
 
-    async def _open(self, name: str) -> Endpoint:
-        endpoint = Endpoint(name, transport=self.network.transport(name), keyring=Keyring(KEY), limits=LIMITS, handler=self.handle)
-        await endpoint.open("", 0)
-        return endpoint
+    def run(self, main: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        async def connected(world: Held) -> None:
+            await world.a.request("b", 1, 0, 5.0)
+            await main(world)
 
-    async def _on_a(self, main: Callable[[Held], Coroutine[Any, Any, None]]) -> None:
-        self.a = await self._open("a")
-        self.a.add_peer("b", "sim://b")
-        await self.a.request("b", 1, 0, 5.0)
-        await main(self)
-        await self.a.aclose()
+        super().run(connected)
 
-    def run(self, main: Callable[[Held], Coroutine[Any, Any, None]]) -> None:
-        async def world() -> None:
-            await self.network.spawn("b", self._open("b"))
-            await self.network.spawn("a", self._on_a(main))
 
-        simulated_run(world)
+in_held = run_by(lambda main: Held().run(main))
 
 
 @pytest.mark.parametrize("held", [0.0, 0.5, 1.0, 1.7])
-def test_a_request_that_the_network_holds_up_ends_when_its_caller_has_gone(held: float) -> None:
-    async def main(world: Held) -> None:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        world.network.cut("a", "b", both=False)
-        loop.call_later(held, world.network.heal, "a", "b")
-        with pytest.raises(DeadlineError):
-            await world.a.request("b", 1, 100.0, 2.0)
-        await asyncio.sleep(5.0)
-        ((how, when),) = world.ended[1:]
-        assert how == "cancelled" and began + 1.5 < when <= began + 2.0 + 0.03
-
-    Held().run(main)
+@in_held
+async def test_a_request_that_the_network_holds_up_ends_when_its_caller_has_gone(world: Held, held: float) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    world.network.cut("a", "b", both=False)
+    loop.call_later(held, world.network.heal, "a", "b")
+    with pytest.raises(DeadlineError):
+        await world.a.request("b", 1, 100.0, 2.0)
+    await asyncio.sleep(5.0)
+    ((how, when),) = world.ended[1:]
+    assert how == "cancelled" and began + 1.5 < when <= began + 2.0 + 0.03
 
 
-def test_a_request_that_comes_after_its_caller_has_gone_does_not_run() -> None:
-    async def main(world: Held) -> None:
-        loop = asyncio.get_running_loop()
-        world.network.cut("a", "b", both=False)
-        with pytest.raises(DeadlineError):
-            await world.a.request("b", 1, 100.0, 2.0)
-        loop.call_later(0.5, world.network.heal, "a", "b")
-        await asyncio.sleep(5.0)
-        assert len(world.told) == 1
-        await world.a.request("b", 1, 0.1, 2.0)
-        assert world.ended[-1][0] == "done" and world.told[-1] > 1.9, "those that come in time have all of their time"
-
-    Held().run(main)
+@in_held
+async def test_a_request_that_comes_after_its_caller_has_gone_does_not_run(world: Held) -> None:
+    loop = asyncio.get_running_loop()
+    world.network.cut("a", "b", both=False)
+    with pytest.raises(DeadlineError):
+        await world.a.request("b", 1, 100.0, 2.0)
+    loop.call_later(0.5, world.network.heal, "a", "b")
+    await asyncio.sleep(5.0)
+    assert len(world.told) == 1
+    await world.a.request("b", 1, 0.1, 2.0)
+    assert world.ended[-1][0] == "done" and world.told[-1] > 1.9, "those that come in time have all of their time"
 
 
-def test_a_deadline_is_never_before_that_of_the_caller() -> None:
+@in_held
+async def test_a_deadline_is_never_before_that_of_the_caller(world: Held) -> None:
     """Links with jitter: what a handler is told it has left, and what its answer takes on the way, is no less than what its caller waits."""
-
-    async def main(world: Held) -> None:
-        loop = asyncio.get_running_loop()
-        for jitter in (0.0, 0.02, 0.2):
-            world.network.set_faults("a", "b", Faults(latency=(0.01, 0.3), jitter=jitter))
-            for _ in range(30):
-                began = loop.time()
-                with pytest.raises(DeadlineError):
-                    await world.a.request("b", 1, 100.0, 3.0)
-                await asyncio.sleep(1.0)
-                how, when = world.ended[-1]
-                assert how == "cancelled" and began + 3.0 - 0.06 <= when
-
-    Held().run(main)
+    loop = asyncio.get_running_loop()
+    for jitter in (0.0, 0.02, 0.2):
+        world.network.set_faults("a", "b", Faults(latency=(0.01, 0.3), jitter=jitter))
+        for _ in range(30):
+            began = loop.time()
+            with pytest.raises(DeadlineError):
+                await world.a.request("b", 1, 100.0, 3.0)
+            await asyncio.sleep(1.0)
+            how, when = world.ended[-1]
+            assert how == "cancelled" and began + 3.0 - 0.06 <= when
 
 
 @pytest.mark.parametrize("drift", [-2e-4, 0.0, 2e-4])

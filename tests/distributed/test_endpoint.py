@@ -37,7 +37,8 @@ from aiograd.errors import (
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
-from tests.distributed.world import CALL, LIMITS, World, simulate, turns
+from tests.distributed.world import CALL, LIMITS, World, turns
+from tests.support import cancel
 
 # ---- requests and answers
 
@@ -69,9 +70,7 @@ async def test_a_request_to_oneself_shares_nothing(world: World) -> None:
         await a.ask("a", "raise", "x")
     asking = asyncio.create_task(a.ask("a", "gate", 1))
     await turns()
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    await cancel(asking)
     await turns()
     assert a.cancelled == [1]
     assert not world.board.channels
@@ -220,9 +219,7 @@ async def test_cancelling_reaches_handlers_far_away(world: World) -> None:
     asking = asyncio.create_task(a.ask("b", "relay", ("c", ("gate", 1))))
     await turns(60)
     assert c.ran == [1]
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    await cancel(asking)
     await turns(60)
     assert len(b.cancelled) == 1
     assert c.cancelled == [1]
@@ -236,26 +233,20 @@ async def test_what_a_cancelled_handler_raises_is_of_no_interest(world: World, p
     asking = asyncio.create_task(a.ask(peer, "stubborn", 1))
     await turns()
     assert [*a.ran, *b.ran] == [1]
-    asking.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await asking
+    await cancel(asking)
     await turns()
     gc.collect()
 
 
 async def test_without_its_protection_cancelling_stays_at_home() -> None:
     with without("propagate_cancel"):
-        await _cancel_at_home()
-
-
-async def _cancel_at_home() -> None:
-    async with World() as world:
-        a, b = await world.pair()
-        asking = asyncio.create_task(a.ask("b", "gate", 1))
-        await turns()
-        asking.cancel()
-        await turns()
-        assert b.cancelled == []
+        async with World() as world:
+            a, b = await world.pair()
+            asking = asyncio.create_task(a.ask("b", "gate", 1))
+            await turns()
+            asking.cancel()
+            await turns()
+            assert b.cancelled == []
 
 
 async def test_handlers_run_in_the_context_of_their_own_endpoint() -> None:
@@ -440,16 +431,16 @@ async def test_closing_while_dialling(world: World) -> None:
         await asking
 
 
-def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        stubborn: list[asyncio.Task[Any]] = []
+async def test_a_handler_that_will_not_stop_is_reported(virtual_clock: VirtualClock, caplog: pytest.LogCaptureFixture) -> None:
+    stubborn: list[asyncio.Task[Any]] = []
 
-        async def handle(peer: PeerIdentity, kind: int, value: Any, timeout: float) -> None:
-            stubborn.append(asyncio.current_task())  # type: ignore[arg-type]
-            for _ in range(100):
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0.1)
+    async def handle(peer: PeerIdentity, kind: int, value: Any, timeout: float) -> None:
+        stubborn.append(asyncio.current_task())  # type: ignore[arg-type]
+        for _ in range(100):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.1)
 
+    with caplog.at_level(logging.ERROR, "aiograd.distributed"):
         async with World() as world:
             a, b = await world.pair()
             b.endpoint.handler = handle
@@ -459,9 +450,6 @@ def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixtu
             with pytest.raises(WorkerLostError):
                 await asking
             await asyncio.wait(stubborn)
-
-    with caplog.at_level(logging.ERROR, "aiograd.distributed"):
-        simulate(main)
     assert "did not stop" in caplog.text
 
 

@@ -21,7 +21,7 @@ from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.errors import AiogradError, DistributedError
+from aiograd.errors import AiogradError, DistributedError, RemoteError
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.chaos.broken import without
 from tests.sweeps import swept
@@ -72,6 +72,8 @@ class World:
     async def _handle(self, peer: PeerIdentity, kind: int, value: Any, timeout: float) -> Any:
         label, nap, tensor = value
         self.ran[label] += 1
+        if nap < 0:
+            raise ValueError(label)
         if nap:
             await asyncio.sleep(nap)
         return [label, WireTensor(tensor.array * 2, False)]
@@ -94,6 +96,10 @@ class World:
             answer_label, answer = await request
         except asyncio.CancelledError:
             outcome = "cancelled"
+        except RemoteError as error:
+            outcome = "raised"
+            expect(nap < 0 and str(error).startswith(f"Error on Node {peer}: ") and str(error).endswith(f": {label}"), f"{label} raised {error}")
+            expect(self.ran[label] == 1, f"{label} raised and ran {self.ran[label]} times")
         except DistributedError as error:
             outcome = type(error).__name__
         except AiogradError as error:
@@ -112,15 +118,14 @@ class World:
     async def work(self, name: str) -> None:
         """Ask others for things, some at a time."""
         random = Random(f"{self.network.seed}:{name}")
-        others = [other for other in self.names if other != name]
         for _ in range(random.randint(1, 3)):
             size = random.choice((1, 4, 2000))
-            nap = random.choice((0.0, 0.0, 0.3))
+            nap = random.choice((0.0, 0.0, 0.3, -1.0))
             async with asyncio.TaskGroup() as group:
                 for _ in range(random.randint(1, 4)):
                     give_up = random.uniform(0, 0.5) if random.random() < 0.15 else None
                     seconds = random.choice((0.2, 2.0, 20.0))
-                    group.create_task(self.ask(name, random.choice(others), seconds, nap=nap, size=size, give_up=give_up))
+                    group.create_task(self.ask(name, random.choice(self.names), seconds, nap=nap, size=size, give_up=give_up))
             await asyncio.sleep(random.choice((0.0, 0.05, 1.0)))
 
     async def trouble(self, mayhem: int) -> None:
@@ -129,7 +134,7 @@ class World:
         for _ in range(mayhem):
             await asyncio.sleep(random.uniform(0, 1.0))
             a, b = random.sample(self.names, 2)
-            match random.choice(("cut", "cut one way", "reset", "freeze", "kill", "silent kill", "swizzle")):
+            match random.choice(("cut", "cut one way", "reset", "freeze", "kill", "silent kill", "clog", "swizzle")):
                 case "cut":
                     network.cut(a, b)
                 case "cut one way":
@@ -140,6 +145,9 @@ class World:
                     seconds = random.choice((0.2, 1.0, 3.0))
                     self.frozen[a] = asyncio.get_running_loop().time() + seconds
                     network.freeze(a, seconds)
+                case "clog":
+                    network.clog(a)
+                    asyncio.get_running_loop().call_later(random.uniform(0, 2), network.unclog, a)
                 case "swizzle":
                     await network.swizzle_clog(seconds=1.0)
                 case word:
@@ -219,7 +227,7 @@ def test_requests_run_at_most_once_and_end_in_time_whatever_happens(part: int) -
         assert simulation.leftover_tasks == (), f"seed {seed}"
         outcomes.update(simulation.value[0])
         faults.update(simulation.value[1])
-    assert outcomes["answered"] > 500 and outcomes["DeadlineError"] > 5 and outcomes["WorkerLostError"] > 5, outcomes
+    assert outcomes["answered"] > 500 and min(outcomes[name] for name in ("raised", "DeadlineError", "WorkerLostError")) > 5, outcomes
     missing: Mapping[str, int] = {
         kind: faults[kind] for kind in ("reset", "stall", "slow", "cut", "kill") if faults[kind] < 5
     }
@@ -232,7 +240,7 @@ def test_a_seed_repeats_its_run() -> None:
         assert (first.value, first.trace_hash, first.steps) == (second.value, second.trace_hash, second.steps)
 
 
-@pytest.mark.parametrize("protection", ["dedupe", "dedupe_running"])
+@pytest.mark.parametrize("protection", ["dedupe", "dedupe_running", "epoch_fence", "retry_same_id"])
 def test_without_a_protection_a_seed_breaks_a_promise(protection: str) -> None:
     for seed in range(1000):
         try:

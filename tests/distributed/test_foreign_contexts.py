@@ -39,9 +39,9 @@ Answer = tuple[FrameKind, bytes]
 
 
 @pytest.fixture(autouse=True)
-def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers are asked what takes part in a pass."""
-    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", 0)
 
 
 def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> dict[str, Message]:
@@ -55,7 +55,7 @@ def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> di
         "CALL that opens": call(True),
         "MARK": (Kind.MARK, (key, *pass_id, [edge])),
         "GRADIENT": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 2, [])),
-        "GRADIENT, foreseen": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 2, [], [edge])),
+        "GRADIENT, predicted": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 2, [], [edge])),
         "GRADIENT, fast": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 0, [])),
         "COMMIT": (Kind.COMMIT, (key, *pass_id)),
         "ABORT": (Kind.ABORT, (key, *pass_id, "because")),
@@ -132,7 +132,7 @@ class Scene:
                     parts = {name: (part.state, part.error, list(part.sends), part.others) for name, part in each.participants.items()}
                     grads = {id(node): slot.grad for node, slot in each.slots.items()}
                     edges = [*each.send_nodes.items(), *each.recv_nodes.items()]
-                    leases = dict(each.openers), each.beat, dict(each.beats)
+                    leases = dict(each.openers), each.counter, dict(each.known_counters)
                     ended = dict(each.history.outcomes), set(each.in_doubt), list(each.calls)
                     found.append((each.id, each.is_released, parts, grads, edges, leases, ended))
         return found
@@ -270,7 +270,7 @@ def test_there_is_a_state_for_everything_that_can_become_of_a_context() -> None:
 
 
 #: the order in which a tenant sends: what is asked of what it does not have, of a context of its own, and of one that it has released
-OPENING = ["CALL", "MARK", "GRADIENT", "GRADIENT, foreseen", "GRADIENT, fast", "COMMIT", "ABORT", "OUTCOME", "RENEW", "CALL that opens"]
+OPENING = ["CALL", "MARK", "GRADIENT", "GRADIENT, predicted", "GRADIENT, fast", "COMMIT", "ABORT", "OUTCOME", "RENEW", "CALL that opens"]
 ORDERS = {
     "as one that never was": ["RELEASE", *OPENING, *reversed(OPENING)],
     "as one of its own": [*OPENING, *OPENING, "RELEASE", *OPENING],

@@ -26,14 +26,11 @@ from aiograd.errors import (
     ProtocolError,
     RemoteError,
 )
-from tests.distributed.workers import leaf, simulate, values, view, workers
+from aiograd.testing.virtual_clock import VirtualClock
+from tests.distributed.passes_kit import Misbehave, Suspend
+from tests.distributed.workers import echo, exposing, leaf, relay, simulate, square, values, view, workers
 
-service = dist.Service()
-
-
-@service.function
-async def square(x: Any) -> Any:
-    return x * x
+service = exposing(square, relay, echo)
 
 
 @service.function
@@ -44,16 +41,6 @@ async def add(x: Any, y: Any) -> Any:
 @service.function
 async def pair(x: Any, y: Any) -> Any:
     return x * 2, y * 3
-
-
-@service.function
-async def relay(to: str, function: str, *args: Any) -> Any:
-    return await dist.current_worker().call(to, function, *args)
-
-
-@service.function
-async def echo(value: Any) -> Any:
-    return value
 
 
 def sent(worker: dist.Worker, ctx: Any) -> list[Any]:
@@ -203,36 +190,24 @@ async def test_the_pass_is_over_everywhere_when_it_returns() -> None:
             assert (figures.passes, figures.passes_committed, figures.passes_aborted, figures.contexts) == (0, 1, 0, 1)
 
 
-def test_completion_waits_for_the_slowest_worker_of_the_tree() -> None:
-    class Slow(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(2.0)
-            finished.append(asyncio.get_running_loop().time())
-            return g
+async def test_completion_waits_for_the_slowest_worker_of_the_tree(virtual_clock: VirtualClock) -> None:
+    async def pause(g: Any) -> Any:
+        await asyncio.sleep(2.0)
+        finished.append(loop.time())
+        return g
 
     finished: list[float] = []
     own = dist.Service()
     weight = leaf(1)
-
-    @own.function
-    async def slow(x: Any) -> Any:
-        return x * Slow.apply(weight)
-
-    async def main() -> None:
-        async with workers("a", "b", "c", services={"b": service, "c": own}) as (a, _, c), a.context() as ctx:
-            x = leaf(1)
-            y = await a.call("b", "relay", "c", "slow", x)
-            began = asyncio.get_running_loop().time()
-            await ctx.backward(y.sum())
-            assert finished[0] == pytest.approx(began + 2, abs=0.5) and asyncio.get_running_loop().time() >= finished[0]
-            assert values(ctx.grads[x]) == [1] and values(view(c, ctx).grads[weight]) == [1]
-
-    simulate(main)
+    loop = asyncio.get_running_loop()
+    own.function("slow")(lambda x: x * Suspend.apply(weight, pause))
+    async with workers("a", "b", "c", services={"b": service, "c": own}) as (a, _, c), a.context() as ctx:
+        x = leaf(1)
+        y = await a.call("b", "relay", "c", "slow", x)
+        began = loop.time()
+        await ctx.backward(y.sum())
+        assert finished[0] == pytest.approx(began + 2, abs=0.5) and loop.time() >= finished[0]
+        assert values(ctx.grads[x]) == [1] and values(view(c, ctx).grads[weight]) == [1]
 
 
 async def test_several_roots_are_summed() -> None:
@@ -611,17 +586,11 @@ async def test_an_eager_hook_waits_for_the_commit_in_a_distributed_pass() -> Non
     ran: list[Any] = []
     weight.register_post_accumulate_grad_hook(lambda t: ran.append(dist.current_context().grads[t]), eager=True)  # type: ignore[union-attr]
 
-    class Boom(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise ValueError("boom")
+    def boom(g: Any) -> Any:
+        raise ValueError("boom")
 
     own.function("scale")(lambda x: x * weight)
-    own.function("explode")(lambda x: Boom.apply(x))
+    own.function("explode")(lambda x: Misbehave.apply(x, boom))
     async with workers("a", "b", service=own) as (a, b), a.context() as ctx:
         x = leaf(3)
         with pytest.raises(RemoteError, match="boom"):

@@ -29,7 +29,7 @@ from tests.distributed.http_support import UPGRADE, read_to_the_end
 from tests.distributed.intruder import LIMITS, Intruder, frame, request_frame
 from tests.distributed.memory import Switchboard
 from tests.distributed.test_codec import BOMBS, build, descriptor
-from tests.distributed.workers import PATIENT, SECRET, leaf, until, values
+from tests.distributed.workers import PATIENT, SECRET, exposing, leaf, triple, until, values
 from tests.watchdog import SECONDS
 
 KEY = Key("k1", SECRET, "default")
@@ -38,12 +38,7 @@ SMALL = Limits(message_bytes=2 * MIB, frame_bytes=256 << 10, bytes_per_peer=2 * 
 #: above what there was before
 MOST = 2 * SMALL.message_bytes + MIB
 
-service = dist.Service()
-
-
-@service.function
-async def triple(x: ag.Tensor) -> ag.Tensor:
-    return x * 3
+service = exposing(triple)
 
 
 @service.function

@@ -21,6 +21,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel, Transport
 from aiograd.errors import AddressError, ArgumentError, DistributedError, Overloaded, WorkerLostError
 from tests.distributed.http_support import Authority, Sink, connected, get, listening
+from tests.support import cancel
 
 pytestmark = pytest.mark.net
 SIZES = (0, 1, 125, 126, 65535, 65536, 200_000, (1 << 20) + OVERHEAD)
@@ -297,9 +298,7 @@ async def test_dialling_gives_up_in_time() -> None:
             await transport.connect(url, 0.05)
         dialling = asyncio.create_task(transport.connect(url, 30))
         await asyncio.sleep(0.01)
-        dialling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await dialling
+        await cancel(dialling)
         await transport.aclose()
 
 

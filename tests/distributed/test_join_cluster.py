@@ -21,10 +21,6 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.cli.demo.alone import rate
-from aiograd.cli.demo.data import batches
-from aiograd.cli.demo.training import Training
-from aiograd.cli.worker import name_from_environment
 from aiograd.distributed.cluster import joining
 from aiograd.distributed.cluster.joining import StopReason, serve_cluster, wait_for_way
 from aiograd.errors import (
@@ -38,6 +34,11 @@ from aiograd.errors import (
     VersionMismatch,
     WorkerLostError,
 )
+from aiograd.running.cli.demo.alone import rate
+from aiograd.running.cli.demo.data import batches
+from aiograd.running.cli.demo.training import Training
+from aiograd.running.cli.worker import name_from_environment
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryTransport, Switchboard
 from tests.distributed.workers import SECRET, simulate
 from tests.support import run_by
@@ -124,27 +125,26 @@ async def each_knows_each(cluster: dist.JoinCluster) -> None:
                 assert (await cluster.driver.call(near, "double_at", far, ag.tensor([3.0]))).tolist() == [6.0], (near, far)
 
 
-def test_workers_come_before_and_after_the_driver_and_end_with_the_cluster() -> None:
-    async def main(scene: Scene) -> None:
-        early = scene.join("b")
-        await asyncio.sleep(10.0)
-        cluster = scene.cluster(2)
-        asyncio.get_running_loop().call_later(20.0, scene.join, "a")
-        async with cluster:
-            assert isinstance(cluster, dist.Cluster)
-            assert cluster.workers == ("a", "b") and set(cluster.urls) == {"a", "b"}
-            await each_knows_each(cluster)
-            x = ag.tensor([1.0, 2.0], requires_grad=True)
-            async with cluster.driver.context() as ctx:
-                await ctx.backward((await cluster.driver.call("a", "double_at", "b", x)).sum())
-                assert ctx.grads[x].tolist() == [2.0, 2.0]
-        assert {await joiner.ended for joiner in scene.joiners} == {StopReason.DISMISSED}
-        assert scene.events == [] and early in scene.joiners
-        with pytest.raises(EngineClosedError):
-            cluster.driver  # noqa: B018
-        await cluster.aclose()
-
-    assert 30 <= play(main) < 40
+@played
+async def test_workers_come_before_and_after_the_driver_and_end_with_the_cluster(scene: Scene) -> None:
+    early = scene.join("b")
+    await asyncio.sleep(10.0)
+    cluster = scene.cluster(2)
+    asyncio.get_running_loop().call_later(20.0, scene.join, "a")
+    async with cluster:
+        assert isinstance(cluster, dist.Cluster)
+        assert cluster.workers == ("a", "b") and set(cluster.urls) == {"a", "b"}
+        await each_knows_each(cluster)
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        async with cluster.driver.context() as ctx:
+            await ctx.backward((await cluster.driver.call("a", "double_at", "b", x)).sum())
+            assert ctx.grads[x].tolist() == [2.0, 2.0]
+    assert {await joiner.ended for joiner in scene.joiners} == {StopReason.DISMISSED}
+    assert scene.events == [] and early in scene.joiners
+    with pytest.raises(EngineClosedError):
+        cluster.driver  # noqa: B018
+    await cluster.aclose()
+    assert 30 <= asyncio.get_running_loop().time() < 40
 
 
 @played
@@ -157,18 +157,17 @@ async def test_all_that_come_at_once_know_each_other(scene: Scene) -> None:
     assert [await joiner.ended for joiner in scene.joiners] == [StopReason.DISMISSED] * 6
 
 
-def test_too_few_in_time_is_an_error_that_names_those_who_came() -> None:
-    async def main(scene: Scene) -> None:
-        came = scene.join("a")
-        with pytest.raises(
-            DeadlineError, match=r"after 30 s at memory://driver only a had joined. Start the others with `aiograd worker --join memory:"
-        ):
-            await scene.cluster(2, timeout=30.0).__aenter__()
-        assert await came.ended is StopReason.DISMISSED
-        with pytest.raises(DeadlineError, match="only nobody had joined"):
-            await scene.cluster(1, timeout=5.0).__aenter__()
-
-    assert 35 <= play(main) < 40
+@played
+async def test_too_few_in_time_is_an_error_that_names_those_who_came(scene: Scene) -> None:
+    came = scene.join("a")
+    with pytest.raises(
+        DeadlineError, match=r"after 30 s at memory://driver only a had joined. Start the others with `aiograd worker --join memory:"
+    ):
+        await scene.cluster(2, timeout=30.0).__aenter__()
+    assert await came.ended is StopReason.DISMISSED
+    with pytest.raises(DeadlineError, match="only nobody had joined"):
+        await scene.cluster(1, timeout=5.0).__aenter__()
+    assert 35 <= asyncio.get_running_loop().time() < 40
 
 
 @played
@@ -192,16 +191,15 @@ async def test_one_too_many_is_told_so_and_asking_again_changes_nothing(scene: S
             await empty.add("nobody")
 
 
-def test_two_of_one_name_are_one_and_an_error() -> None:
-    async def main(scene: Scene) -> None:
-        scene.join("a")
-        async with scene.cluster(1) as cluster:
-            with pytest.raises(NameTakenError, match="another worker named 'a'"):
-                await scene.join("a", host="elsewhere").ended
-            assert cluster.urls == {"a": "memory://a"} and scene.events == []
-            assert (await cluster.driver.call("a", "double", ag.tensor([1.0]))).tolist() == [2.0]
-
-    assert play(main) < 10
+@played
+async def test_two_of_one_name_are_one_and_an_error(scene: Scene) -> None:
+    scene.join("a")
+    async with scene.cluster(1) as cluster:
+        with pytest.raises(NameTakenError, match="another worker named 'a'"):
+            await scene.join("a", host="elsewhere").ended
+        assert cluster.urls == {"a": "memory://a"} and scene.events == []
+        assert (await cluster.driver.call("a", "double", ag.tensor([1.0]))).tolist() == [2.0]
+    assert asyncio.get_running_loop().time() < 10
 
 
 @played
@@ -303,22 +301,19 @@ async def test_a_worker_that_is_told_to_stop_stops_wherever_it_is(scene: Scene) 
         assert await cluster.wait_lost("b") != 0
 
 
-def test_a_driver_whose_name_is_not_known_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_driver_whose_name_is_not_known_yet_is_waited_for(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     ways: list[str | None] = [None, None, None, "10.0.0.7"]
 
     async def way_to(url: str) -> str | None:
         assert url == "http://driver:7000"
         return ways.pop(0)
-
-    async def main() -> None:
-        assert await wait_for_way("a", "http://driver:7000", asyncio.Event()) == "10.0.0.7" and not ways
-        ways.extend([None] * 100)
-        stopping = asyncio.Event()
-        asyncio.get_running_loop().call_later(10.0, stopping.set)
-        assert await wait_for_way("a", "http://driver:7000", stopping) is None
-
     monkeypatch.setattr(joining, "way_to", way_to)
-    assert 10 < simulate(main) < 12
+    assert await wait_for_way("a", "http://driver:7000", asyncio.Event()) == "10.0.0.7" and not ways
+    ways.extend([None] * 100)
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().call_later(10.0, stopping.set)
+    assert await wait_for_way("a", "http://driver:7000", stopping) is None
+    assert 10 < virtual_clock.time() < 12
 
 
 @pytest.mark.parametrize(
@@ -362,7 +357,7 @@ class Launcher:
         """A worker; `code` runs before."""
         clean = {name: value for name, value in os.environ.items() if not re.match("AIOGRAD_|RANK$|SLURM_|POD_NAME$", name)}
         settings = {"PYTHONPATH": str(ROOT), "AIOGRAD_JOIN": self.url, "AIOGRAD_SECRET": SECRET.hex(), "OPENBLAS_NUM_THREADS": "1"}
-        command = ["-c", f"{code}\nimport sys; from aiograd.cli import main; sys.exit(main())"] if code else ["-m", "aiograd"]
+        command = ["-c", f"{code}\nimport sys; from aiograd.running.cli import main; sys.exit(main())"] if code else ["-m", "aiograd"]
         process = await asyncio.create_subprocess_exec(
             sys.executable, *command, "worker", "--service", SERVICE, *words, env={**clean, **settings, **variables},
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -398,7 +393,7 @@ async def test_training_over_workers_that_come_and_go_ends_with_the_bits_of_one_
     random = np.random.default_rng(0)
     images, labels = random.standard_normal((192, 1, 8, 8)).astype(np.float32), random.integers(0, 10, 192)
     epochs = 2
-    words = ("--service", "aiograd.cli.demo.service:service")
+    words = ("--service", "aiograd.running.cli.demo.service:service")
     async with launcher(port) as launch:
         early = await launch.start(*words, RANK="0")
         assert early.stdout is not None and b"worker w0 listens on" in await early.stdout.readline()

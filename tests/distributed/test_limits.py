@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.cli.worker import read_limits
 from aiograd.distributed.rpc.limits import MOST_OF, Limits, check_number
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.running.cli.worker import read_limits
 
 COUNTS = [field.name for field in dataclasses.fields(Limits) if isinstance(field.default, int)]
 SECONDS = [field.name for field in dataclasses.fields(Limits) if field.name not in COUNTS]

@@ -33,6 +33,36 @@ from aiograd.distributed.messages.groups import (
     PieceContent,
     Vote,
 )
+from aiograd.distributed.messages.library import (
+    LIBRARY,
+    CallMethod,
+    CreateAdapter,
+    CreateObject,
+    CreateOptimizer,
+    DeleteObject,
+    Dismiss,
+    EndTransfer,
+    GradientSizes,
+    JoinRequest,
+    LoadModule,
+    LoadOptimizer,
+    ModuleParameters,
+    PutChunks,
+    ReadModule,
+    ReadMore,
+    ReadObject,
+    ReadOptimizer,
+    ReportRequest,
+    Restart,
+    ScaleGradients,
+    SetOptions,
+    SetPeers,
+    StateBegun,
+    StateChunk,
+    StateContinued,
+    StepOptimizer,
+    TrainModule,
+)
 from aiograd.distributed.messages.passes import (
     CREATE,
     SMART,
@@ -50,10 +80,14 @@ from aiograd.distributed.messages.passes import (
     Renew,
 )
 from aiograd.distributed.messages.requests import REQUESTS, MessageTable
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.payload import Packing, Unpacking
 from aiograd.distributed.rpc import codec
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
+from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError
+from aiograd.tensors.core import make
 
 GOLDEN = Path(__file__).with_name("messages.golden")
 LIMITS = Limits()
@@ -113,6 +147,46 @@ ANSWER_EXAMPLES: list[tuple[type[WireMessage], Any]] = [
     (GroupFail, True),
 ]
 
+REFERENCE = WireReference("b", KEY, KEY, "Thing")
+REF = Unpacking(lambda wire: RemoteRef(wire, *[lambda *args: None] * 3)).unpack(REFERENCE)  # type: ignore[arg-type, return-value]
+NAMED = StateChunk(("w",), None, make(ARRAY.array))
+SHARE = StateChunk((0, "m"), (2, 3), make(ARRAY.array))
+LIBRARY_EXAMPLES: list[tuple[WireMessage, Any]] = [
+    (CreateObject("Thing", [1], {"k": 2}), REF),
+    (CallMethod(REF, "double", [1], {}), 2),
+    (ReadObject(REF), "x"),
+    (DeleteObject(REF), True),
+    (CreateAdapter(REF, "aiograd.replica", [REF], {"accumulate": 1}), REF),
+    (ReadMore(REF, KEY), StateContinued([SHARE], False)),
+    (PutChunks(REF, KEY, True, [NAMED, SHARE]), True),
+    (EndTransfer(REF, KEY), True),
+    (ModuleParameters(REF), {"w": REF}),
+    (ReadModule(REF, KEY, (1, 2, 3)), StateBegun(None, [NAMED], True)),
+    (LoadModule(REF, KEY, False, [NAMED]), True),
+    (TrainModule(REF, False), True),
+    (CreateOptimizer("SGD", [REF], {"lr": 0.5}), REF),
+    (StepOptimizer(REF, 3), 3),
+    (StepOptimizer(REF, 3, 1), 3),
+    (GradientSizes(REF, 2.0), [NAMED.value]),
+    (ScaleGradients(REF, make(np.array(2, np.float32))), True),
+    (SetOptions(REF, {"lr": 0.5}), True),
+    (ReadOptimizer(REF, KEY, (1, 2, 3)), StateBegun({"taken": 1, "groups": []}, [SHARE], False)),
+    (LoadOptimizer(REF, KEY, True, [SHARE], {"taken": 1, "groups": []}), True),
+    (SetPeers({"a": "http://a", "b": None}), True),
+    (Dismiss(), True),
+    (Restart(), True),
+    (JoinRequest("http://a", "1.0"), True),
+    (ReportRequest("{}"), "{}"),
+]
+
+
+def _packed(value: Any) -> Any:
+    return Packing(False, Encoding.PLAIN, {}).pack(value)
+
+
+def _parse(example: WireMessage, value: Any) -> WireMessage:
+    return REQUESTS.parse(example.form.kind, value) if example.form.kind else parse(type(example), value)
+
 
 def _bytes(value: Any) -> str:
     return b"".join(map(bytes, codec.encode(value, LIMITS))).hex()
@@ -123,6 +197,9 @@ def _lines() -> Iterator[str]:
         yield f"{int(request.form.kind):2} {request.form.name}: {_bytes(encode(request))}"
     for cls, answer in ANSWER_EXAMPLES:
         yield f"{int(cls.form.kind):2} answer to {cls.form.name}: {_bytes(encode_answer(cls, answer))}"
+    for call, answer in LIBRARY_EXAMPLES:
+        yield f" 1 {call.form.name}: {_bytes(encode(FunctionCall(call.form.name, _packed([*encode(call)]), {}, False, None)))}"
+        yield f" 1 answer to {call.form.name}: {_bytes(encode(CallResult(_packed(encode_answer(type(call), answer)), 0)))}"
 
 
 def test_the_bytes_of_messages_are_as_before() -> None:
@@ -132,6 +209,7 @@ def test_the_bytes_of_messages_are_as_before() -> None:
 def test_every_request_and_its_answer_have_an_example() -> None:
     requests = {request for words in REQUESTS.kinds.values() for request in words.values()}
     assert {type(request) for request in REQUEST_EXAMPLES} == {cls for cls, _ in ANSWER_EXAMPLES} == requests
+    assert {type(call) for call, _ in LIBRARY_EXAMPLES} == {*LIBRARY.values()}
     assert {kind.name: int(kind) for kind in Kind} == {next(iter(words.values())).form.kind.name: int(kind) for kind, words in REQUESTS.kinds.items()}
 
 
@@ -149,7 +227,15 @@ def test_an_answer_comes_back_from_its_bytes(cls: type[WireMessage], answer: Any
     assert type(found) is type(answer) and _bytes(encode_answer(cls, found)) == _bytes(encode_answer(cls, answer))
 
 
-@pytest.mark.parametrize("request_message", REQUEST_EXAMPLES, ids=lambda each: each.form.name)
+@pytest.mark.parametrize(("call", "answer"), LIBRARY_EXAMPLES, ids=lambda each: each.form.name if isinstance(each, WireMessage) else "")
+def test_a_call_of_the_library_comes_back(call: WireMessage, answer: Any) -> None:
+    cls = type(call)
+    found = parse(cls, encode(call))
+    assert encode(found) == encode(call)
+    assert encode_answer(cls, parse_answer(cls, encode_answer(cls, answer), "b")) == encode_answer(cls, answer)
+
+
+@pytest.mark.parametrize("request_message", [*REQUEST_EXAMPLES, *(call for call, _ in LIBRARY_EXAMPLES)], ids=lambda each: each.form.name)
 def test_a_field_of_another_type_is_named(request_message: WireMessage) -> None:
     form = request_message.form
     value = form.encode(request_message)
@@ -158,11 +244,11 @@ def test_a_field_of_another_type_is_named(request_message: WireMessage) -> None:
             continue
         wrong = (*value[:i], 2.5j, *value[i + 1 :])
         with pytest.raises(ProtocolError, match=rf"^a malformed {form.name}: field {name} is of type complex; expected ") as caught:
-            REQUESTS.parse(form.kind, (form.word, *wrong) if form.word else wrong)
+            _parse(request_message, (form.word, *wrong) if form.word else wrong)
         assert caught.value.code == form.code
-    for wrong in (value[: form.required - 1], (*value, *[0] * (len(form.names) - len(value) + 1)), list(value)):
+    for wrong in (value[: form.required - 1] if value else None, (*value, *[0] * (len(form.names) - len(value) + 1)), list(value)):
         with pytest.raises(ProtocolError, match=f"^a malformed {form.name.split()[0]}"):
-            REQUESTS.parse(form.kind, (form.word, *wrong) if form.word and isinstance(wrong, tuple) else wrong)
+            _parse(request_message, (form.word, *wrong) if form.word and isinstance(wrong, tuple) else wrong)
 
 
 @pytest.mark.parametrize(

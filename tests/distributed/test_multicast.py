@@ -21,6 +21,7 @@ from aiograd.testing import simulated_run
 from aiograd.testing.network import Faults, SimulatedNetwork
 from aiograd.transaction.tree import FANOUT
 from tests.distributed.workers import SECRET
+from tests.support import run_by
 
 COUNT = 3 * FANOUT
 service = dist.Service()
@@ -103,112 +104,99 @@ def run(work: Callable[[World], Coroutine[Any, Any, None]], monkeypatch: pytest.
     simulated_run(main, seed=0)
 
 
-@pytest.mark.sim
-def test_a_commit_of_many_goes_by_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        async with world.driver.context() as ctx:
-            x, loss = await world.forward()
-            await ctx.backward(loss)
-            assert np.array_equal(ctx.grads[x].numpy(), [2.0 * COUNT, 3.0 * COUNT])
-            assert world.committed() == set(world.names)
-        assert world.sent["driver", Kind.RELAY] == FANOUT and world.sent["driver", Kind.COMMIT] == 0
-        relayed = [count for (name, kind), count in world.sent.items() if kind == Kind.RELAY and name != "driver"]
-        assert sum(relayed) == COUNT - FANOUT and max(relayed) <= FANOUT
-
-    run(work, monkeypatch)
+in_world = run_by(lambda work, monkeypatch: run(work, monkeypatch))
 
 
 @pytest.mark.sim
-def test_workers_that_do_not_know_each_other_are_told_directly(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        async with world.driver.context() as ctx:
-            _, loss = await world.forward()
-            await ctx.backward(loss)
-            assert world.committed() == set(world.names)
-        assert world.sent["driver", Kind.COMMIT] == COUNT - FANOUT
+@in_world
+async def test_a_commit_of_many_goes_by_a_tree(world: World) -> None:
+    async with world.driver.context() as ctx:
+        x, loss = await world.forward()
+        await ctx.backward(loss)
+        assert np.array_equal(ctx.grads[x].numpy(), [2.0 * COUNT, 3.0 * COUNT])
+        assert world.committed() == set(world.names)
+    assert world.sent["driver", Kind.RELAY] == FANOUT and world.sent["driver", Kind.COMMIT] == 0
+    relayed = [count for (name, kind), count in world.sent.items() if kind == Kind.RELAY and name != "driver"]
+    assert sum(relayed) == COUNT - FANOUT and max(relayed) <= FANOUT
 
-    run(work, monkeypatch, knows_peers=False)
+
+@pytest.mark.sim
+@run_by(lambda work, monkeypatch: run(work, monkeypatch, knows_peers=False))
+async def test_workers_that_do_not_know_each_other_are_told_directly(world: World) -> None:
+    async with world.driver.context() as ctx:
+        _, loss = await world.forward()
+        await ctx.backward(loss)
+        assert world.committed() == set(world.names)
+    assert world.sent["driver", Kind.COMMIT] == COUNT - FANOUT
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("silent", [False, True])
-def test_whoever_is_behind_a_lost_worker_is_told(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        lost = world.names[0]  # the first of a branch
-        async with world.driver.context() as ctx:
-            _, loss = await world.forward()
-            with world.network.at("commit.half", lost, lambda: world.network.kill(lost, silent=silent)), pytest.raises(CommitUnknown) as caught:
-                await ctx.backward(loss)
-            assert caught.value.workers == (lost,) and caught.value.committed
-            assert world.committed() >= set(world.names[1:])
-
-    run(work, monkeypatch)
+@in_world
+async def test_whoever_is_behind_a_lost_worker_is_told(world: World, silent: bool) -> None:
+    lost = world.names[0]  # the first of a branch
+    async with world.driver.context() as ctx:
+        _, loss = await world.forward()
+        with world.network.at("commit.half", lost, lambda: world.network.kill(lost, silent=silent)), pytest.raises(CommitUnknown) as caught:
+            await ctx.backward(loss)
+        assert caught.value.workers == (lost,) and caught.value.committed
+        assert world.committed() >= set(world.names[1:])
 
 
 @pytest.mark.sim
-def test_a_method_of_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        refs = await asyncio.gather(*(world.driver.remote(name, Scale) for name in world.names))
-        assert await refs[0].call_all(refs, "times", 2.0) == [4.0] * COUNT
-        failed = await refs[0].call_all(refs, "times", -1.0)
-        assert all(isinstance(error, RemoteError) and "below nought" in str(error) for error in failed)
-        assert world.sent["driver", Kind.RELAY] == 2 * FANOUT
-        world.network.kill(world.names[0])  # two are behind it
-        assert await refs[0].call_all(refs, "times", 3.0) == [None, None, None, *[6.0] * (COUNT - 3)]
-
-    run(work, monkeypatch)
+@in_world
+async def test_a_method_of_many_objects(world: World) -> None:
+    refs = await asyncio.gather(*(world.driver.remote(name, Scale) for name in world.names))
+    assert await refs[0].call_all(refs, "times", 2.0) == [4.0] * COUNT
+    failed = await refs[0].call_all(refs, "times", -1.0)
+    assert all(isinstance(error, RemoteError) and "below nought" in str(error) for error in failed)
+    assert world.sent["driver", Kind.RELAY] == 2 * FANOUT
+    world.network.kill(world.names[0])  # two are behind it
+    assert await refs[0].call_all(refs, "times", 3.0) == [None, None, None, *[6.0] * (COUNT - 3)]
 
 
 @pytest.mark.sim
-def test_only_methods_are_called_by_way_of_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        found = await world.driver._core.multicast.spread({"w000": FunctionCall("forward", [], {}, False, None)}, 5.0, world.driver._core.principal)
-        assert isinstance(found["w000"], ProtocolError)
-
-    run(work, monkeypatch)
+@in_world
+async def test_only_methods_are_called_by_way_of_another_worker(world: World) -> None:
+    found = await world.driver._core.multicast.spread({"w000": FunctionCall("forward", [], {}, False, None)}, 5.0, world.driver._core.principal)
+    assert isinstance(found["w000"], ProtocolError)
 
 
 @pytest.mark.sim
-def test_many_are_told_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        async with world.driver.context() as ctx:
-            _, loss = await world.forward()
+@in_world
+async def test_many_are_told_of_an_abort(world: World) -> None:
+    async with world.driver.context() as ctx:
+        _, loss = await world.forward()
 
-            def fail(grad: ag.Tensor) -> None:
-                raise ZeroDivisionError("by nought")
+        def fail(grad: ag.Tensor) -> None:
+            raise ZeroDivisionError("by nought")
 
-            loss.register_hook(fail)
-            with pytest.raises(ZeroDivisionError):
-                await ctx.backward(loss)
-            assert not world.committed()
-            assert all(worker.statistics().passes == 0 for worker in world.workers.values())
-
-    run(work, monkeypatch)
+        loss.register_hook(fail)
+        with pytest.raises(ZeroDivisionError):
+            await ctx.backward(loss)
+        assert not world.committed()
+        assert all(worker.statistics().passes == 0 for worker in world.workers.values())
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("value", [None, (), (4, []), (4, [("w001", ())]), (4, [("w000", ()), "w001"]), ("4", [("w000", ())]), (4, [["w000", ()]])])
-def test_malformed_messages_to_many_are_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        with pytest.raises(ProtocolError, match="a malformed RELAY"):
-            await world.driver._core.request("w000", Kind.RELAY, value, 5.0)
-
-    run(work, monkeypatch)
+@in_world
+async def test_malformed_messages_to_many_are_refused(world: World, value: Any) -> None:
+    with pytest.raises(ProtocolError, match="a malformed RELAY"):
+        await world.driver._core.request("w000", Kind.RELAY, value, 5.0)
 
 
 @pytest.mark.sim
 @pytest.mark.parametrize(
     ("relayed", "text"),
     [
-        ((7, (bytes(16),)), "a RELEASE does not come by way"), ((99, ()), "unknown kind 99"), ((4, ()), "malformed COMMIT"),
+        ((7, (bytes(16),)), "field request_kind is RELEASE; expected ABORT or CALL"), ((99, ()), "unknown kind 99"), ((4, ()), "malformed COMMIT"),
         ((9, ("x",)), "malformed COLLECTIVE"),
     ],
 )
-def test_requests_that_may_not_be_relayed_fail_on_their_receiver(relayed: tuple[int, Any], text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work(world: World) -> None:
-        kind, value = relayed
-        ((name, failed, error),) = await world.driver._core.request("w000", Kind.RELAY, (kind, [("w000", value)]), 5.0)
-        found = from_wire(error, name)
-        assert name == "w000" and failed and isinstance(found, ProtocolError) and text in str(found)
-
-    run(work, monkeypatch)
+@in_world
+async def test_requests_that_may_not_be_relayed_fail_on_their_receiver(world: World, relayed: tuple[int, Any], text: str) -> None:
+    kind, value = relayed
+    ((name, failed, error),) = await world.driver._core.request("w000", Kind.RELAY, (kind, [("w000", value)]), 5.0)
+    found = from_wire(error, name)
+    assert name == "w000" and failed and isinstance(found, ProtocolError) and text in str(found)

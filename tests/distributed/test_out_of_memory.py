@@ -19,7 +19,7 @@ from aiograd.distributed.rpc import cipher, codec, encodings, inbound, loopback,
 from aiograd.distributed.rpc.http import channel, framing
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DistributedError, Overloaded, RemoteError
-from tests.distributed.workers import SECRET, settled, simulate, workers
+from tests.distributed.workers import SECRET, double, exposing, settled, simulate, workers
 
 #: where memory is taken whose size depends on what is sent
 SITES: list[tuple[ModuleType, str]] = [
@@ -83,12 +83,7 @@ class Memory:
             yield
 
 
-service = dist.Service()
-
-
-@service.function
-async def double(x: ag.Tensor) -> ag.Tensor:
-    return x * 2
+service = exposing(double)
 
 
 def large(size: int) -> ag.Tensor:

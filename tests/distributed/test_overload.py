@@ -18,7 +18,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DistributedError, Overloaded
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import SECRET, knows, leaf, settled, simulate, values, view, workers
+from tests.distributed.workers import SECRET, knows, leaf, settled, triple, values, view, workers
 
 #: how many at once, of anything
 CAPACITY = 8
@@ -95,32 +95,30 @@ async def test_what_is_too_much_is_refused_at_once_and_what_was_admitted_ends(vi
     assert virtual_clock.time() < 20.0
 
 
-def test_more_functions_than_the_executor_takes_wait_and_what_is_above_the_requests_of_a_peer_is_refused_at_once() -> None:
+async def test_more_functions_than_the_executor_takes_wait_and_what_is_above_the_requests_of_a_peer_is_refused_at_once(
+    virtual_clock: VirtualClock,
+) -> None:
     service = dist.Service()
     service.function("double")(lambda x: x * 2)
     limits = Limits(executor_queue=CAPACITY, requests_per_peer=5 * CAPACITY)
-
-    async def main() -> None:
-        board = Switchboard()
-        async with (
-            ag.Engine(threads=1),
-            dist.Worker("b", service=service, secret=SECRET, limits=limits, transport=board.transport("b")) as b,
-            dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
-        ):
-            for _ in range(3):
-                assert await Crowd().all(5 * CAPACITY, lambda: a.call("b", "double", ag.tensor([1.0]))) == {"done": 5 * CAPACITY}
-                crowd = Crowd()
-                outcomes = await crowd.all(10 * CAPACITY, lambda: a.call("b", "double", ag.tensor([1.0])))
-                assert outcomes == {"done": 5 * CAPACITY, "refused": 5 * CAPACITY}
-                assert crowd.slowest_refusal <= AT_ONCE
-            await settled(a, b)
-
-    simulate(main, seed=1)
+    board = Switchboard()
+    async with (
+        ag.Engine(threads=1),
+        dist.Worker("b", service=service, secret=SECRET, limits=limits, transport=board.transport("b")) as b,
+        dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
+    ):
+        for _ in range(3):
+            assert await Crowd().all(5 * CAPACITY, lambda: a.call("b", "double", ag.tensor([1.0]))) == {"done": 5 * CAPACITY}
+            crowd = Crowd()
+            outcomes = await crowd.all(10 * CAPACITY, lambda: a.call("b", "double", ag.tensor([1.0])))
+            assert outcomes == {"done": 5 * CAPACITY, "refused": 5 * CAPACITY}
+            assert crowd.slowest_refusal <= AT_ONCE
+        await settled(a, b)
 
 
 @pytest.mark.parametrize("capacity", [2, 3, 5, 8, 16])
 @pytest.mark.parametrize("slow", [0.0, 0.2])
-def test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt(slow: float, capacity: int) -> None:
+async def test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt(virtual_clock: VirtualClock, slow: float, capacity: int) -> None:
     """Also where it is a message of the pass itself that finds no room: gradients, the decision, the release of the context."""
     weights = {name: ag.tensor(np.array([2.0, 3.0]), requires_grad=True) for name in "bc"}
     service = dist.Service()
@@ -153,21 +151,17 @@ def test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt(slow: flo
             for other in others:
                 assert values(view(other, ctx).grads[weights[other.name]]) == [2 * factor, 3 * factor]
 
-    async def main() -> None:
-        limits = Limits(requests_per_peer=capacity)
-        async with workers("a", "b", "c", service=service, limits=limits) as (a, b, c):
-            a._core.limits = Limits()  # the driver takes what comes
-            await asyncio.gather(*(one(a, (b, c), number) for number in range(40)))
-            assert outcomes.total() == 40
-            burst = outcomes["committed"]
-            await asyncio.sleep(20)
-            await settled(a, b, c)
-            for number in range(10):
-                await one(a, (b, c), number)
-            assert outcomes["committed"] == burst + 10, "as before the burst"
-            assert a.statistics().in_doubt == b.statistics().in_doubt == c.statistics().in_doubt == 0
-
-    simulate(main)
+    async with workers("a", "b", "c", service=service, limits=Limits(requests_per_peer=capacity)) as (a, b, c):
+        a._core.limits = Limits()  # the driver takes what comes
+        await asyncio.gather(*(one(a, (b, c), number) for number in range(40)))
+        assert outcomes.total() == 40
+        burst = outcomes["committed"]
+        await asyncio.sleep(20)
+        await settled(a, b, c)
+        for number in range(10):
+            await one(a, (b, c), number)
+        assert outcomes["committed"] == burst + 10, "as before the burst"
+        assert a.statistics().in_doubt == b.statistics().in_doubt == c.statistics().in_doubt == 0
     assert outcomes["Overloaded"], "there was no overload"
 
 
@@ -175,7 +169,7 @@ async def test_a_decision_that_finds_no_room_is_told_again(virtual_clock: Virtua
     """Its pass is committed already: it must not stay in doubt because a worker is busy."""
     service = slow_service()
     weight = leaf(2)
-    service.function("scale")(_scaling(weight))
+    service.function("scale")(lambda x: x * weight)
     refused: list[int] = []
 
     async with workers("a", "b", service=service, limits=Limits(requests_per_peer=2)) as (a, b), a.context() as ctx:
@@ -202,16 +196,9 @@ async def test_a_decision_that_finds_no_room_is_told_again(virtual_clock: Virtua
     assert refused and set(refused) == {Kind.COMMIT}
 
 
-def _scaling(weight: Any) -> Any:
-    async def scale(x: Any) -> Any:
-        return x * weight
-
-    return scale
-
-
 async def test_a_peer_that_takes_all_it_can_get_leaves_others_their_share() -> None:
     service = slow_service()
-    service.function("quick")(_quick)
+    service.function("quick")(triple)
     async with workers("a", "b", "greedy", service=service, limits=Limits(requests_per_peer=CAPACITY)) as (a, b, greedy):
         hogging = [asyncio.ensure_future(greedy.call("b", "slow", ag.tensor([1.0]))) for _ in range(10 * CAPACITY)]
         for _ in range(20):
@@ -225,7 +212,3 @@ async def test_a_peer_that_takes_all_it_can_get_leaves_others_their_share() -> N
             with contextlib.suppress(asyncio.CancelledError, Overloaded):
                 await call
         await settled(a, b, greedy)
-
-
-async def _quick(x: Any) -> Any:
-    return x * 3

@@ -9,21 +9,32 @@ import pytest
 
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
-from aiograd.errors import (
-    UnknownPeerError,
-    WorkerLostError,
-)
+from aiograd.errors import UnknownPeerError, WorkerLostError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import MemoryChannel
-from tests.distributed.world import LIMITS, SECRET, World, simulate, turns
+from tests.distributed.world import LIMITS, SECRET, Node, World, turns
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
+def keys() -> Keyring:
+    """A keyring of two principals."""
+    ring = Keyring(SECRET)
+    ring.add("tenant-1", b"1" * 32, "tenant")
+    return ring
+
+
+async def dialled_by_both(world: World) -> tuple[Node, Node]:
+    """Two nodes that have dialled each other at the same moment, and hold two sessions."""
+    a, b = await world.mutual()
+    world.board.latency = 0.01
+    assert await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2)) == [1, 2]
+    return a, b
+
+
 async def test_heartbeats_keep_an_idle_connection_alive(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     await asyncio.sleep(100.0)
     assert world.board.dials == 1
     assert a.statistics("b").frames_in >= 190
@@ -32,8 +43,7 @@ async def test_heartbeats_keep_an_idle_connection_alive(world: World) -> None:
 
 
 async def test_a_silent_peer_is_lost(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", 2))
     asked = asyncio.create_task(b.ask("a", "gate", 3))
     await asyncio.sleep(0.2)
@@ -51,9 +61,7 @@ async def test_a_silent_peer_is_lost(world: World) -> None:
 
 
 async def test_a_crash_is_noticed_at_once(world: World) -> None:
-    b = await world.node("b")
-    a = await world.node("a", b)
-    b.endpoint.add_peer("a", a.transport.url)
+    a, b = await world.mutual()
     await a.ask("b", "echo", 1)
     asking = asyncio.create_task(a.ask("b", "gate", 2))
     served = asyncio.create_task(b.ask("a", "gate", 3))
@@ -71,8 +79,7 @@ async def test_a_crash_is_noticed_at_once(world: World) -> None:
 
 
 async def test_the_side_that_was_dialled_notices_a_crash_as_well(world: World) -> None:
-    a, b = await world.pair()
-    b.endpoint.add_peer("a", a.transport.url)
+    a, b = await world.mutual()
     await a.ask("b", "echo", 1)
     asking = asyncio.create_task(b.ask("a", "gate", 2))
     await asyncio.sleep(2.0)
@@ -84,8 +91,7 @@ async def test_the_side_that_was_dialled_notices_a_crash_as_well(world: World) -
 
 
 async def test_a_restarted_peer_is_another_one(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", 2))
     await asyncio.sleep(2.0)
     b.transport.crash()
@@ -100,8 +106,7 @@ async def test_a_restarted_peer_is_another_one(world: World) -> None:
 
 
 async def test_a_restarted_peer_that_dials_first(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(b.ask("a", "gate", 2))
     await asyncio.sleep(2.0)
     for channel in world.board.channels:
@@ -131,8 +136,7 @@ async def test_requests_survive_resets_and_run_once(world: World, resets: int) -
 
 
 async def test_a_peer_without_url_comes_back_by_itself(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(b.ask("a", "gate", 2))  # b cannot dial a
     await asyncio.sleep(0.1)
     world.board.reset()
@@ -142,8 +146,7 @@ async def test_a_peer_without_url_comes_back_by_itself(world: World) -> None:
 
 
 async def test_a_peer_without_url_that_does_not_come_back_is_lost(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(b.ask("a", "gate", 2))
     await asyncio.sleep(0.1)
     a.endpoint._urls.clear()
@@ -180,8 +183,7 @@ async def test_unreachable_for_a_moment(world: World) -> None:
 @pytest.mark.parametrize("seconds", [5.0, 1.5, 0.5], ids=["one attempt longer than the silence", "as long", "shorter"])
 async def test_a_peer_that_cannot_be_reached_at_first(virtual_clock: VirtualClock, seconds: float) -> None:
     async with World(replace(LIMITS, handshake_timeout=seconds)) as world:
-        b = await world.node("b")
-        a = await world.node("a", b)
+        a, b = await world.pair()
         world.board.unreachable.add(b.transport.url)
         unanswered = rf"TimeoutError: connecting to {b.transport.url}: no answer within {min(seconds, LIMITS.silence):g} s; .*a firewall"
         with pytest.raises(WorkerLostError, match=rf"lost \(kind 7\): {unanswered}.* \(nothing was heard from it for 1\.5 s\)$"):
@@ -196,11 +198,7 @@ async def test_a_peer_that_cannot_be_reached_at_first(virtual_clock: VirtualCloc
 
 
 async def test_both_dial_at_once(world: World) -> None:
-    b = await world.node("b")
-    a = await world.node("a", b)
-    b.endpoint.add_peer("a", a.transport.url)
-    world.board.latency = 0.01
-    assert await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2)) == [1, 2]
+    a, b = await dialled_by_both(world)
     assert world.board.dials == 2
     await asyncio.gather(*(a.ask("b", "echo", n) for n in range(20)), *(b.ask("a", "echo", n) for n in range(20)))
     mine, theirs = a.endpoint.statistics().peers
@@ -214,12 +212,6 @@ async def test_both_dial_at_once(world: World) -> None:
 
 
 async def test_links_are_per_principal(world: World) -> None:
-
-    def keys() -> Keyring:
-        ring = Keyring(SECRET)
-        ring.add("tenant-1", b"1" * 32, "tenant")
-        return ring
-
     b = await world.node("b", keyring=keys())
     a = await world.node("a", b, keyring=keys())
     await asyncio.gather(a.ask("b", "echo", 1), a.ask("b", "echo", 2, principal="tenant"))
@@ -234,8 +226,7 @@ async def test_links_are_per_principal(world: World) -> None:
 
 
 async def test_a_lost_peer_may_come_back(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     world.board.hold()
     world.board.unreachable.add(b.transport.url)
     with pytest.raises(WorkerLostError):
@@ -247,8 +238,7 @@ async def test_a_lost_peer_may_come_back(world: World) -> None:
 
 
 async def test_a_worker_that_was_frozen_does_not_take_its_peers_for_dead(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", 2))
     await asyncio.sleep(0.1)
     asyncio.get_running_loop().advance(20.0)  # type: ignore[attr-defined]
@@ -269,12 +259,10 @@ async def test_altered_bytes_close_the_connection_and_nothing_is_lost(world: Wor
     assert world.board.dials == 2
 
 
-def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_before() -> None:
-    async def main() -> None:
+async def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_before(virtual_clock: VirtualClock) -> None:
+    with without("epoch_fence"):
         async with World() as world:
-            b = await world.node("b")
-            a = await world.node("a", b)
-            await a.ask("b", "echo", 1)
+            a, b = await world.talking()
             asking = asyncio.create_task(a.ask("b", "sleep", 1.0))
             await asyncio.sleep(0.1)
             b.transport.crash()
@@ -282,33 +270,23 @@ def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_befo
             assert await asking == 1.0
             assert b.ran == [1, 1.0] and again.ran == [1.0]
 
-    with without("epoch_fence"):
-        simulate(main)
 
-
-async def test_redundant_conversations_do_not_chase_each_other() -> None:
+async def test_redundant_conversations_do_not_chase_each_other(world: World) -> None:
     """Two sessions that the same side ends up dialling: each new one must not end the other."""
-
-    async with World() as world:
-        b = await world.node("b")
-        a = await world.node("a", b)
-        b.endpoint.add_peer("a", a.transport.url)
-        world.board.latency = 0.01
-        await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2))
-        (peer,) = b.endpoint._peers.values()
-        for session in list(peer.sessions):  # b has forgotten what a has not
-            peer.lose(session, "for the test")
-        await asyncio.sleep(2.0)
-        dials = world.board.dials
-        await asyncio.gather(a.ask("b", "echo", 3), b.ask("a", "echo", 4))
-        await asyncio.sleep(10.0)
-        assert world.board.dials - dials <= 1
-        assert 1 <= len(a.endpoint.statistics().peers) <= 2
+    a, b = await dialled_by_both(world)
+    (peer,) = b.endpoint._peers.values()
+    for session in list(peer.sessions):  # b has forgotten what a has not
+        peer.lose(session, "for the test")
+    await asyncio.sleep(2.0)
+    dials = world.board.dials
+    await asyncio.gather(a.ask("b", "echo", 3), b.ask("a", "echo", 4))
+    await asyncio.sleep(10.0)
+    assert world.board.dials - dials <= 1
+    assert 1 <= len(a.endpoint.statistics().peers) <= 2
 
 
 async def test_what_a_peer_has_given_up_is_lost_and_not_asked_again(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", 2))
     await asyncio.sleep(0.1)
     (peer,) = b.endpoint._peers.values()
@@ -323,8 +301,7 @@ async def test_what_a_peer_has_given_up_is_lost_and_not_asked_again(world: World
 
 
 async def test_a_newer_link_takes_the_place_of_one_whose_end_was_not_noticed(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "sleep", 1.0))
     await asyncio.sleep(0.1)
     (mine,) = [channel for channel in world.board.channels if channel.side == "a"]
@@ -367,11 +344,7 @@ async def test_a_loss_in_the_moment_in_which_there_is_room() -> None:
 
 
 async def test_the_other_conversation_is_used_while_one_is_not_connected(world: World) -> None:
-    b = await world.node("b")
-    a = await world.node("a", b)
-    b.endpoint.add_peer("a", a.transport.url)
-    world.board.latency = 0.01
-    await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2))
+    a, b = await dialled_by_both(world)
     await asyncio.sleep(1.0)
     world.board.unreachable |= {a.transport.url, b.transport.url}
     preferred = next(each for each in a.endpoint._sessions() if each.dialled)
@@ -383,8 +356,7 @@ async def test_the_other_conversation_is_used_while_one_is_not_connected(world: 
 
 
 async def test_a_connection_that_breaks_again_and_again_is_tried_less_often(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", "poison", timeout=20.0))
     await asyncio.sleep(1.0)
 
@@ -404,11 +376,7 @@ async def test_a_connection_that_breaks_again_and_again_is_tried_less_often(worl
 
 
 async def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it(world: World) -> None:
-    b = await world.node("b")
-    a = await world.node("a", b)
-    b.endpoint.add_peer("a", a.transport.url)
-    world.board.latency = 0.01
-    await asyncio.gather(a.ask("b", "echo", 1), b.ask("a", "echo", 2))
+    a, b = await dialled_by_both(world)
     asking = asyncio.create_task(a.ask("b", "gate", 3))  # over the one that a dialled
     await asyncio.sleep(1.0)
     (theirs,) = [each for each in b.endpoint._sessions() if each.dialled]
@@ -422,8 +390,7 @@ async def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it(w
 
 
 async def test_a_peer_that_starts_afresh_has_given_up_what_was_before(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(b.ask("a", "gate", 2))
     await asyncio.sleep(0.1)
     (session,) = a.endpoint._sessions()
@@ -435,8 +402,7 @@ async def test_a_peer_that_starts_afresh_has_given_up_what_was_before(world: Wor
 
 
 async def test_a_session_is_given_up_while_it_is_being_resumed(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", 2))
     await asyncio.sleep(1.0)
     world.board.latency = 0.05
@@ -469,12 +435,6 @@ async def test_a_connection_that_breaks_before_the_peer_knows_of_it(world: World
 
 
 async def test_a_restart_seen_by_one_principal_is_none_of_the_others(world: World) -> None:
-
-    def keys() -> Keyring:
-        ring = Keyring(SECRET)
-        ring.add("tenant-1", b"1" * 32, "tenant")
-        return ring
-
     b = await world.node("b", keyring=keys())
     a = await world.node("a", b, keyring=keys())
     await a.ask("b", "echo", 1)
@@ -498,8 +458,7 @@ async def test_a_restart_seen_by_one_principal_is_none_of_the_others(world: Worl
 
 
 async def test_one_side_is_enough_to_dial_again(world: World) -> None:
-    a, b = await world.pair()
-    b.endpoint.add_peer("a", a.transport.url)
+    a, _ = await world.mutual()
     world.board.latency = 0.02
     await a.ask("b", "echo", 1)
     await asyncio.sleep(1.0)
@@ -539,8 +498,7 @@ async def test_a_peer_with_whom_nothing_was_said_is_not_reported(world: World) -
 
 
 async def test_a_restarted_peer_cannot_resume_what_was_before(world: World) -> None:
-    a, b = await world.pair()
-    await a.ask("b", "echo", 1)
+    a, b = await world.talking()
     asking = asyncio.create_task(b.ask("a", "gate", 2))
     await asyncio.sleep(0.1)
     (before,) = a.endpoint._sessions()

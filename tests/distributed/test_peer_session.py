@@ -25,7 +25,7 @@ from aiograd.testing import Faults, SimulatedNetwork, simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryChannel, Switchboard
 from tests.distributed.workers import SECRET, leaf, values, view
-from tests.distributed.world import World, simulate, turns
+from tests.distributed.world import World, turns
 from tests.support import run_by
 
 SILENCE = Limits().silence
@@ -265,51 +265,46 @@ async def test_a_deadline_holds_while_the_peer_is_asked_what_it_ran(two: Two, a:
     assert now() - began < 0.5 and two.ran == [0]
 
 
-async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(virtual_clock: VirtualClock) -> None:
+async def test_a_first_request_is_not_run_twice_where_its_answer_was_lost(world: World, virtual_clock: VirtualClock) -> None:
     """The dialler has never heard of the session, but the peer has run something for it."""
-
-    async with World() as world:
-        a, b = await world.pair()
-        asking = asyncio.ensure_future(a.ask("b", "echo", 1, timeout=300.0))
-        world.board.passes = lambda channel, frame: channel.side == "a" or channel.sent == 1  # only the handshake comes back
-        await asyncio.sleep(0.1)
-        assert b.ran == [1]
-        (peer,) = b.endpoint._peers.values()
-        peer.lose(peer.sessions[0], "it is a test")
-        await asyncio.sleep(0)
-        world.board.passes = lambda channel, frame: True
-        world.board.reset()
-        with pytest.raises(WorkerLostError):
-            await asking
-        assert b.ran == [1]
-        assert await a.ask("b", "echo", 2) == 2
+    a, b = await world.pair()
+    asking = asyncio.ensure_future(a.ask("b", "echo", 1, timeout=300.0))
+    world.board.passes = lambda channel, frame: channel.side == "a" or channel.sent == 1  # only the handshake comes back
+    await asyncio.sleep(0.1)
+    assert b.ran == [1]
+    (peer,) = b.endpoint._peers.values()
+    peer.lose(peer.sessions[0], "it is a test")
+    await asyncio.sleep(0)
+    world.board.passes = lambda channel, frame: True
+    world.board.reset()
+    with pytest.raises(WorkerLostError):
+        await asking
+    assert b.ran == [1]
+    assert await a.ask("b", "echo", 2) == 2
 
 
-@pytest.mark.parametrize("foresight", [0, discovery.FORESIGHT], ids=["asked", "foreseen"])
+@pytest.mark.parametrize("predicted", [0, discovery.PREDICTED_NODES], ids=["asked", "predicted"])
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0])
-def test_in_the_middle_of_a_pass(seconds: float, foresight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_two
+async def test_in_the_middle_of_a_pass(two: Two, a: dist.Worker, seconds: float, predicted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is asked what takes part has not prepared yet and gives the pass up; one that has the gradients waits for the decision."""
-    monkeypatch.setattr(discovery, "FORESIGHT", foresight)
-
-    async def main(two: Two, a: dist.Worker) -> None:
-        x = leaf(2)
-        async with a.context() as ctx:
-            loss = (await a.call("b", "scale", x)).sum()
-            running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
-            await asyncio.sleep(0.003)
-            await two.hold_up(seconds)
-            if seconds < SILENCE or foresight:
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", predicted)
+    x = leaf(2)
+    async with a.context() as ctx:
+        loss = (await a.call("b", "scale", x)).sum()
+        running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
+        await asyncio.sleep(0.003)
+        await two.hold_up(seconds)
+        if seconds < SILENCE or predicted:
+            await running
+            assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
+        else:
+            with pytest.raises(DistributedError):
                 await running
-                assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
-            else:
-                with pytest.raises(DistributedError):
-                    await running
-                assert x not in ctx.grads and two.weight not in ctx.grads
-        async with a.context() as ctx:
-            await ctx.backward((await a.call("b", "scale", x)).sum())
-            assert values(ctx.grads[x]) == [3]
-
-    Two().run(main)
+            assert x not in ctx.grads and two.weight not in ctx.grads
+    async with a.context() as ctx:
+        await ctx.backward((await a.call("b", "scale", x)).sum())
+        assert values(ctx.grads[x]) == [3]
 
 
 @pytest.mark.parametrize("pause", [0.0, 0.1, 0.4])
@@ -421,28 +416,25 @@ async def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(virtu
         assert [former.first for former in endpoint.ended_sessions(mine)] == [7]
 
 
-def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(
+    world: World, virtual_clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
     """As the coroutines of a host that was killed are when the simulation is over."""
-
-    async def main() -> None:
-        async with World() as world:
-            a, b = await world.pair()
-            asking = asyncio.ensure_future(a.ask("b", "gate", 1))
-            await asyncio.sleep(0.1)
-            (session,) = b.endpoint._sessions()
-            (task,) = session.handlers
-            coroutine = session._handlers._serve(Deliver(99, 7, bytearray().join(encode(None, Limits())), 1.0))
-            session._handlers._running[99] = task
-            session.peer.handler = lambda *_: asyncio.Event().wait()  # type: ignore[assignment]
-            with contextlib.suppress(StopIteration):
-                coroutine.send(None)
-            coroutine.close()
-            assert session._handlers._running.pop(99, None) is task, "nobody was answered"
-            b.gate.set()
-            await asking
-
-    with caplog.at_level("DEBUG"):
-        simulate(main)
+    caplog.set_level("DEBUG")
+    a, b = await world.pair()
+    asking = asyncio.ensure_future(a.ask("b", "gate", 1))
+    await asyncio.sleep(0.1)
+    (session,) = b.endpoint._sessions()
+    (task,) = session.handlers
+    coroutine = session._handlers._serve(Deliver(99, 7, bytearray().join(encode(None, Limits())), 1.0))
+    session._handlers._running[99] = task
+    session.peer.handler = lambda *_: asyncio.Event().wait()  # type: ignore[assignment]
+    with contextlib.suppress(StopIteration):
+        coroutine.send(None)
+    coroutine.close()
+    assert session._handlers._running.pop(99, None) is task, "nothing was answered"
+    b.gate.set()
+    await asking
     assert "GeneratorExit" not in caplog.text
 
 

@@ -23,6 +23,7 @@ from aiograd.errors import (
 )
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, leaf, settled, until, values, view, workers
+from tests.support import cancel
 
 OTHER_SECRET = b"fedcba9876543210" * 2
 
@@ -233,9 +234,7 @@ async def test_cancelling_a_method_cancels_it_where_it_runs() -> None:
         layer = await a.remote("b", Layer, 1.0)
         call = asyncio.ensure_future(layer.call("forever"))
         await until(lambda: any(peer.running for peer in b.statistics().peers))
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
+        await cancel(call)
         await settled(a, b)
 
 

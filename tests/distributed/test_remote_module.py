@@ -14,6 +14,7 @@ from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, L
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, until, values, view, workers
+from tests.support import cancel
 from tests.toy_device import ToyDevice
 
 service = dist.Service()
@@ -176,13 +177,11 @@ async def test_a_state_that_is_too_large_for_a_message_goes_in_several() -> None
         with pytest.raises(RemoteError, match="nothing was loaded"):
             await other.load_state_dict(bad)
         assert {tuple(np.unique(value.numpy())) for name, value in (await other.state_dict()).items() if "seen" not in name} == {(5.0,)}
-        transfers = b._objects.transfers
+        transfers = b._objects.streams
         assert len(transfers) == 0, "what is complete is forgotten"
         reading = asyncio.ensure_future(module.state_dict())
         await until(lambda: len(transfers))
-        reading.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reading
+        await cancel(reading)
         await until(lambda: not len(transfers))
 
 
@@ -198,7 +197,7 @@ async def test_a_state_that_takes_too_long_ends_at_its_deadline(virtual_clock: V
             await module.state_dict(timeout=0.3)
         assert asyncio.get_running_loop().time() - began == pytest.approx(0.3, abs=0.05)
         await asyncio.sleep(1.0)
-        assert len(b._objects.transfers) == 0, "what nobody asks for any more is forgotten"
+        assert len(b._objects.streams) == 0, "what nobody asks for any more is forgotten"
         assert len(await module.state_dict(timeout=60.0)) == len(Large(5, 30_000).state_dict())
 
 
@@ -218,7 +217,7 @@ async def test_a_large_checkpoint_is_of_one_moment_too() -> None:
 async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
     async with workers("a", "b", service=service, limits=SMALL) as (a, b):
         module = await a.remote_module("b", Large, 5, 30_000)
-        transfers = b._objects.transfers
+        transfers = b._objects.streams
         ids = [bytes([n] * 16) for n in range(6)]
         for number in ids:
             assert (await a.call("b", "aiograd.module.state_dict", module.ref, number, (8, 4000, 4000)))[2]
@@ -232,7 +231,7 @@ async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
         await module.delete()
         assert len(transfers) == 0
         for is_first in (True, False):
-            await a.call("b", "aiograd.transfer.put", other.ref, ids[0], is_first, [("weight", None, ag.tensor([1.0]))])
+            await a.call("b", "aiograd.transfer.put", other.ref, ids[0], is_first, [(("weight",), None, ag.tensor([1.0]))])
         with pytest.raises(DistributedError, match="no such transfer"):
             await a.call("b", "aiograd.transfer.put", other.ref, ids[1], False, [])
         assert len(transfers) == 1
@@ -245,8 +244,8 @@ async def test_a_state_in_several_messages_is_limited_as_a_whole() -> None:
         module = await a.remote_module("b", Affine, 2)
         with pytest.raises(LimitError, match="bytes_total"):
             for n in range(10):
-                await a.call("b", "aiograd.transfer.put", module.ref, bytes(16), n == 0, [("x", None, ag.tensor(np.zeros(5000, np.float32)))])
-        assert len(b._objects.transfers) == 0
+                await a.call("b", "aiograd.transfer.put", module.ref, bytes(16), n == 0, [(("x",), None, ag.tensor(np.zeros(5000, np.float32)))])
+        assert len(b._objects.streams) == 0
 
 
 async def test_training_and_evaluation() -> None:

@@ -19,7 +19,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.outbound import ROUND_TRIPS
 from aiograd.distributed.rpc.session import Abandon, Answered, Expired, PeerLeft
 from aiograd.errors import ArgumentError
-from tests.distributed.pairs import delivered, effects, frames, kinds, nothing_left, pair, pass_on, read
+from tests.distributed.pairs import asked, attach, delivered, effects, frames, kinds, nothing_left, pair, pass_on, read, talk
 from tests.distributed.session_link import SMALL, joined, make
 
 MIB = 1 << 20
@@ -76,15 +76,6 @@ def test_the_round_trip_is_that_of_the_quickest_answer_of_late():
     assert near.statistics().round_trip == pytest.approx(0.0005, abs=1e-6), "a clock that counts milliseconds tells less than one on average"
 
 
-def test_failures_are_marked():
-    near, far = pair()
-    id = near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
-    far.respond(delivered(far).id, [b"no"], 0.0, failed=True)
-    pass_on(far, near)
-    assert effects(near) == [Answered(id, bytearray(b"no"), True)]
-
-
 def test_an_answer_that_is_held_goes_with_the_next_frame_or_when_its_time_is_over():
     near, far = pair()
     ids = [near.request(1, [b"?"], 10.0, 0.0) for _ in range(3)]
@@ -107,9 +98,7 @@ def test_an_answer_that_is_held_goes_with_the_next_frame_or_when_its_time_is_ove
 
 
 def test_an_answer_that_is_held_goes_out_before_a_goodbye_and_is_asked_for_over_the_next_channel():
-    near, far = pair()
-    near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked()
     far.respond(delivered(far).id, [b"!"], 0.0, hold=0.05)
     for session in (near, far):
         session.detach(0.01)
@@ -284,26 +273,21 @@ def test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next():
 
 
 def test_what_was_received_is_asked_after_and_not_sent_again():
-    near, far = pair()
-    near.request(1, [b"?"], 60.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked(seconds=60.0)
     id = delivered(far).id
-    for session in (near, far):
-        session.attach(1.0)
+    attach(1.0, near, far)
     wire = frames(near, 1.0)
     assert kinds(wire) == [("REQUEST", 1)]  # a small one is sent again
     far.receive(wire[0], 1.0)
     wire = frames(far, 1.0)
     assert kinds(wire) == [("RECEIVED", 1)]
     near.receive(wire[0], 1.0)
-    for session in (near, far):
-        session.attach(2.0)
+    attach(2.0, near, far)
     wire = frames(near, 2.0)
     assert kinds(wire) == [("PROBE", 1)]
     far.respond(id, [b"!"], 2.0)
     frames(far, 2.0)  # lost with the channel
-    for session in (near, far):
-        session.attach(3.0)
+    attach(3.0, near, far)
     pass_on(near, far, 3.0)
     pass_on(far, near, 3.0)
     assert effects(near) == [Answered(1, bytearray(b"!"), False)]
@@ -318,8 +302,7 @@ def test_what_is_sent_again_after_channels_that_break_soon_is_bounded():
     pass_on(near, far)
     once = near.statistics().bytes_out
     for number in range(200):
-        for session in (near, far):
-            session.attach(float(number))
+        attach(float(number), near, far)
         pass_on(near, far, float(number))
         pass_on(far, near, float(number))
     statistics = near.statistics()
@@ -335,34 +318,25 @@ def test_nothing_of_a_half_message_is_left_with_its_channel():
     assert (far.statistics().bytes_held, far.statistics().running) == (1000, 1)
     far.detach(0.0)
     assert (far.statistics().bytes_held, far.statistics().remembered) == (0, 0)
-    for session in (near, far):
-        session.attach(1.0)
-    while near.has_output or far.has_output:
-        pass_on(near, far, 1.0)
-        pass_on(far, near, 1.0)
+    attach(1.0, near, far)
+    talk(near, far, 1.0)
     far.respond(delivered(far).id, [bytes(1000)], 1.0)
     near.receive(joined(far.next_frame(1.0) or ()), 1.0)
     assert near.statistics().bytes_held == 1000
     near.detach(1.0)
     assert near.statistics().bytes_held == 0
-    for session in (near, far):
-        session.attach(2.0)
-    while near.has_output or far.has_output:
-        pass_on(near, far, 2.0)
-        pass_on(far, near, 2.0)
+    attach(2.0, near, far)
+    talk(near, far, 2.0)
     assert effects(near) == [Answered(1, bytearray(1000), False)]
 
 
 def test_cancellation_is_told_again_over_the_next_channel():
-    near, far = pair()
-    id = near.request(1, [b"?"], 60.0, 0.0)
-    pass_on(near, far)
+    near, far, id = asked(seconds=60.0)
     effects(far)
     near.cancel(id, 0.0)
     assert kinds(frames(near)) == [("CANCEL", id)]  # lost with the channel
     assert "CANCEL" not in {kind for kind, _ in kinds(frames(near, 5.0))}
-    for session in (near, far):
-        session.attach(6.0)
+    attach(6.0, near, far)
     pass_on(near, far, 6.0)
     assert effects(far) == [Abandon(id)]
     pass_on(far, near, 6.0)
@@ -370,9 +344,7 @@ def test_cancellation_is_told_again_over_the_next_channel():
 
 
 def test_an_answer_cut_by_the_end_of_its_channel_is_sent_again_unasked():
-    near, far = pair()
-    near.request(1, [b"?"], 100.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked(seconds=100.0)
     far.respond(delivered(far).id, [bytes(600)], 0.0)
     far.request(1, [bytes(700)], 100.0, 0.0)  # has the same id
     assert kinds([joined(far.next_frame(0.0) or ()) for _ in range(2)]) == [("RESPONSE", 1), ("REQUEST", 1)]
@@ -421,9 +393,7 @@ def test_what_expired_before_it_was_sent_is_not_sent(size):
 
 
 def test_detached_sessions_keep_deadlines():
-    near, far = pair()
-    near.request(1, [b"?"], 1.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked(seconds=1.0)
     effects(far)
     for session in (near, far):
         session.detach(0.1)
@@ -511,9 +481,7 @@ def test_what_was_not_sent_yet_is_cancelled_without_a_word():
 
 
 def test_cancellation_reaches_the_handler():
-    near, far = pair()
-    id = near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
+    near, far, id = asked()
     assert delivered(far).id == id
     near.cancel(id, 0.1)
     near.cancel(id, 0.1)
@@ -543,9 +511,7 @@ def test_cancellation_stops_what_is_still_being_sent():
 
 
 def test_an_answer_that_crosses_the_cancellation_is_dropped():
-    near, far = pair()
-    id = near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
+    near, far, id = asked()
     far.respond(delivered(far).id, [bytes(1000)], 0.0)
     answer = frames(far)
     near.receive(answer[0], 0.0)
@@ -561,10 +527,7 @@ def test_an_answer_that_crosses_the_cancellation_is_dropped():
 
 
 def test_one_slow_request_does_not_keep_the_answers_of_others():
-    limits = replace(SMALL, requests_per_peer=4)
-    near, far = pair(limits)
-    near.request(1, [b"slow"], 60.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked(b"slow", 60.0, replace(SMALL, requests_per_peer=4))
     assert delivered(far).id == 1
     copies, most = [], 0
     for step in range(3000):
@@ -624,9 +587,7 @@ def test_more_unresolved_requests_than_a_heartbeat_names():
 
 def test_the_answerer_hears_soon_that_a_large_answer_has_arrived():
     limits = Limits()
-    near, far = pair(limits)
-    near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked(limits=limits)
     far.respond(delivered(far).id, [bytes(MIB)], 0.0)
     pass_on(far, near)
     wire = frames(near)
@@ -636,9 +597,7 @@ def test_the_answerer_hears_soon_that_a_large_answer_has_arrived():
 
 
 def test_a_request_that_expired_is_abandoned_by_a_peer_whose_clock_is_slow():
-    near, far = pair()
-    near.request(1, [b"?"], 1.0, 0.0)
-    pass_on(near, far)
+    near, far, _ = asked(seconds=1.0)
     effects(far)
     near.tick(1.0)
     pass_on(near, far, 0.1)
@@ -739,8 +698,7 @@ def test_goodbye_comes_after_short_answers_and_before_the_rest_of_long_ones():
 def test_the_end_of_a_session_frees_everything():
     budget = Budget(SMALL.bytes_per_peer, SMALL.bytes_total)
     near, far = make(budget=budget.child()), make()
-    for session in (near, far):
-        session.attach(0.0)
+    attach(0.0, near, far)
     waiting, cancelled, answered = (near.request(1, [b"?"], 10.0, 0.0) for _ in range(3))
     pass_on(near, far)
     near.cancel(cancelled, 0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
@@ -13,7 +14,7 @@ from aiograd.distributed.rpc.frames import FrameKind, pack_header
 from aiograd.distributed.rpc.session import Abandon, Answered, Deliver
 from aiograd.errors import LimitError, ProtocolError
 from tests.distributed.mutation import cases, mutate
-from tests.distributed.pairs import delivered, effects, frames, kinds, nothing_left, pair, pass_on
+from tests.distributed.pairs import asked, attach, delivered, effects, frames, kinds, nothing_left, pair, pass_on
 from tests.distributed.session_link import OVERLOADED, SMALL, joined, make
 
 # ---- limits
@@ -74,26 +75,28 @@ def test_requests_that_run_are_counted():
 
 
 def test_an_answer_that_can_never_fit_fails_at_once():
-    limits = replace(SMALL, message_bytes=20_000)
-    near, far = pair(limits)
-    id = near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
+    near, far, id = asked(limits=replace(SMALL, message_bytes=20_000))
     far.respond(delivered(far).id, [bytes(SMALL.bytes_per_peer + 1)], 0.0)
     pass_on(far, near)
     assert effects(near) == [Answered(id, bytearray(OVERLOADED), True)]
     assert nothing_left(near)
 
 
-def test_an_answer_for_which_there_is_no_room_now_is_fetched_later():
+def without_room(seconds: float):
+    """A request whose answer of 4000 bytes is made while 2000 of the 5000 bytes of the requester are reserved."""
     budget = Budget(SMALL.bytes_per_peer, 5000)
     other = budget.child()
     near, far = make(budget=budget.child()), make()
-    for session in (near, far):
-        session.attach(0.0)
-    id = near.request(1, [b"?"], 10.0, 0.0)
+    attach(0.0, near, far)
+    id = near.request(1, [b"?"], seconds, 0.0)
     pass_on(near, far)
     far.respond(delivered(far).id, [bytes(4000)], 0.0)
     assert other.reserve(2000)
+    return near, far, id, budget, other
+
+
+def test_an_answer_for_which_there_is_no_room_now_is_fetched_later():
+    near, far, id, budget, other = without_room(10.0)
     pass_on(far, near)
     assert effects(near) == []
     other.release(2000)
@@ -108,15 +111,7 @@ def test_an_answer_for_which_there_is_no_room_now_is_fetched_later():
 
 
 def test_an_answer_is_asked_for_until_it_comes_also_when_the_refused_one_is_still_on_its_way():
-    budget = Budget(SMALL.bytes_per_peer, 5000)
-    other = budget.child()
-    near, far = make(budget=budget.child()), make()
-    for session in (near, far):
-        session.attach(0.0)
-    id = near.request(1, [b"?"], 30.0, 0.0)
-    pass_on(near, far)
-    far.respond(delivered(far).id, [bytes(4000)], 0.0)
-    assert other.reserve(2000)
+    near, far, id, budget, other = without_room(30.0)
     near.receive(joined(far.next_frame(0.0) or ()), 0.0)
     near.tick(0.2)
     assert pass_on(near, far, 0.2) == 1  # a PROBE that changes nothing: the answer is being sent
@@ -170,18 +165,21 @@ def test_a_peer_that_asks_and_does_not_read_is_stopped():
     assert len(frames(far)) == 1  # the same one asked after again and again takes no room
 
 
-@pytest.mark.parametrize("size", [10, 1000])
-def test_out_of_memory_refuses_the_one_request(monkeypatch, size):
-    near, far = pair()
-
+@contextmanager
+def out_of_memory(monkeypatch, module):
     def fail(_: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(inbound, "Assembly", fail)
-        patch.setattr(inbound, "bytearray", fail, raising=False)
-        near.request(1, [bytes(size)], 10.0, 0.0)
-        pass_on(near, far)
+        patch.setattr(module, "Assembly", fail)
+        patch.setattr(module, "bytearray", fail, raising=False)
+        yield
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+def test_out_of_memory_refuses_the_one_request(monkeypatch, size):
+    with out_of_memory(monkeypatch, inbound):
+        near, far, _ = asked(bytes(size))
     assert effects(far) == []
     assert (far.statistics().bytes_held, far.statistics().running) == (0, 0)
     pass_on(far, near)
@@ -190,17 +188,9 @@ def test_out_of_memory_refuses_the_one_request(monkeypatch, size):
 
 @pytest.mark.parametrize("size", [10, 1000])
 def test_out_of_memory_for_an_answer_asks_for_it_again(monkeypatch, size):
-    near, far = pair()
-
-    def fail(_: object) -> None:
-        raise MemoryError
-
-    id = near.request(1, [b"?"], 10.0, 0.0)
-    pass_on(near, far)
+    near, far, id = asked()
     far.respond(delivered(far).id, [bytes(size)], 0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(outbound, "Assembly", fail)
-        patch.setattr(outbound, "bytearray", fail, raising=False)
+    with out_of_memory(monkeypatch, outbound):
         pass_on(far, near)
     assert (effects(near), near.statistics().bytes_held) == ([], 0)
     near.tick(3.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 from typing import Any
 
@@ -19,7 +18,7 @@ from aiograd.errors import VersionMismatch
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.intruder import Intruder, request_frame
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import SECRET, leaf, simulate, until, values, view
+from tests.distributed.workers import SECRET, exposing, leaf, triple, until, values, view
 
 Range = tuple[int, int]
 RANGES: list[Range] = [(low, high) for low in range(1, 4) for high in range(low, 4)]
@@ -42,44 +41,32 @@ def speaks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Range]:
     return ranges
 
 
-def triple() -> dist.Service:
-    service = dist.Service()
-    service.function("triple")(_triple)
-    return service
-
-
-async def _triple(x: Any) -> Any:
-    return x * 3
-
-
 @pytest.mark.parametrize("theirs", RANGES)
 @pytest.mark.parametrize("ours", RANGES)
-def test_every_pair_works_or_parts_at_the_handshake(ours: Range, theirs: Range, speaks: dict[str, Range]) -> None:
+async def test_every_pair_works_or_parts_at_the_handshake(
+    virtual_clock: VirtualClock, ours: Range, theirs: Range, speaks: dict[str, Range]
+) -> None:
     speaks.update(a=ours, b=theirs)
-    has_common = max(ours[0], theirs[0]) <= min(ours[1], theirs[1])
-
-    async def main() -> None:
-        board = Switchboard()
-        async with (
-            dist.Worker("b", service=triple(), secret=SECRET, transport=board.transport("b")) as b,
-            dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
-        ):
-            async with a.context() as ctx:
-                x = leaf(1)
-                if has_common:
-                    await ctx.backward((await a.call("b", "triple", x)).sum())
-                    assert values(ctx.grads[x]) == [3]
-                    return
-                for _ in range(2):
-                    with pytest.raises(VersionMismatch) as caught:
-                        await a.call("b", "triple", x)
-                    for low, high in (ours, theirs):
-                        assert f"versions {low} to {high}" in str(caught.value)
-                assert board.dials == 2, "there is no point in trying again"
-                assert b.statistics().contexts == 0 and not b.statistics().peers
-                ctx.known_workers.clear()
-
-    assert simulate(main) < 3.0
+    board = Switchboard()
+    async with (
+        dist.Worker("b", service=exposing(triple), secret=SECRET, transport=board.transport("b")) as b,
+        dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
+        a.context() as ctx,
+    ):
+        x = leaf(1)
+        if max(ours[0], theirs[0]) <= min(ours[1], theirs[1]):
+            await ctx.backward((await a.call("b", "triple", x)).sum())
+            assert values(ctx.grads[x]) == [3]
+        else:
+            for _ in range(2):
+                with pytest.raises(VersionMismatch) as caught:
+                    await a.call("b", "triple", x)
+                for low, high in (ours, theirs):
+                    assert f"versions {low} to {high}" in str(caught.value)
+            assert board.dials == 2, "there is no point in trying again"
+            assert b.statistics().contexts == 0 and not b.statistics().peers
+            ctx.known_workers.clear()
+    assert virtual_clock.time() < 3.0
 
 
 async def test_a_worker_that_is_upgraded_is_spoken_with_again(virtual_clock: VirtualClock, speaks: dict[str, Range]) -> None:
@@ -87,7 +74,7 @@ async def test_a_worker_that_is_upgraded_is_spoken_with_again(virtual_clock: Vir
     async with dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": "memory://b"}) as a:
         for versions, works in (((7, 8), False), (PROTOCOL_VERSIONS, True), ((7, 8), False)):
             speaks["b"] = versions
-            async with dist.Worker("b", service=triple(), secret=SECRET, transport=board.transport("b")), a.context() as ctx:
+            async with dist.Worker("b", service=exposing(triple), secret=SECRET, transport=board.transport("b")), a.context() as ctx:
                 x = leaf(1)
                 try:
                     await ctx.backward((await a.call("b", "triple", x)).sum())
@@ -99,8 +86,8 @@ async def test_a_worker_that_is_upgraded_is_spoken_with_again(virtual_clock: Vir
 
 async def test_a_frame_of_another_version_ends_its_connection_and_a_pass_is_not_touched() -> None:
     ran: list[int] = []
-    service = triple()
-    service.function("note")(_noting(ran))
+    service = exposing(triple)
+    service.function("note")(ran.append)
     board = Switchboard()
     async with (
         dist.Worker("b", service=service, secret=dist.Keyring(SECRET, kid="k1"), transport=board.transport("b")) as b,
@@ -123,11 +110,3 @@ async def test_a_frame_of_another_version_ends_its_connection_and_a_pass_is_not_
         await ctx.backward(y.sum())
         assert values(ctx.grads[x]) == [3]
         await stranger.aclose()
-
-
-def _noting(ran: list[int]) -> Any:
-    async def note(value: int) -> None:
-        ran.append(value)
-        await asyncio.sleep(0)
-
-    return note

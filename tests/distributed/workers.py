@@ -110,3 +110,35 @@ def simulate(main: Callable[[], Coroutine[Any, Any, Any]], **options: Any) -> fl
     run = simulated_run(main, **options)
     assert not run.leftover_tasks, run.leftover_tasks
     return run.time
+
+
+# -------------------------------------------------------------------- functions that workers of tests expose
+
+
+async def echo(value: Any) -> Any:
+    return value
+
+
+async def square(x: Any) -> Any:
+    return x * x
+
+
+async def double(x: Any) -> Any:
+    return x * 2
+
+
+async def triple(x: Any) -> Any:
+    return x * 3
+
+
+async def relay(to: str, function: str, *args: Any) -> Any:
+    """Call a function of a third worker, or of the caller."""
+    return await dist.current_worker().call(to, function, *args)
+
+
+def exposing(*functions: Callable[..., Any]) -> dist.Service:
+    """A service of functions by their names."""
+    service = dist.Service()
+    for function in functions:
+        service.function(function)
+    return service

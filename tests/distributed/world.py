@@ -12,7 +12,7 @@ from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.statistics import PeerStatistics
 from aiograd.errors import WorkerLostError
-from aiograd.testing import simulated_run
+from aiograd.testing import Faults, SimulatedNetwork, simulated_run
 from tests.distributed.memory import Switchboard
 
 SECRET = b"0123456789abcdef" * 2
@@ -99,6 +99,18 @@ class World:
         b = await self.node("b")
         return await self.node("a", b), b
 
+    async def talking(self) -> tuple[Node, Node]:
+        """a and b, connected by a request of a."""
+        a, b = await self.pair()
+        assert await a.ask("b", "echo", 1) == 1
+        return a, b
+
+    async def mutual(self) -> tuple[Node, Node]:
+        """a and b, which know each other."""
+        a, b = await self.pair()
+        b.endpoint.add_peer("a", a.transport.url)
+        return a, b
+
     async def __aenter__(self) -> World:
         return self
 
@@ -107,6 +119,37 @@ class World:
             await node.endpoint.aclose()
         for node in self.nodes:
             assert node.endpoint.statistics().bytes_held == 0
+
+
+class EndpointPair:
+    """Endpoints "a", whose code a test is, and "b", on a simulated network. Subclasses say what handlers do."""
+
+    limits = LIMITS
+
+    def __init__(self, **faults: Any) -> None:
+        self.network = SimulatedNetwork(0, faults=Faults(**faults))
+        self.a: Endpoint
+
+    async def handle(self, peer: PeerIdentity, kind: int, value: Any, timeout: float) -> Any:
+        return value
+
+    async def open(self, name: str) -> Endpoint:
+        endpoint = Endpoint(name, transport=self.network.transport(name), keyring=Keyring(SECRET), limits=self.limits, handler=self.handle)
+        await endpoint.open("", 0)
+        return endpoint
+
+    async def _on_a(self, main: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        self.a = await self.open("a")
+        self.a.add_peer("b", "sim://b")
+        await main(self)
+        await self.a.aclose()
+
+    def run(self, main: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+        async def world() -> None:
+            await self.network.spawn("b", self.open("b"))
+            await self.network.spawn("a", self._on_a(main))
+
+        simulated_run(world)
 
 
 async def turns(count: int = 20) -> None:

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 import aiograd as ag
-
-
-def leaf(value: Any, grad: Any = None) -> ag.Tensor:
-    """A float64 leaf, with a gradient if one is given."""
-    made = ag.tensor(np.asarray(value, dtype=np.float64), requires_grad=True)
-    if grad is not None:
-        made.grad = ag.tensor(np.asarray(grad, dtype=np.float64))
-    return made
 
 
 def number(tensor: ag.Tensor | None) -> float:
@@ -37,11 +29,6 @@ def chain(x: ag.Tensor, length: int, factor: float = 1.0) -> ag.Tensor:
 def ticking(start: int = 0) -> Callable[[], float]:
     """A clock that moves by 1 whenever it is read, so that a budget is a number of readings."""
     return itertools.count(start).__next__
-
-
-def bits(tensors: Iterable[ag.Tensor | None]) -> list[bytes | None]:
-    """The exact values."""
-    return [None if tensor is None else tensor.detach().numpy().tobytes() for tensor in tensors]
 
 
 class Switch:

@@ -10,6 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError
+from tests.support import assert_raises
 
 IS_GLIBC = sys.platform == "linux" and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 pytestmark = [pytest.mark.proc, pytest.mark.skipif(not IS_GLIBC, reason="the allocator is not glibc's")]
@@ -72,5 +73,4 @@ def test_where_the_allocator_is_another_nothing_is_changed(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("kept", [0, -1, 1 << 31])
 def test_an_amount_out_of_range_is_refused(kept: int) -> None:
-    with pytest.raises(ArgumentError, match="expected 1 MB to 2 GB"):
-        ag.tune_malloc(kept)
+    assert_raises(ArgumentError, "expected 1 MB to 2 GB", ag.tune_malloc, kept)

@@ -13,7 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NaNGradientError
-from tests.support import leaf
+from tests.support import assert_awaiting_raises, custom_function, leaf
 
 
 @contextmanager
@@ -23,30 +23,15 @@ def caught_warnings() -> Iterator[list[warnings.WarningMessage]]:
         yield found
 
 
-class Fails(ag.Function):
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        return a * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        raise ZeroDivisionError("on purpose")
+@custom_function(inline=True)
+def Fails(ctx: Any, g: Any) -> Any:
+    raise ZeroDivisionError("on purpose")
 
 
-class NaN(ag.Function):
+@custom_function(lambda a, b: a + b, inline=True)
+def NaN(ctx: Any, g: Any) -> Any:
     """Has a gradient of NaN for its second argument."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a + b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g, g * float("nan")
+    return g, g * float("nan")
 
 
 def the_line_that_failed(x: Any) -> Any:
@@ -78,15 +63,10 @@ async def test_rows_and_executor_and_coroutines_are_covered() -> None:
     class Threaded(Fails):
         inline = False
 
-    class Awaited(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(0)
-            raise ZeroDivisionError
+    @custom_function()
+    async def Awaited(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError
 
     def modified(x: Any) -> Any:
         y = x * 1
@@ -101,9 +81,8 @@ async def test_rows_and_executor_and_coroutines_are_covered() -> None:
     ):
         with caught_warnings(), ag.detect_anomaly():
             y = function(leaf([1.0])).sum()
-            with pytest.raises(error) as caught:
-                await y.backward()
-        assert f"Error detected in {name}" in "\n".join(caught.value.__notes__)
+            caught = await assert_awaiting_raises(error, None, y.backward())
+        assert f"Error detected in {name}" in "\n".join(caught.__notes__)
 
 
 async def test_a_forward_outside_of_anomaly_mode_is_said_to_be_unknown() -> None:
@@ -123,20 +102,11 @@ async def test_without_anomaly_mode_the_node_and_the_line_of_a_function_are_name
 
 
 async def test_the_error_of_a_second_derivative_tells_what_induced_it() -> None:
-    class Inner(ag.Function):
+    @custom_function(lambda a: a * a, inline=True, saves=True)
+    def Inner(ctx: Any, g: Any) -> Any:
         """Its backward records a function that fails in turn."""
-
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            ctx.save_for_backward(a)
-            return a * a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            (a,) = ctx.saved_tensors
-            return Fails.apply(a) * 2 * g
+        (a,) = ctx.saved_tensors
+        return Fails.apply(a) * 2 * g
 
     def the_first_forward(x: Any) -> Any:
         return Inner.apply(x)
@@ -145,9 +115,8 @@ async def test_the_error_of_a_second_derivative_tells_what_induced_it() -> None:
     with caught_warnings() as found, ag.detect_anomaly():
         y = the_first_forward(x)
         (g,) = await ag.grad(y.sum(), x, create_graph=True)
-        with pytest.raises(ZeroDivisionError) as caught:
-            await g.sum().backward()
-    notes = caught.value.__notes__
+        caught = await assert_awaiting_raises(ZeroDivisionError, None, g.sum().backward())
+    notes = caught.__notes__
     assert len(notes) == 3
     assert "Error detected in FailsBackward" in notes[1]
     assert "Previous calculation was induced by InnerBackward" in notes[2] and "the_first_forward" in notes[2]
@@ -170,9 +139,8 @@ async def test_a_nan_of_a_row_is_an_error_and_names_the_row() -> None:
     x = leaf([0.0])
     with caught_warnings(), ag.detect_anomaly(), np.errstate(all="ignore"):
         y = (np.sqrt(x) * 0.0).sum()
-        with pytest.raises(NaNGradientError, match="Function 'SqrtBackward' returned nan values in its 0th output") as caught:
-            await y.backward()
-    assert isinstance(caught.value, RuntimeError)
+        caught = await assert_awaiting_raises(NaNGradientError, "Function 'SqrtBackward' returned nan values in its 0th output", y.backward())
+    assert isinstance(caught, RuntimeError)
 
 
 async def test_nan_may_be_let_through() -> None:
@@ -197,18 +165,12 @@ async def test_a_posthook_may_repair_a_nan() -> None:
 async def test_an_inner_pass_has_the_anomaly_mode_of_its_own_task() -> None:
     x, w = leaf([1.0]), leaf([1.0])
 
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            with ag.enable_grad(), ag.detect_anomaly():
-                inner = NaN.apply(w, w).sum()
-                with pytest.raises(NaNGradientError):
-                    await inner.backward()
-            return g * float("nan")
+    @custom_function()
+    async def Nests(ctx: Any, g: Any) -> Any:
+        with ag.enable_grad(), ag.detect_anomaly():
+            inner = NaN.apply(w, w).sum()
+            await assert_awaiting_raises(NaNGradientError, None, inner.backward())
+        return g * float("nan")
 
     with caught_warnings():
         await Nests.apply(x).sum().backward()

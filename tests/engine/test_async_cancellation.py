@@ -19,7 +19,8 @@ import aiograd as ag
 from aiograd.errors import CancelGraceError, GraphFreedError
 from aiograd.testing import SimulatedLoop, simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, bits, chain, function, leaf, message, number, rounds, ticking
+from tests.engine.cases import Switch, chain, function, message, number, rounds, ticking
+from tests.support import assert_awaiting_raises, bits, cancel, leaf
 
 Scenario = Callable[["World"], Coroutine[Any, Any, None]]
 
@@ -61,7 +62,7 @@ class World:
     async def attempt(self, start: Callable[[], Coroutine[Any, Any, Any]], again: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
         """Await a pass, and check what must be true the moment it is over."""
         self.before = [tensor.grad for tensor in self.leaves]
-        before = bits(self.before)
+        before = bits(*self.before)
         self.is_started = True
         try:
             await start()
@@ -71,7 +72,7 @@ class World:
         self.is_over = True
         assert self.inside == 0, "user code still runs"
         assert asyncio.all_tasks() == {asyncio.current_task()}, "a task was left running"
-        self.after = bits([tensor.grad for tensor in self.leaves])
+        self.after = bits(*(tensor.grad for tensor in self.leaves))
         if self.failure is not None and not self.committed:
             assert all(tensor.grad is grad for tensor, grad in zip(self.leaves, self.before, strict=True)), "a gradient was replaced"
             assert self.after == before
@@ -80,9 +81,8 @@ class World:
         assert [ref for ref in self.saved if ref() is not None] == [], "saved values were kept"
         if again is not None:
             first = "CancelledError" if self.failure else "second time"
-            with pytest.raises(GraphFreedError, match=first):
-                await again()
-            assert bits([tensor.grad for tensor in self.leaves]) == self.after
+            await assert_awaiting_raises(GraphFreedError, first, again())
+            assert bits(*(tensor.grad for tensor in self.leaves)) == self.after
 
 
 # -------------------------------------------------------------------- scenarios
@@ -266,7 +266,7 @@ async def nested(world: World) -> None:
     x = world.leaf(1.0, -2.0)
     loss = function(rule)(world.keep(x * x) * 1.0).sum()
     await world.attempt(loss.backward, loss.backward)
-    assert bits([other.grad]) in (bits([ag.tensor([8.0, 8.0], dtype="float64")]), bits([ag.tensor([9.0, 9.0], dtype="float64")]))
+    assert bits(other.grad) in (bits(ag.tensor([8.0, 8.0], dtype="float64")), bits(ag.tensor([9.0, 9.0], dtype="float64")))
 
 
 async def after_the_commit(world: World) -> None:
@@ -421,8 +421,7 @@ async def test_a_timeout_ends_the_pass_and_is_a_timeout_error(virtual_clock: Vir
             await y.backward()
     assert loop.time() == 5
     assert not raised.value.__cause__.committed if hasattr(raised.value.__cause__, "committed") else True
-    with pytest.raises(GraphFreedError, match="CancelledError"):
-        await y.backward()
+    await assert_awaiting_raises(GraphFreedError, "CancelledError", y.backward())
     assert number(x.grad) == 7.0
 
 
@@ -506,9 +505,8 @@ async def test_an_error_while_another_node_cleans_up_gives_way_to_a_cancellation
     task = asyncio.create_task((function(fails)(x) + function(slow)(x)).backward())
     await cleaning
     task.cancel()
-    with pytest.raises(asyncio.CancelledError) as raised:
-        await task
-    assert isinstance(raised.value.__context__, ValueError)
+    raised = await assert_awaiting_raises(asyncio.CancelledError, None, task)
+    assert isinstance(raised.__context__, ValueError)
     assert number(x.grad) == 1.0
 
 
@@ -570,9 +568,7 @@ async def test_a_coroutine_that_swallows_the_cancellation_does_not_keep_the_pass
         y = y * function(swallows)(x)
     task = asyncio.create_task(y.backward())
     await rounds(5)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     assert task.cancelled()
     assert number(x.grad) == 2.0
 
@@ -607,9 +603,7 @@ async def test_what_a_coroutine_raises_while_it_is_cancelled_does_not_hide_the_c
     for y in (function(raises)(x), function(raises)(x) * function(raises)(x)):
         task = asyncio.create_task(y.backward())
         await rounds(5)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
 
 
 async def test_nested_passes_are_cancelled_from_the_outside_in_at_any_depth() -> None:
@@ -634,9 +628,7 @@ async def test_nested_passes_are_cancelled_from_the_outside_in_at_any_depth() ->
     task = asyncio.create_task(function(rule)(x).backward())
     await deepest.wait()
     assert inside == 300
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     assert inside == 0
     assert x.grad is None
 
@@ -669,16 +661,13 @@ async def test_the_second_use_names_the_first_error(virtual_clock: VirtualClock)
 
     x = leaf(3.0, grad=1.0)
     y = function(rule, inline=True)(x * x)
-    with pytest.raises(ValueError, match="disk"):
-        await y.backward()
-    with pytest.raises(GraphFreedError, match=r"first pass ended with: ValueError: the disk is full\. Specify") as raised:
-        await y.backward()
-    assert "FBackward" in message(raised.value)
+    await assert_awaiting_raises(ValueError, "disk", y.backward())
+    raised = await assert_awaiting_raises(GraphFreedError, r"first pass ended with: ValueError: the disk is full\. Specify", y.backward())
+    assert "FBackward" in message(raised)
     assert number(x.grad) == 1.0
     kept = function(rule, inline=True)(x * x)
     for _ in range(2):
-        with pytest.raises(ValueError, match="disk"):
-            await kept.backward(retain_graph=True)
+        await assert_awaiting_raises(ValueError, "disk", kept.backward(retain_graph=True))
 
 
 async def test_a_pass_refused_by_a_spent_graph_leaves_the_pass_alone_that_is_using_it(virtual_clock: VirtualClock) -> None:
@@ -699,8 +688,7 @@ async def test_a_pass_refused_by_a_spent_graph_leaves_the_pass_alone_that_is_usi
     used = shared * 1.0
     spent = used * used
     await ag.grad(spent, used)
-    with pytest.raises(GraphFreedError):
-        await spent.backward()
+    await assert_awaiting_raises(GraphFreedError, None, spent.backward())
     leave.on()
     await first
     # d(x^4)/dx at 3

@@ -20,7 +20,8 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, 
 from aiograd.graph.current import CURRENT
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+from tests.engine.cases import Switch, chain, function, number, rounds
+from tests.support import assert_awaiting_raises, assert_raises, cancel, custom_function, leaf
 
 # -------------------------------------------------------------------- passes on one loop
 
@@ -118,13 +119,10 @@ async def test_nothing_piles_up_over_many_passes_that_succeed_fail_and_are_cance
         y.register_hook(hook)
         await (y * y).sum().backward(retain_graph=True)
         await ag.grad((y * x).sum(), x)
-        with pytest.raises(ZeroDivisionError):
-            await (failing(x * 1.0) + ok(x)).sum().backward()
+        await assert_awaiting_raises(ZeroDivisionError, None, (failing(x * 1.0) + ok(x)).sum().backward())
         task = asyncio.create_task((stuck(x * 1.0) * stuck(x)).sum().backward())
         await rounds(4)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
 
     counts: list[int] = []
     async with ag.Engine(threads=2):
@@ -204,25 +202,21 @@ def test_a_graph_recorded_in_one_thread_runs_in_the_loop_of_another() -> None:
     assert result == [6.0]
 
 
-def test_passes_of_a_coroutine_that_moves_to_another_loop_find_its_engine() -> None:
+async def test_passes_of_a_coroutine_that_moves_to_another_loop_find_its_engine() -> None:
     """A context that was copied from another loop names an engine of that loop, which is not to be used here."""
+    async with ag.Engine() as engine:
+        assert ag.current_engine() is engine
 
-    async def main() -> None:
-        async with ag.Engine() as engine:
-            assert ag.current_engine() is engine
+        def work() -> None:
+            async def inner() -> None:
+                assert ag.current_engine() is not engine
+                x = leaf(2.0)
+                await (x * x).backward()
+                assert number(x.grad) == 4.0
 
-            def work() -> None:
-                async def inner() -> None:
-                    assert ag.current_engine() is not engine
-                    x = leaf(2.0)
-                    await (x * x).backward()
-                    assert number(x.grad) == 4.0
+            asyncio.run(inner())
 
-                asyncio.run(inner())
-
-            await asyncio.to_thread(work)
-
-    asyncio.run(main())
+        await asyncio.to_thread(work)
 
 
 # -------------------------------------------------------------------- the life of an Engine
@@ -307,17 +301,12 @@ async def test_the_number_of_blas_threads_needs_a_package_that_is_named(monkeypa
 
 
 async def test_statistics_count_every_pass_by_how_it_ended() -> None:
-    class Odd(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            await reached.wait()
-            if fails:
-                raise ZeroDivisionError
-            return g
+    @custom_function()
+    async def Odd(ctx: Any, g: Any) -> Any:
+        await reached.wait()
+        if fails:
+            raise ZeroDivisionError
+        return g
 
     reached, fails = asyncio.Event(), False
     async with ag.Engine() as engine:
@@ -330,12 +319,10 @@ async def test_statistics_count_every_pass_by_how_it_ended() -> None:
         reached.set()
         await asyncio.gather(*passes[1:])
         fails = True
-        with pytest.raises(ZeroDivisionError):
-            await Odd.apply(leaf(1.0)).backward()
+        await assert_awaiting_raises(ZeroDivisionError, None, Odd.apply(leaf(1.0)).backward())
         x = leaf(1.0)
         x.register_post_accumulate_grad_hook(lambda _: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            await (x * 1).backward()
+        await assert_awaiting_raises(ZeroDivisionError, None, (x * 1).backward())
         y = leaf(2.0)
         task = engine.execute([ag.graph.get_gradient_edge(y * y)], [np.ones(())])
         await task.future
@@ -347,27 +334,24 @@ async def test_statistics_count_every_pass_by_how_it_ended() -> None:
         counted.begun = 0  # type: ignore[misc]
 
 
-def test_statistics_say_how_late_the_loop_was() -> None:
+async def test_statistics_say_how_late_the_loop_was() -> None:
     now = 0.0
 
-    async def main() -> list[tuple[float, float]]:
-        def hold(seconds: float) -> None:
-            nonlocal now
-            now += seconds
+    def hold(seconds: float) -> None:
+        nonlocal now
+        now += seconds
 
-        seen = []
-        async with ag.Engine(clock=lambda: now, budget=10.0) as engine:
-            for held in (0.5, 0.25):
-                x = leaf(1.0)
-                y = x * 2
-                y.register_hook(lambda g, held=held: hold(held))
-                await y.backward()
-                for _ in range(5):
-                    await asyncio.sleep(0)  # the loop goes round
-                seen.append((engine.statistics().lag, engine.statistics().longest_lag))
-        return seen
-
-    assert asyncio.run(main()) == [(0.5, 0.5), (0.25, 0.5)]
+    seen = []
+    async with ag.Engine(clock=lambda: now, budget=10.0) as engine:
+        for held in (0.5, 0.25):
+            x = leaf(1.0)
+            y = x * 2
+            y.register_hook(lambda g, held=held: hold(held))
+            await y.backward()
+            for _ in range(5):
+                await asyncio.sleep(0)  # the loop goes round
+            seen.append((engine.statistics().lag, engine.statistics().longest_lag))
+    assert seen == [(0.5, 0.5), (0.25, 0.5)]
 
 
 async def test_a_closed_engine_says_so_and_closing_twice_is_harmless() -> None:
@@ -378,10 +362,8 @@ async def test_a_closed_engine_says_so_and_closing_twice_is_harmless() -> None:
     await engine.aclose()
     assert number(x.grad) == 4.0
     y = x * x
-    with pytest.raises(EngineClosedError, match="make a new one"):
-        engine.execute([ag.graph.get_gradient_edge(y)], [np.ones(())])
-    with pytest.raises(EngineClosedError, match="make a new one"):
-        _ = engine.executor
+    assert_raises(EngineClosedError, "make a new one", lambda: engine.execute([ag.graph.get_gradient_edge(y)], [np.ones(())]))
+    assert_raises(EngineClosedError, "make a new one", lambda: engine.executor)
     with pytest.raises(EngineClosedError):
         async with engine:
             pass
@@ -407,8 +389,7 @@ def test_an_engine_belongs_to_one_loop() -> None:
         await other.execute([ag.graph.get_gradient_edge(leaf(1.0) * 1.0)], [np.ones(())]).future
 
     async def wrong() -> None:
-        with pytest.raises(LoopError, match="another event loop"):
-            other.execute([ag.graph.get_gradient_edge(y)], [np.ones(())])
+        assert_raises(LoopError, "another event loop", lambda: other.execute([ag.graph.get_gradient_edge(y)], [np.ones(())]))
         with pytest.raises(LoopError, match="another event loop"):
             async with other:
                 pass
@@ -425,8 +406,7 @@ def test_backward_without_a_running_loop() -> None:
     x = leaf(2.0)
     y = x * x
     for start in (y.backward, lambda: ag.backward(y), lambda: ag.grad(y, x)):
-        with pytest.raises(LoopError, match=r"without a running event loop.*aiograd\.run"):
-            start()
+        assert_raises(LoopError, r"without a running event loop.*aiograd\.run", start)
 
 
 @pytest.mark.parametrize(
@@ -435,8 +415,7 @@ def test_backward_without_a_running_loop() -> None:
     ids=str,
 )
 def test_an_engine_refuses_senseless_limits(options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError, match=r"Engine\(" + next(iter(options))):
-        ag.Engine(**options)
+    assert_raises(ArgumentError, r"Engine\(" + next(iter(options)), lambda: ag.Engine(**options))
 
 
 def test_an_engine_that_was_left_in_another_task_is_closed_all_the_same() -> None:
@@ -451,12 +430,10 @@ def test_an_engine_that_was_left_in_another_task_is_closed_all_the_same() -> Non
         engine = await asyncio.create_task(anext(generator))
 
         async def leave() -> None:
-            with pytest.raises(StopAsyncIteration):
-                await anext(generator)
+            await assert_awaiting_raises(StopAsyncIteration, None, anext(generator))
 
         await asyncio.create_task(leave())
-        with pytest.raises(EngineClosedError):
-            engine.execute([], [])
+        assert_raises(EngineClosedError, None, engine.execute, [], [])
 
     asyncio.run(main())
 
@@ -488,8 +465,7 @@ def test_closing_fails_the_passes_that_somebody_awaits() -> None:
             await rounds(5)
         assert ended == ["rule"] * 3, "closing did not wait"
         assert "closed while a pass was running" in await task
-        with pytest.raises(EngineClosedError):
-            await alone
+        await assert_awaiting_raises(EngineClosedError, None, alone)
         assert number(x.grad) == 5.0
         return ended
 
@@ -514,8 +490,7 @@ async def test_a_pass_that_is_cancelled_and_whose_engine_is_closed_is_cancelled(
             if not cancel_first:
                 task.cancel()
             await closing
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await assert_awaiting_raises(asyncio.CancelledError, None, task)
 
 
 @pytest.mark.parametrize("how", ["inline", "beside others", "def"])
@@ -540,8 +515,7 @@ async def test_closing_from_inside_of_a_pass(how: str) -> None:
                 await y.backward()
                 assert number(x.grad) == 1.0
             else:
-                with pytest.raises(EngineClosedError):
-                    await y.backward()
+                await assert_awaiting_raises(EngineClosedError, None, y.backward())
                 assert x.grad is None
 
 
@@ -550,8 +524,7 @@ async def test_leaving_the_block_by_an_error_closes_the_engine() -> None:
         async with ag.Engine() as engine:
             await function(lambda ctx, g: g)(leaf(1.0)).backward()
             raise ValueError("mine")
-    with pytest.raises(EngineClosedError):
-        _ = engine.executor
+    assert_raises(EngineClosedError, None, lambda: engine.executor)
 
 
 def test_ag_run_inside_a_running_loop_says_what_to_do_and_leaves_nothing_behind() -> None:
@@ -560,15 +533,13 @@ def test_ag_run_inside_a_running_loop_says_what_to_do_and_leaves_nothing_behind(
 
     async def cell() -> None:
         coroutine = training()
-        with pytest.raises(LoopError, match=r"ag\.run\(training\(\)\) inside a running event loop.*use `await training\(\)`"):
-            ag.run(coroutine)
+        assert_raises(LoopError, r"ag\.run\(training\(\)\) inside a running event loop.*use `await training\(\)`", ag.run, coroutine)
         assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asyncio.run(cell())
-    with pytest.raises(ArgumentTypeError, match=r"expected a coroutine, as in ag\.run\(main\(\)\), found function"):
-        ag.run(training)  # type: ignore[arg-type]
+    assert_raises(ArgumentTypeError, r"expected a coroutine, as in ag\.run\(main\(\)\), found function", ag.run, training)
 
 
 def test_ag_run_closes_the_default_engine() -> None:
@@ -580,8 +551,7 @@ def test_ag_run_closes_the_default_engine() -> None:
         return 7
 
     assert ag.run(main()) == 7
-    with pytest.raises(EngineClosedError):
-        _ = engines[0].executor
+    assert_raises(EngineClosedError, None, lambda: engines[0].executor)
 
 
 async def test_nested_passes_run_on_the_engine_of_the_outer_one() -> None:
@@ -629,8 +599,7 @@ async def test_execute_starts_at_once_and_several_may_await_it() -> None:
         assert await waiters[3] == [3.0, 2.0]
         assert [number(g) for g in await task.future] == [3.0, 2.0]
         assert task.future.done()
-        with pytest.raises(asyncio.CancelledError):
-            await waiters[0]
+        await assert_awaiting_raises(asyncio.CancelledError, None, waiters[0])
     assert x.grad is None
 
 
@@ -700,15 +669,12 @@ async def test_the_error_of_an_executed_pass_goes_to_whoever_asks(caplog: pytest
     async with ag.Engine() as engine:
         before = engine.execute([ag.graph.get_gradient_edge(function(fails)(x))], [np.ones(())])
         for _ in range(2):
-            with pytest.raises(ValueError, match="told"):
-                await before.future
-        with pytest.raises(ValueError, match="told"):
-            await before.future
+            await assert_awaiting_raises(ValueError, "told", before.future)
+        await assert_awaiting_raises(ValueError, "told", before.future)
         late = engine.execute([ag.graph.get_gradient_edge(function(fails, inline=True)(x))], [np.ones(())])
         await rounds(5)
         assert late.completed
-        with pytest.raises(ValueError, match="told"):
-            await late.future
+        await assert_awaiting_raises(ValueError, "told", late.future)
     del before, late
     gc.collect()
     assert x.grad is None
@@ -807,8 +773,7 @@ async def test_ids_count_up_and_depth_counts_nesting() -> None:
 async def test_a_graph_task_that_was_not_started_has_no_future() -> None:
     x = leaf(1.0)
     task = new_graph_task([ag.graph.get_gradient_edge(x * 1.0)], [np.ones(())])
-    with pytest.raises(GraphError, match="has not been started"):
-        _ = task.future
+    assert_raises(GraphError, "has not been started", lambda: task.future)
 
 
 async def test_the_future_resolves_once_everything_is_done_also_the_callbacks() -> None:
@@ -850,7 +815,6 @@ async def test_warnings_of_a_pass_are_issued_once_in_the_caller() -> None:
 async def test_a_warning_that_is_an_error_comes_after_the_commit_and_says_so() -> None:
     x = leaf(1.0)
     y = function(lambda ctx, g: CURRENT.get().task.warn("careful") or g, inline=True)(x)
-    with pytest.raises(UserWarning, match="careful") as raised:
-        await y.backward()
-    assert raised.value.committed is True
+    raised = await assert_awaiting_raises(UserWarning, "careful", y.backward())
+    assert raised.committed is True
     assert number(x.grad) == 1.0

@@ -14,7 +14,8 @@ import aiograd as ag
 from aiograd.engine.run import runner
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import bits, chain, function, leaf, number, ticking
+from tests.engine.cases import chain, function, number, ticking
+from tests.support import assert_awaiting_raises, bits, leaf
 
 KINDS = ("row", "def", "inline", "async")
 
@@ -60,8 +61,8 @@ class Graph:
 
         return later if kind == "async" else lambda ctx, g: g * factor
 
-    def bits(self) -> list[bytes | None]:
-        return bits([tensor.grad for tensor in self.leaves])
+    def bits(self) -> list[Any]:
+        return bits(*(tensor.grad for tensor in self.leaves))
 
 
 async def gradients(seed: int, delays: int | None = None, hooks: bool = False, kinds: tuple[str, ...] = KINDS, **engine: Any) -> list[bytes | None]:
@@ -71,21 +72,17 @@ async def gradients(seed: int, delays: int | None = None, hooks: bool = False, k
     return graph.bits()
 
 
-def test_the_order_of_these_sums_shows() -> None:
+async def test_the_order_of_these_sums_shows(virtual_clock: VirtualClock) -> None:
     """The tests below would prove nothing on sums that come out the same in every order."""
     terms = []
-
-    async def main() -> None:
-        graph = Graph(0)
-        for child in graph.leaves:
-            child.register_hook(lambda g: None)
-        x = graph.leaves[0]
-        for node in graph.nodes:
-            node.register_hook(lambda gi, go: terms.extend(t.numpy()[0] for t in gi if t is not None))
-        await graph.loss.backward()
-        assert x.grad is not None
-
-    simulated_run(main)
+    graph = Graph(0)
+    for child in graph.leaves:
+        child.register_hook(lambda g: None)
+    x = graph.leaves[0]
+    for node in graph.nodes:
+        node.register_hook(lambda gi, go: terms.extend(t.numpy()[0] for t in gi if t is not None))
+    await graph.loss.backward()
+    assert x.grad is not None
     draws = Random(1)
     sums = set()
     for _ in range(20):
@@ -138,11 +135,11 @@ def test_the_same_bits_by_the_short_cut_and_by_the_general_path(seed: int) -> No
 
     async def captured() -> list[bytes | None]:
         graph = Graph(seed, kinds=rows)
-        return bits(await ag.grad(graph.loss, graph.leaves))
+        return bits(*await ag.grad(graph.loss, graph.leaves))
 
     async def recorded() -> list[bytes | None]:
         graph = Graph(seed, kinds=rows)
-        return bits(await ag.grad(graph.loss, graph.leaves, create_graph=True))
+        return bits(*await ag.grad(graph.loss, graph.leaves, create_graph=True))
 
     async def packed() -> list[bytes | None]:
         with ag.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
@@ -198,7 +195,7 @@ async def test_large_sums_have_the_same_bits_on_the_executor_and_on_the_loop(fra
             total = total + function(lambda ctx, g, f=10.0**i / 3.0: g * f)(x) + x * (10.0 ** (5 - i) / 7.0)
         async with ag.Engine(**engine):
             await total.sum().backward()
-        return bits([x.grad])
+        return bits(x.grad)
 
     expected = await run(concurrency=1)
     for _ in range(3):
@@ -223,7 +220,7 @@ def test_second_order_gradients_have_the_same_bits(seed: int) -> None:
             y = y * x + function(rule)(x) * draws.uniform(-5, 5) + y * 1e-3
         (first,) = await ag.grad(y.sum(), x, create_graph=True)
         await (first * first).sum().backward()
-        return bits([first, x.grad])
+        return bits(first, x.grad)
 
     expected = simulated_run(main, None).value
     for schedule in range(10):
@@ -258,7 +255,7 @@ async def three_orders(seed: int, hooks: bool) -> tuple[list[bytes | None], list
             nodes.append(node)
             stack.extend(node.next_nodes)
     ranks = {node: rank for rank, node in enumerate(sorted(nodes, key=lambda node: node.sequence_nr))}
-    return bits([*first, *second, *third]), [(node.name, ranks[node]) for node in nodes]
+    return bits(*first, *second, *third), [(node.name, ranks[node]) for node in nodes]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -279,9 +276,8 @@ async def test_a_failed_pass_that_records_names_its_node_by_the_short_cut_too(mo
     x = leaf([1.0, 2.0])
     y = (x * x).exp()
     monkeypatch.setattr(type(y.grad_fn), "compute", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError) as caught:
-        await ag.grad(y.sum(), x, create_graph=True)
-    assert any("ExpBackward" in note for note in caught.value.__notes__)
+    caught = await assert_awaiting_raises(ZeroDivisionError, None, ag.grad(y.sum(), x, create_graph=True))
+    assert any("ExpBackward" in note for note in caught.__notes__)
     assert x.grad is None
 
 

@@ -19,7 +19,8 @@ from aiograd.engine.input_buffer import InputBuffer
 from aiograd.errors import EngineClosedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, function, leaf, number, rounds
+from tests.engine.cases import Switch, function, number, rounds
+from tests.support import assert_awaiting_raises, assert_raises, cancel, leaf
 
 USER: contextvars.ContextVar[str] = contextvars.ContextVar("user", default="nobody")
 
@@ -283,9 +284,7 @@ async def test_a_stuck_rule_ends_with_the_timeout_and_later_passes_find_a_thread
             await asyncio.sleep(0)
         queued = asyncio.create_task(function(lambda ctx, g: g * 3.0)(x).backward())  # has a job waiting behind the stuck one
         await rounds(3)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
         await queued
         await function(lambda ctx, g: g * 5.0)(x).backward()
         assert number(x.grad) == 9.0
@@ -320,33 +319,27 @@ async def test_many_abandoned_jobs_leave_no_threads() -> None:
     assert number(x.grad) == 1.0
 
 
-def test_a_job_that_has_not_started_is_never_run() -> None:
+async def test_a_job_that_has_not_started_is_never_run() -> None:
     release = threading.Event()
     ran: list[str] = []
+    x = leaf(1.0)
 
-    async def main() -> None:
-        x = leaf(1.0)
+    def waits(ctx: Any, g: Any) -> Any:
+        assert release.wait(timeout=60)
+        return g
 
-        def waits(ctx: Any, g: Any) -> Any:
-            assert release.wait(timeout=60)
-            return g
+    def never(ctx: Any, g: Any) -> Any:
+        ran.append("never")
+        return g
 
-        def never(ctx: Any, g: Any) -> Any:
-            ran.append("never")
-            return g
-
-        async with ag.Engine(threads=1):
-            busy = asyncio.create_task(function(waits)(x).backward())
-            await rounds(3)
-            queued = asyncio.create_task(function(never)(x).backward(retain_graph=True))
-            await rounds(3)
-            queued.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await queued
-            release.set()
-            await busy
-
-    ag.run(main())
+    async with ag.Engine(threads=1):
+        busy = asyncio.create_task(function(waits)(x).backward())
+        await rounds(3)
+        queued = asyncio.create_task(function(never)(x).backward(retain_graph=True))
+        await rounds(3)
+        await cancel(queued)
+        release.set()
+        await busy
     assert ran == []
 
 
@@ -371,9 +364,7 @@ async def test_what_an_abandoned_job_makes_is_not_kept() -> None:
     task = asyncio.create_task(function(rule)(x).sum().backward())
     while not started.is_set():
         await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     release.set()
     while not done.is_set():
         await asyncio.sleep(0)
@@ -436,8 +427,7 @@ def test_a_loop_that_ends_with_its_default_engine_open_leaves_no_threads() -> No
 async def test_submitting_to_a_closed_executor() -> None:
     executor = ComputeExecutor(1)
     executor.close()
-    with pytest.raises(EngineClosedError):
-        executor.submit(asyncio.get_running_loop(), contextvars.copy_context(), int)
+    assert_raises(EngineClosedError, None, lambda: executor.submit(asyncio.get_running_loop(), contextvars.copy_context(), int))
 
 
 async def test_results_belong_to_the_loop_alone_when_they_arrive() -> None:
@@ -482,9 +472,8 @@ async def test_errors_of_any_kind_come_back_from_a_thread() -> None:
         def rule(ctx: Any, g: Any, error: BaseException = error) -> Any:
             raise error
 
-        with pytest.raises(type(error)) as raised:
-            await function(rule)(x).backward()
-        assert raised.value is error
+        raised = await assert_awaiting_raises(type(error), None, function(rule)(x).backward())
+        assert raised is error
     assert number(x.grad) == 1.0
 
 

@@ -21,7 +21,8 @@ from aiograd.engine.run import engine as engine_module
 from aiograd.errors import EngineClosedError, GraphFreedError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+from tests.engine.cases import Switch, chain, function, number, rounds
+from tests.support import assert_awaiting_raises, cancel, leaf
 from tests.sweeps import swept
 
 #: readings of the clock between two pauses
@@ -198,24 +199,18 @@ def test_one_pass_never_computes_longer_than_its_budget(work: Callable[[], Corou
 
 
 @pytest.mark.parametrize("path", ["walk", "general"])
-def test_the_clock_is_read_often_enough(path: str) -> None:
+async def test_the_clock_is_read_often_enough(virtual_clock: VirtualClock, path: str) -> None:
     """A budget is only as good as the distance between two readings: so many nodes at most."""
     clock = Clock()
-    done: list[int] = []
-
-    async def main() -> None:
-        x = leaf(1.0)
-        y = chain(x * 1.0, 3000)
-        if path == "general":
-            y.register_hook(lambda g: None)
-        async with ag.Engine(clock=clock, budget=1e9):
-            before = clock.now
-            await y.backward()
-            done.append(clock.now - before)
-
-    simulated_run(main)
+    x = leaf(1.0)
+    y = chain(x * 1.0, 3000)
+    if path == "general":
+        y.register_hook(lambda g: None)
+    async with ag.Engine(clock=clock, budget=1e9):
+        before = clock.now
+        await y.backward()
     nodes = 3000
-    assert done[0] >= (nodes // 16 if path == "walk" else nodes // DISCOVER_STRIDE + nodes)
+    assert clock.now - before >= (nodes // 16 if path == "walk" else nodes // DISCOVER_STRIDE + nodes)
 
 
 def test_a_failed_pass_releases_its_graph_in_slices() -> None:
@@ -224,8 +219,7 @@ def test_a_failed_pass_releases_its_graph_in_slices() -> None:
             raise ValueError
 
         y = function(fails, inline=True)(chain(leaf(1.0), 8000))
-        with pytest.raises(ValueError):
-            await y.backward()
+        await assert_awaiting_raises(ValueError, None, y.backward())
 
     heart = beside_a_heart(work, budget=1)
     assert heart.longest <= 1 + SLACK
@@ -299,16 +293,13 @@ async def test_a_pass_that_is_cancelled_before_its_first_turn_is_as_cancelled_as
         first = asyncio.create_task(before.backward())
         second = asyncio.create_task(y.backward())
         await rounds(2)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
+        await cancel(second)
         assert not first.done()
         await first
         counted = engine.statistics()
         assert (counted.begun, counted.committed, counted.cancelled, counted.in_flight) == (2, 1, 1, 0)
         assert x.grad is None
-        with pytest.raises(GraphFreedError, match="ended with: CancelledError"):
-            await y.backward()
+        await assert_awaiting_raises(GraphFreedError, "ended with: CancelledError", y.backward())
 
 
 async def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn(virtual_clock: VirtualClock) -> None:
@@ -318,8 +309,7 @@ async def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn(vir
         await rounds(2)
     assert engine.statistics().failed == 3
     for task in tasks:
-        with pytest.raises(EngineClosedError, match="closed while a pass was running"):
-            await task
+        await assert_awaiting_raises(EngineClosedError, "closed while a pass was running", task)
 
 
 def test_a_training_loop_of_tiny_passes_leaves_turns_to_others() -> None:
@@ -481,19 +471,17 @@ async def test_a_hundred_thousand_way_fan_in() -> None:
     assert number(x.grad) == float(n)
 
 
+@pytest.mark.one_loop
 @pytest.mark.slow
-def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
-    async def main() -> None:
-        n = 100_000
-        x = leaf([1.0, 2.0])
-        total = x * 1.0
-        for _ in range(n - 1):
-            total = total + x
-        total.register_hook(lambda g: None)  # the general path
-        await total.sum().backward()
-        assert x.grad.numpy().tolist() == [float(n)] * 2
-
-    ag.run(main())
+async def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
+    n = 100_000
+    x = leaf([1.0, 2.0])
+    total = x * 1.0
+    for _ in range(n - 1):
+        total = total + x
+    total.register_hook(lambda g: None)  # the general path
+    await total.sum().backward()
+    assert x.grad.numpy().tolist() == [float(n)] * 2
 
 
 @pytest.mark.slow
@@ -521,17 +509,15 @@ def test_a_chain_of_a_million_nodes(path: str, nodes: int) -> None:
         gc.enable()
 
 
+@pytest.mark.one_loop
 @pytest.mark.slow
-def test_a_deep_graph_whose_pass_is_cancelled() -> None:
-    async def main() -> None:
-        async def waits(ctx: Any, g: Any) -> Any:
-            await asyncio.Event().wait()
+async def test_a_deep_graph_whose_pass_is_cancelled() -> None:
+    async def waits(ctx: Any, g: Any) -> Any:
+        await asyncio.Event().wait()
 
-        x = leaf(1.0, grad=1.0)
-        y = chain(function(waits)(x), 100_000)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await y.backward()
-        assert number(x.grad) == 1.0
-
-    ag.run(main())
+    x = leaf(1.0, grad=1.0)
+    y = chain(function(waits)(x), 100_000)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await y.backward()
+    assert number(x.grad) == 1.0

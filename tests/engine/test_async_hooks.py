@@ -10,7 +10,8 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GraphError, HookError, HookTypeError
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, function, leaf, message, number, rounds
+from tests.engine.cases import Switch, function, message, number, rounds
+from tests.support import assert_awaiting_raises, assert_raises, leaf
 
 # -------------------------------------------------------------------- what they delay
 
@@ -154,8 +155,7 @@ async def test_awaitables_of_other_kinds_are_not_awaited_and_refused() -> None:
     x = leaf(1.0)
     y = x * 2.0
     y.register_hook(lambda g: Awaitable())
-    with pytest.raises(HookTypeError, match="returned Awaitable"):
-        await (y * 1.0).backward()
+    await assert_awaiting_raises(HookTypeError, "returned Awaitable", (y * 1.0).backward())
 
 
 # -------------------------------------------------------------------- what they may do
@@ -239,8 +239,7 @@ async def test_the_current_node_and_pass_are_known_in_whatever_runs_for_them() -
 
 
 async def test_execution_order_and_will_run_can_be_asked_inside_a_pass_only() -> None:
-    with pytest.raises(GraphError, match="during a backward pass"):
-        ag.graph.execution_order()
+    assert_raises(GraphError, "during a backward pass", ag.graph.execution_order)
     x, y = leaf(1.0), leaf(2.0)
     a, b = x * 2.0, y * 3.0
     c = a * b
@@ -341,10 +340,9 @@ async def test_nonsense_from_a_hook_names_it(place: str, result: Any, error: typ
         z.grad_fn.register_prehook(hook)
     if place == "posthook":
         z.grad_fn.register_hook(hook)
-    with pytest.raises(error, match=text) as raised:
-        await (z * 1.0).backward()
-    assert "nonsense" in str(raised.value)
-    assert "MulBackward" in message(raised.value)
+    raised = await assert_awaiting_raises(error, text, (z * 1.0).backward())
+    assert "nonsense" in str(raised)
+    assert "MulBackward" in message(raised)
     assert number(x.grad) == 1.0 and y.grad is None
 
 
@@ -352,8 +350,7 @@ async def test_a_hook_cannot_replace_a_gradient_by_one_of_another_dtype() -> Non
     x = leaf(1.0)
     y = x * 2.0
     y.register_hook(lambda g: g.astype("float32"))
-    with pytest.raises(HookTypeError, match="changed the type"):
-        await (y * 1.0).backward()
+    await assert_awaiting_raises(HookTypeError, "changed the type", (y * 1.0).backward())
 
 
 async def test_a_coroutine_that_is_no_longer_wanted_is_closed_without_a_warning() -> None:
@@ -372,6 +369,5 @@ async def test_a_coroutine_that_is_no_longer_wanted_is_closed_without_a_warning(
     y.grad_fn.set_sequence_nr(10**9)
     async with ag.Engine(clock=lambda: 0.0):
         for total in (y + failing, failing + y):
-            with pytest.raises(ValueError):
-                await total.backward(retain_graph=True)
+            await assert_awaiting_raises(ValueError, None, total.backward(retain_graph=True))
             await rounds(2)

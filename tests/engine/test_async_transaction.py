@@ -18,7 +18,8 @@ from aiograd.graph import accumulate_grad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.engine.cases import Switch, bits, chain, function, leaf, message, number, rounds
+from tests.engine.cases import Switch, chain, function, message, number, rounds
+from tests.support import assert_awaiting_raises, assert_raises, bits, leaf
 
 
 class Stop(BaseException):
@@ -80,7 +81,7 @@ def test_an_error_changes_nothing_keeps_its_type_and_names_its_place(place: str,
     raised = type(error)("no")
     x, y = leaf([1.0, 2.0], grad=[3.0, 4.0]), leaf([1.0, 2.0], grad=[3.0, 4.0])
     before = [x.grad, y.grad]
-    values = bits(before)
+    values = bits(*before)
     second: list[BaseException] = []
 
     async def main() -> BaseException:
@@ -90,14 +91,13 @@ def test_an_error_changes_nothing_keeps_its_type_and_names_its_place(place: str,
         except BaseException as caught:
             seen = caught
         await asyncio.sleep(0)
-        with pytest.raises(BaseException) as again:
-            await loss.backward()
-        second.append(again.value)
+        again = await assert_awaiting_raises(BaseException, None, loss.backward())
+        second.append(again)
         return seen
 
     assert simulated_run(main).value is raised
     assert x.grad is before[0] and y.grad is before[1]
-    assert bits([x.grad, y.grad]) == values
+    assert bits(x.grad, y.grad) == values
     assert not getattr(raised, "committed", False)
     text = message(raised)
     assert "of graph task" in text
@@ -125,8 +125,7 @@ def test_interrupts_in_a_coroutine_that_runs_beside_others_end_the_loop_and_chan
 
         await (function(interrupts)(x) + function(waits)(x)).backward()
 
-    with pytest.raises(KeyboardInterrupt):
-        simulated_run(main)
+    assert_raises(KeyboardInterrupt, None, simulated_run, main)
     assert held == ["awaited"]
     assert number(x.grad) == 1.0
 
@@ -137,18 +136,16 @@ async def test_stop_iteration_becomes_a_runtime_error(place: str, kind: str) -> 
     if place != "rule" and kind == "inline":
         kind = "def"
     x, y = leaf(1.0, grad=1.0), leaf(1.0)
-    with pytest.raises(RuntimeError, match="StopIteration") as raised:
-        await failing(place, kind, StopIteration(5), x, y).backward()
-    assert isinstance(raised.value.__cause__, StopIteration)
-    assert "of graph task" in message(raised.value)
+    raised = await assert_awaiting_raises(RuntimeError, "StopIteration", failing(place, kind, StopIteration(5), x, y).backward())
+    assert isinstance(raised.__cause__, StopIteration)
+    assert "of graph task" in message(raised)
     assert number(x.grad) == 1.0 and y.grad is None
 
 
 @pytest.mark.parametrize("kind", ["def", "inline", "async"])
 async def test_a_rule_that_raises_cancelled_error_ends_the_pass_as_cancelled(kind: str) -> None:
     x, y = leaf(1.0, grad=1.0), leaf(1.0)
-    with pytest.raises(asyncio.CancelledError):
-        await failing("rule", kind, asyncio.CancelledError(), x, y).backward()
+    await assert_awaiting_raises(asyncio.CancelledError, None, failing("rule", kind, asyncio.CancelledError(), x, y).backward())
     assert number(x.grad) == 1.0 and y.grad is None
     assert asyncio.current_task().cancelling() == 0
 
@@ -165,8 +162,7 @@ async def test_of_several_errors_the_first_counts_and_no_other_is_reported() -> 
 
     x = leaf(1.0)
     async with ag.Engine(threads=2):
-        with pytest.raises(ValueError, match=r"one|two"):
-            await (function(fails("one"))(x) + function(fails("two"))(x)).backward()
+        await assert_awaiting_raises(ValueError, r"one|two", (function(fails("one"))(x) + function(fails("two"))(x)).backward())
         await rounds(3)
     gc.collect()  # a future whose exception nobody fetched would report itself now
     assert x.grad is None
@@ -178,8 +174,7 @@ async def test_errors_that_arrive_at_the_same_moment_are_reported_once(virtual_c
     total = x * 0.0
     for _ in range(4):
         total = total + function(raiser(kind, ValueError("no")))(x)
-    with pytest.raises(ValueError):
-        await total.backward()
+    await assert_awaiting_raises(ValueError, None, total.backward())
     await rounds(3)
     gc.collect()  # a future whose exception nobody fetched would report itself now, and the test would fail
 
@@ -197,8 +192,7 @@ async def test_wrong_results_of_rules_are_errors_that_change_nothing() -> None:
                 return result
 
             loss = (function(later if kind == "async" else now, inline=kind == "inline")(x) + y).sum()
-            with pytest.raises(RuntimeError, match="FBackward"):
-                await loss.backward()
+            await assert_awaiting_raises(RuntimeError, "FBackward", loss.backward())
     assert x.grad is before and y.grad is None
 
 
@@ -275,45 +269,41 @@ async def test_a_commit_that_fails_halfway_has_written_nothing(virtual_clock: Vi
 
     monkeypatch.setattr(accumulate_grad, "_add", fails_at_the_second)
     leave.on()
-    with pytest.raises(MemoryError) as raised:
-        await first
-    assert not getattr(raised.value, "committed", False)
+    raised = await assert_awaiting_raises(MemoryError, None, first)
+    assert not getattr(raised, "committed", False)
     assert calls == 2
     assert z.grad is None and kept.grad is None
     assert [number(x.grad), number(y.grad)] == [10.0, 20.0]
 
 
 @pytest.mark.parametrize("change", ["pass", "replaced", "none", "in place", "read"])
-def test_what_happens_to_a_gradient_while_a_pass_is_running_is_not_lost(change: str) -> None:
-    async def main() -> float:
-        inside, leave = Switch(), Switch()
-
-        async def waits(ctx: Any, g: Any) -> Any:
-            inside.on()
-            await leave
-            return g
-
-        x, other = leaf(1.0, grad=100.0), leaf(1.0)
-        slow = function(waits)(other)
-        running = asyncio.create_task((x * 1.0 + slow).backward())  # x is staged, then the pass waits
-        await inside
-        if change == "pass":
-            await (x * 10.0).backward()
-        elif change == "replaced":
-            x.grad = ag.tensor(np.array(1000.0))
-        elif change == "none":
-            x.grad = None
-        elif change == "in place":
-            with ag.no_grad():
-                x.grad.mul_(2.0)
-        else:
-            assert number(x.grad) == 100.0
-        leave.on()
-        await running
-        return number(x.grad)
-
+async def test_what_happens_to_a_gradient_while_a_pass_is_running_is_not_lost(virtual_clock: VirtualClock, change: str) -> None:
     expected = {"pass": 111.0, "replaced": 1001.0, "none": 1.0, "in place": 201.0, "read": 101.0}
-    assert simulated_run(main).value == expected[change]
+    inside, leave = Switch(), Switch()
+
+    async def waits(ctx: Any, g: Any) -> Any:
+        inside.on()
+        await leave
+        return g
+
+    x, other = leaf(1.0, grad=100.0), leaf(1.0)
+    slow = function(waits)(other)
+    running = asyncio.create_task((x * 1.0 + slow).backward())  # x is staged, then the pass waits
+    await inside
+    if change == "pass":
+        await (x * 10.0).backward()
+    elif change == "replaced":
+        x.grad = ag.tensor(np.array(1000.0))
+    elif change == "none":
+        x.grad = None
+    elif change == "in place":
+        with ag.no_grad():
+            x.grad.mul_(2.0)
+    else:
+        assert number(x.grad) == 100.0
+    leave.on()
+    await running
+    assert number(x.grad) == expected[change]
 
 
 def test_reading_a_gradient_while_another_thread_commits_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,8 +373,7 @@ async def test_retained_gradients_take_part_in_the_transaction() -> None:
         raise ValueError
 
     x.register_hook(fails)
-    with pytest.raises(ValueError):
-        await (y * 3.0).sum().backward()
+    await assert_awaiting_raises(ValueError, None, (y * 3.0).sum().backward())
     assert y.grad is kept
     assert kept.numpy().tolist() == [3.0, 3.0]
 
@@ -447,9 +436,8 @@ async def test_errors_after_the_commit_say_so_and_roll_nothing_back(place: str, 
     else:
         x.register_post_accumulate_grad_hook(raising)
         z.register_hook(lambda g: ag.graph.queue_callback(lambda: ran.append("later callback")))
-    with pytest.raises(type(error)) as seen:
-        await (z * 1.0).backward()
-    assert seen.value is raised
+    seen = await assert_awaiting_raises(type(error), None, (z * 1.0).backward())
+    assert seen is raised
     assert raised.committed is True
     assert "of graph task" in message(raised)
     assert (number(x.grad), number(y.grad)) == (3.0, 2.0)
@@ -481,9 +469,8 @@ def test_a_cancellation_after_the_commit_says_so() -> None:
 async def test_post_accumulate_hooks_must_return_none() -> None:
     x = leaf(2.0)
     x.register_post_accumulate_grad_hook(lambda t: 5)
-    with pytest.raises(HookError, match="should return None") as raised:
-        await (x * 3.0).backward()
-    assert raised.value.committed is True
+    raised = await assert_awaiting_raises(HookError, "should return None", (x * 3.0).backward())
+    assert raised.committed is True
     assert number(x.grad) == 3.0
 
 
@@ -504,8 +491,7 @@ async def test_eager_leaves_accumulate_at_once_and_are_the_one_exception() -> No
 
     inner = function(fails, inline=True)(late * 1.0)
     outer = inner * early
-    with pytest.raises(ValueError):
-        await outer.backward()
+    await assert_awaiting_raises(ValueError, None, outer.backward())
     assert log == [("eager", 3.0, None), "also at once", "fails"]
     assert early.grad is None and late.grad is None
 
@@ -555,15 +541,13 @@ async def test_post_accumulate_hooks_run_once_per_pass_that_reaches_the_leaf() -
 
 
 async def test_queue_callback_outside_of_a_pass_and_after_one() -> None:
-    with pytest.raises(GraphError, match="only be installed during backward pass"):
-        ag.graph.queue_callback(print)
+    assert_raises(GraphError, "only be installed during backward pass", ag.graph.queue_callback, print)
     x = leaf(2.0)
     outside: list[Any] = []
 
     async def keeps_going() -> None:
         await rounds(10)
-        with pytest.raises(GraphError, match="only be installed during backward pass"):
-            ag.graph.queue_callback(print)
+        assert_raises(GraphError, "only be installed during backward pass", ag.graph.queue_callback, print)
         outside.append("refused")
 
     tasks: list[asyncio.Task[None]] = []
@@ -618,8 +602,7 @@ async def test_callbacks_do_not_run_when_the_pass_fails() -> None:
 
     y = x * 2.0
     y.register_hook(fails)
-    with pytest.raises(ValueError):
-        await (y * 1.0).backward()
+    await assert_awaiting_raises(ValueError, None, (y * 1.0).backward())
     assert log == []
 
 
@@ -661,8 +644,7 @@ async def test_a_nested_pass_commits_by_itself_and_is_not_undone() -> None:
         assert number(z.grad) == 6.0
         raise ValueError("after the inner pass")
 
-    with pytest.raises(ValueError, match="after the inner pass"):
-        await function(rule)(x).backward()
+    await assert_awaiting_raises(ValueError, "after the inner pass", function(rule)(x).backward())
     assert number(z.grad) == 6.0
     assert number(x.grad) == 1.0
 
@@ -690,9 +672,8 @@ async def test_the_error_of_a_nested_pass_goes_through_the_outer_one() -> None:
             await function(inner_rule)(z).backward()
         return g
 
-    with pytest.raises(KeyError, match="deep down") as raised:
-        await function(rule)(x).backward()
-    assert message(raised.value).count("of graph task") == 2
+    raised = await assert_awaiting_raises(KeyError, "deep down", function(rule)(x).backward())
+    assert message(raised).count("of graph task") == 2
     assert x.grad is None and number(z.grad) == 5.0
 
     caught: list[BaseException] = []

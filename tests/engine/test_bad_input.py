@@ -28,7 +28,7 @@ from aiograd.errors import (
     NaNGradientError,
     ShapeError,
 )
-from tests.support import leaf
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, AiogradError)]
 
@@ -82,8 +82,7 @@ def test_every_error_is_also_the_builtin_that_a_caller_would_catch(cls: type[Exc
 )
 def test_an_operation_that_cannot_be(call: Any, error: Any, words: str, grad: bool) -> None:
     x = leaf([1.0, 2.0]) if grad else ag.tensor([1.0, 2.0], dtype=np.float64)
-    with pytest.raises(error, match=words):
-        call(x)
+    assert_raises(error, words, call, x)
     assert x.version == 0 and x.grad is None and x.tolist() == [1.0, 2.0]
 
 
@@ -92,8 +91,7 @@ def test_an_operation_that_cannot_be(call: Any, error: Any, words: str, grad: bo
     [lambda t: t + "a", lambda t: "a" * t, lambda t: t - None, lambda t: {} @ t, lambda t: t < "a", lambda t: t ** [None]],
 )
 def test_an_operator_with_something_that_is_no_number_is_pythons_type_error(operate: Any) -> None:
-    with pytest.raises(TypeError):
-        operate(leaf([1.0, 2.0]))
+    assert_raises(TypeError, None, lambda: operate(leaf([1.0, 2.0])))
 
 
 def test_a_message_never_holds_a_whole_array() -> None:
@@ -117,8 +115,7 @@ async def test_a_second_backward() -> None:
     x = leaf([1.0, 2.0])
     y = (x * x).sum()
     await y.backward()
-    with pytest.raises(GraphFreedError, match=r"second time.*retain_graph=True"):
-        await y.backward()
+    await assert_awaiting_raises(GraphFreedError, r"second time.*retain_graph=True", y.backward())
     assert x.grad.tolist() == [2.0, 4.0]
 
 
@@ -127,24 +124,17 @@ async def test_a_modified_saved_value() -> None:
     y = x * 1
     z = (y * y).sum()
     y += 1
-    with pytest.raises(ModifiedError, match=r"at version 1; expected version 0 instead. Clone it before modifying"):
-        await z.backward()
+    await assert_awaiting_raises(ModifiedError, r"at version 1; expected version 0 instead. Clone it before modifying", z.backward())
     assert x.grad is None
 
 
 async def test_a_gradient_of_the_wrong_shape() -> None:
-    class Wrong(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return ag.tensor(np.ones(5))
+    @custom_function()
+    def Wrong(ctx: Any, g: Any) -> Any:
+        return ag.tensor(np.ones(5))
 
     x = leaf([1.0, 2.0])
-    with pytest.raises(GradientError, match=r"got \[5\] but expected shape compatible with \[2\]"):
-        await Wrong.apply(x).sum().backward()
+    await assert_awaiting_raises(GradientError, r"got \[5\] but expected shape compatible with \[2\]", Wrong.apply(x).sum().backward())
     assert x.grad is None
 
 
@@ -160,8 +150,7 @@ async def test_a_nan_under_anomaly_mode() -> None:
 async def test_a_hook_that_returns_nonsense() -> None:
     x = leaf([1.0])
     x.register_hook(lambda g: "nonsense")
-    with pytest.raises(HookError, match="returned str; expected a Tensor, or None"):
-        await (x * 2).sum().backward()
+    await assert_awaiting_raises(HookError, "returned str; expected a Tensor, or None", (x * 2).sum().backward())
     assert x.grad is None
 
 
@@ -169,8 +158,7 @@ async def test_a_hook_that_returns_nonsense() -> None:
 def test_a_pass_without_a_running_loop(start: Any) -> None:
     x = leaf([1.0])
     y = (x * x).sum()
-    with pytest.raises(LoopError, match=r"without a running event loop: await it inside a coroutine, started with aiograd.run\(main\(\)\)"):
-        start(y, x)
+    assert_raises(LoopError, r"without a running event loop: await it inside a coroutine, started with aiograd.run\(main\(\)\)", start, y, x)
     assert x.grad is None
 
 
@@ -192,8 +180,7 @@ async def test_an_engine_of_another_loop() -> None:
     with pytest.raises(errors.EngineClosedError, match="has been closed"):
         async with engine:
             pass
-    with pytest.raises(ArgumentError, match=r"Engine\(concurrency=0\): expected at least 1"):
-        ag.Engine(concurrency=0)
+    assert_raises(ArgumentError, r"Engine\(concurrency=0\): expected at least 1", ag.Engine, concurrency=0)
 
 
 @pytest.mark.parametrize(
@@ -205,8 +192,7 @@ async def test_an_engine_of_another_loop() -> None:
     ],
 )
 async def test_arguments_that_do_not_exist(call: Any) -> None:
-    with pytest.raises(TypeError):
-        await call(leaf(1.0) * 2)
+    assert_raises(TypeError, None, lambda: call(leaf(1.0) * 2))
 
 
 async def test_nothing_runs_before_it_is_awaited_and_checks_are_made_at_once() -> None:
@@ -219,5 +205,4 @@ async def test_nothing_runs_before_it_is_awaited_and_checks_are_made_at_once() -
     assert seen == []
     await coroutine
     assert seen == [1]
-    with pytest.raises(ShapeError):
-        (leaf([1.0, 2.0]) * 2).backward()  # type: ignore[unused-coroutine]
+    assert_raises(ShapeError, None, lambda: (leaf([1.0, 2.0]) * 2).backward())  # type: ignore[unused-coroutine]

@@ -16,24 +16,15 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from tests.support import leaf
+from tests.support import custom_function, leaf
 from tests.sweeps import swept
 
 
-class Pass(ag.Function):
+@custom_function(inline=True, saves=True)
+def Pass(ctx: Any, g: Any) -> Any:
     """Saves its argument and passes the gradient on."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        ctx.save_for_backward(a)
-        return a * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        _ = ctx.saved_tensors
-        return g
+    _ = ctx.saved_tensors
+    return g
 
 
 def on_one_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -20,14 +20,11 @@ from aiograd.ops import ROWS
 from aiograd.ops import nn as rows
 from aiograd.ops.op import Fused
 from aiograd.testing import simulated_run
-from tests.ops.domains_core import DOMAINS as CORE
-from tests.ops.domains_nn import DOMAINS as NN
-from tests.ops.traced import floating
+from tests.cuda.programs import DOMAINS, differentiate, wave
+from tests.support import assert_awaiting_raises, assert_raises, bits, cancel, custom_function
 from tests.sweeps import swept
 from tests.tolerance import assert_close
 from tests.toy_device import ToyArray, ToyDevice, ToyError
-
-DOMAINS = {**CORE, **NN}
 
 
 @pytest.fixture
@@ -46,19 +43,6 @@ def toy() -> Iterator[ToyDevice]:
         yield device
 
 
-def bits(tensor: Any) -> Any:
-    """Shape, dtype and bytes of a tensor's values; None stays None."""
-    if tensor is None:
-        return None
-    array = np.asarray(tensor.detach().numpy())
-    return array.shape, array.dtype.str, array.tobytes()
-
-
-def wave(like: Any, phase: float = 1.0) -> Any:
-    """A tensor of the same kind with values that are all different."""
-    return ag.tensor(np.sin(phase + np.arange(like.size)).reshape(like.shape).astype(like.dtype), device=like.device)
-
-
 async def turns_until(condition: Callable[[], bool]) -> None:
     """Give the loop turns until something has happened."""
     for _ in range(1_000_000):
@@ -71,36 +55,11 @@ async def turns_until(condition: Callable[[], bool]) -> None:
 # -------------------------------------------------------------------- every row, every rule
 
 
-async def differentiate(name: str, variety: int, device: str) -> list[Any]:
+async def differentiated(name: str, variety: int, device: str) -> list[Any]:
     """Bits of a row's outputs, gradients and second gradients on a device."""
-    domain, row = DOMAINS[name], ROWS[name]
-    args, kwargs = domain.draw(np.random.default_rng([variety, 9]), variety)
-    if domain.prepare is not None:
-        args = domain.prepare(*args)
-    given: list[Any] = []
-    for i, arg in enumerate(args):
-        if isinstance(arg, (np.ndarray, np.generic)) and (row.variadic or i < len(row.arrays)):
-            if floating(arg) and "float32" in domain.dtypes:
-                arg = arg.astype(np.float32)
-            given.append(ag.tensor(arg, device=device, requires_grad=floating(arg)))
-        else:
-            given.append(arg)
-    leaves = [arg for arg in given if isinstance(arg, ag.Tensor) and arg.requires_grad]
-    result = row(*given, **kwargs)
-    outputs = [result] if isinstance(result, ag.Tensor) else list(result)
-    roots = [output for output in outputs if output.requires_grad]
-    tensors = list(outputs)
-    if roots:
-        first = await ag.grad(roots, leaves, [wave(root) for root in roots], create_graph=domain.second_order, allow_unused=True)
-        tensors += first
-        again = [grad for grad in first if grad is not None and grad.requires_grad]
-        if again:
-            tensors += await ag.grad(again, leaves, [wave(grad, 2.0) for grad in again], allow_unused=True)
-    for tensor in tensors:
-        if tensor is not None:
-            assert tensor.device == device
-            await tensor
-    return [bits(tensor) for tensor in tensors]
+    tensors = await differentiate(name, variety, device)
+    assert {tensor.device for tensor in tensors if tensor is not None} == {device}
+    return bits(*tensors)
 
 
 @pytest.mark.one_loop
@@ -108,8 +67,8 @@ async def differentiate(name: str, variety: int, device: str) -> list[Any]:
 @pytest.mark.parametrize("name", swept(sorted(DOMAINS), keep=80))
 async def test_every_row_gives_the_same_bits_on_a_device(name: str, plain_rows: None, toy: ToyDevice) -> None:
     for variety in range(DOMAINS[name].varieties):
-        expected = await differentiate(name, variety, "cpu")
-        found = await differentiate(name, variety, toy.name)
+        expected = await differentiated(name, variety, "cpu")
+        found = await differentiated(name, variety, toy.name)
         assert found == expected, (name, variety)
 
 
@@ -210,7 +169,7 @@ async def outcome(name: str, places: tuple[str, ...], device: str = "cpu") -> li
     loss = await forward(name, leaves, places)
     await loss.backward()
     assert all(leaf.grad is None or leaf.grad.device == leaf.device for leaf in leaves.values())
-    return [bits(loss), *(bits(leaf.grad) for leaf in leaves.values())]
+    return bits(loss, *(leaf.grad for leaf in leaves.values()))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -251,7 +210,7 @@ async def test_training_on_the_device_follows_training_on_the_host_to_the_bit(pl
         assert all(leaf.device == device and leaf.version == 5 for leaf in leaves.values())
         for leaf in leaves.values():
             await leaf
-        trained.append([bits(loss), *map(bits, leaves.values())])
+        trained.append(bits(loss, *leaves.values()))
     assert trained[0] == trained[1]
 
 
@@ -262,7 +221,7 @@ async def test_second_derivatives_accumulate_on_the_device(plain_rows: None, toy
         loss = await forward("elementwise", leaves, places)
         first = await ag.grad(loss, list(leaves.values()), create_graph=True)
         await (first[0].sum() + (first[1] ** 2).sum()).backward()
-        found.append([*map(bits, first), *(bits(leaf.grad) for leaf in leaves.values())])
+        found.append(bits(*first, *(leaf.grad for leaf in leaves.values())))
     assert found[0] == found[1]
     for host, mixed in zip(found[0], found[2], strict=True):  # sums meet at other nodes there, so they associate differently
         assert_close(np.frombuffer(mixed[2], np.float32), np.frombuffer(host[2], np.float32))
@@ -315,8 +274,7 @@ async def test_a_device_brings_fused_kernels_of_its_own() -> None:
         for mine, host in zip(found, await gradients("cpu"), strict=True):
             np.testing.assert_allclose(mine, host, rtol=1e-12)
     with ToyDevice(fused={"softmax": Fused(forward, ("powers",), {"x": lambda g, power: g})}):
-        with pytest.raises(TypeError, match=r"softmax.*names \['power'\]"):
-            await gradients("toy:0")
+        await assert_awaiting_raises(TypeError, r"softmax.*names \['power'\]", gradients("toy:0"))
 
 
 # -------------------------------------------------------------------- where things run
@@ -427,15 +385,10 @@ async def test_the_loop_runs_ahead_of_a_device_that_allows_it() -> None:
 async def test_contextvars_reach_rules_on_a_device(toy: ToyDevice) -> None:
     seen: list[tuple[int, bool]] = []
 
-    class Look(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            seen.append((ag.graph.current_graph_task_id(), ag.is_grad_enabled()))
-            return g
+    @custom_function()
+    def Look(ctx: Any, g: Any) -> Any:
+        seen.append((ag.graph.current_graph_task_id(), ag.is_grad_enabled()))
+        return g
 
     x = ag.tensor([1.0], device="toy:0", requires_grad=True)
     await Look.apply(x).sum().backward()
@@ -451,8 +404,7 @@ async def test_reading_pending_data_is_refused_inside_a_loop(toy: ToyDevice) -> 
         y = x.sqrt()
         assert "pending" in repr(y)
         for read in (y.item, y.numpy, y.tolist, lambda: bool(y), lambda: float(y), lambda: y.to("cpu"), lambda: f"{y:.1f}"):
-            with pytest.raises(NotReadyError, match="await"):
-                read()
+            assert_raises(NotReadyError, "await", read)
         assert y.shape == (1,) and y.dtype == np.float32 and y.requires_grad
     assert (await y) is y
     assert y.item() == 2.0 and bool(y) and y.numpy().tolist() == [2.0]
@@ -476,9 +428,7 @@ async def test_cancelling_a_wait_cancels_nothing_else(toy: ToyDevice) -> None:
 
         task = asyncio.ensure_future(wait())
         await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+        await cancel(task)
     await y
     assert y.item() == 2.0
 
@@ -504,14 +454,11 @@ async def test_tensors_of_two_devices_do_not_mix(toy: ToyDevice) -> None:
         joined = lambda: np.concatenate([host, here])  # noqa: E731
         mixes = (lambda: host + here, lambda: here * there, lambda: here @ host, joined, lambda: rows.linear(here, host))
         for mix in mixes:
-            with pytest.raises(DeviceMismatchError, match=r"toy:0.*\.to\(\)"):
-                mix()
-    with pytest.raises(DeviceMismatchError, match="cpu"):
-        await (here * 2).backward(host.detach())
+            assert_raises(DeviceMismatchError, r"toy:0.*\.to\(\)", mix)
+    assert_raises(DeviceMismatchError, "cpu", lambda: (here * 2).backward(host.detach()))
     with pytest.raises(DeviceMismatchError, match=r"\.to\(\)"):
         here.grad = ag.tensor([1.0, 1.0])
-    with pytest.raises(DeviceError, match="known are"):
-        host.to("tpu:0")
+    assert_raises(DeviceError, "known are", host.to, "tpu:0")
 
 
 async def test_arrays_and_numbers_go_along(toy: ToyDevice) -> None:
@@ -531,37 +478,25 @@ async def test_the_gradient_of_a_host_scalar_comes_back_to_the_host(toy: ToyDevi
 
 
 async def test_a_rule_or_hook_that_moves_a_gradient_is_refused(toy: ToyDevice) -> None:
-    class Astray(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return ag.tensor(np.ones(g.shape, np.float32))
+    @custom_function()
+    def Astray(ctx: Any, g: Any) -> Any:
+        return ag.tensor(np.ones(g.shape, np.float32))
 
     x = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)
-    with pytest.raises(DeviceMismatchError, match=r"AstrayBackward.*cpu.*toy:0"):
-        await Astray.apply(x).sum().backward()
+    await assert_awaiting_raises(DeviceMismatchError, r"AstrayBackward.*cpu.*toy:0", Astray.apply(x).sum().backward())
     y = x * 2
     y.register_hook(lambda g: ag.tensor([1.0, 1.0]))
-    with pytest.raises(DeviceMismatchError, match="moved the gradient to cpu"):
-        await y.sum().backward()
+    await assert_awaiting_raises(DeviceMismatchError, "moved the gradient to cpu", y.sum().backward())
     assert x.grad is None
 
 
 async def test_unused_outputs_of_a_custom_function_get_zeros_on_their_device(toy: ToyDevice) -> None:
     devices: list[str] = []
 
-    class Pair(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1, x * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any, h: Any) -> Any:
-            devices.extend([g.device, h.device])
-            return g + 2 * h
+    @custom_function(lambda x: (x * 1, x * 2))
+    def Pair(ctx: Any, g: Any, h: Any) -> Any:
+        devices.extend([g.device, h.device])
+        return g + 2 * h
 
     x = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)
     await Pair.apply(x)[1].sum().backward()
@@ -606,8 +541,7 @@ async def test_views_and_writes_to_them(toy: ToyDevice) -> None:
         y = x * 2
         z = y * y
         y += 1
-        with pytest.raises(ag.errors.ModifiedError):
-            await z.sum().backward()
+        await assert_awaiting_raises(ag.errors.ModifiedError, None, z.sum().backward())
 
 
 async def test_copies(toy: ToyDevice) -> None:
@@ -665,8 +599,7 @@ async def test_saved_values_can_be_kept_on_the_host(toy: ToyDevice) -> None:
 async def test_anomaly_mode_looks_at_device_gradients(toy: ToyDevice) -> None:
     x = ag.tensor([0.0, 1.0], device="toy:0", requires_grad=True)
     with ag.detect_anomaly(), np.errstate(all="ignore"):
-        with pytest.raises(NaNGradientError, match=r"(Sqrt|Mul)Backward"):
-            await (x.sqrt() * 0).sum().backward()
+        await assert_awaiting_raises(NaNGradientError, r"(Sqrt|Mul)Backward", (x.sqrt() * 0).sum().backward())
         await (x * x).sum().backward()
     assert x.grad.numpy().tolist() == [0.0, 2.0]
 
@@ -679,12 +612,10 @@ async def test_a_failure_in_forward_surfaces_where_the_data_is_wanted(toy: ToyDe
     await x
     toy.fail("tanh")
     y = x.tanh()
-    with pytest.raises(ToyError, match=r"kernel tanh on toy:0"):
-        await y
+    await assert_awaiting_raises(ToyError, r"kernel tanh on toy:0", y)
     loss = (y * y).sum()
-    with pytest.raises(DeviceError, match=r"toy:0.*kernel tanh") as caught:
-        await loss.backward()
-    assert any("Backward" in note for note in caught.value.__notes__)
+    caught = await assert_awaiting_raises(DeviceError, r"toy:0.*kernel tanh", loss.backward())
+    assert any("Backward" in note for note in caught.__notes__)
     assert x.grad is None
     await (x * x).sum().backward()  # the device is fine, and so is the leaf
     assert x.grad.numpy().tolist() == [2.0, 4.0]
@@ -714,8 +645,7 @@ async def test_whichever_kernel_of_a_pass_fails_no_gradient_changes(kind: Any, p
                 for key, (grad, values) in before.items():
                     assert leaves[key].grad is grad
                     assert toy.is_dead or bits(grad) == values
-                with pytest.raises(ag.errors.GraphFreedError):
-                    await loss.backward()
+                await assert_awaiting_raises(ag.errors.GraphFreedError, None, loss.backward())
                 del error
             else:
                 assert number > 10, "the pass had kernels to fail"
@@ -731,9 +661,8 @@ async def test_a_failure_between_nodes_is_noticed_before_the_commit(toy: ToyDevi
     y = x * 2 * host.to("toy:0") + x * 3
     await y
     toy.fail("add")
-    with pytest.raises(ToyError, match=r"kernel add on toy:0") as caught:
-        await y.sum().backward()
-    assert any("AccumulateGrad" in note for note in caught.value.__notes__)
+    caught = await assert_awaiting_raises(ToyError, r"kernel add on toy:0", y.sum().backward())
+    assert any("AccumulateGrad" in note for note in caught.__notes__)
     assert x.grad is None and host.grad is None
     with pytest.raises(ToyError, match="kernel add"):
         y = x * 2 + x * 3
@@ -748,12 +677,10 @@ async def test_a_result_of_the_wrong_shape_is_noticed(toy: ToyDevice) -> None:
     y = x @ w
     await y
     toy.fail("matmul", "shape")
-    with pytest.raises(GradientError, match=r"MatmulBackward.*expected shape compatible with \[3, 4\]"):
-        await y.sum().backward()
+    await assert_awaiting_raises(GradientError, r"MatmulBackward.*expected shape compatible with \[3, 4\]", y.sum().backward())
     assert x.grad is None and w.grad is None
     toy.fail("tanh", "shape")
-    with pytest.raises(DeviceError, match=r"tanh on toy:0 returned \[3, 4, 2\]"):
-        await x.tanh()
+    await assert_awaiting_raises(DeviceError, r"tanh on toy:0 returned \[3, 4, 2\]", x.tanh())
 
 
 async def test_a_device_that_is_closed_fails_what_waits_for_it() -> None:
@@ -766,13 +693,10 @@ async def test_a_device_that_is_closed_fails_what_waits_for_it() -> None:
         for _ in range(5):
             await asyncio.sleep(0)
         toy.close()
-        with pytest.raises(DeviceError, match="closed"):
-            await backward
-        with pytest.raises(DeviceError, match="closed"):
-            await z
+        await assert_awaiting_raises(DeviceError, "closed", backward)
+        await assert_awaiting_raises(DeviceError, "closed", z)
         assert x.grad is None
-        with pytest.raises(DeviceError, match="closed"):
-            x.cos()
+        assert_raises(DeviceError, "closed", x.cos)
 
 
 async def test_cancelling_a_pass_while_the_device_works() -> None:
@@ -789,9 +713,7 @@ async def test_cancelling_a_pass_while_the_device_works() -> None:
         try:
             backward = asyncio.ensure_future(loss.backward())
             await turns_until(entered.is_set)
-            backward.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await backward
+            await cancel(backward)
             assert toy.history[-1] == "softmax"
             done = len(toy.history)
         finally:
@@ -799,16 +721,14 @@ async def test_cancelling_a_pass_while_the_device_works() -> None:
         await ag.tensor([1.0], device="toy:0")  # in order, so whatever was queued has been passed by
         assert list(toy.history)[done:] == ["multiply", "subtract", "multiply", "from_host"], "the rule that was running ends, no other begins"
         assert all(leaf.grad is None for leaf in leaves.values())
-        with pytest.raises(ag.errors.GraphFreedError, match="Cancelled"):
-            await loss.backward()
+        await assert_awaiting_raises(ag.errors.GraphFreedError, "Cancelled", loss.backward())
 
 
 async def test_a_timeout_ends_a_pass_on_a_device_that_hangs(toy: ToyDevice) -> None:
     x = ag.tensor([1.0], device="toy:0", requires_grad=True)
     y = await x.exp().sum()
     with toy.held():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(y.backward(), 0.01)
+        await assert_awaiting_raises(TimeoutError, None, asyncio.wait_for(y.backward(), 0.01))
     assert x.grad is None
 
 
@@ -849,7 +769,7 @@ async def simulated(seed: int, fault: int | None = None, ahead: bool = False) ->
         except (DeviceError, asyncio.CancelledError):
             assert all(leaf.grad is None for leaf in leaves.values())
             raise
-        return [bits(leaf.grad) for leaf in leaves.values()]
+        return bits(*(leaf.grad for leaf in leaves.values()))
 
 
 def test_simulated_devices_repeat_to_the_step_and_never_change_a_bit(plain_rows: None) -> None:

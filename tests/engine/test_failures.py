@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from aiograd.engine.run.failures import clear_frames
+from tests.support import assert_awaiting_raises
 
 
 async def raising(error: BaseException, kept: Any) -> None:
@@ -39,10 +40,9 @@ class Kept:
 async def test_frames_of_the_package_keep_nothing(name: str, is_kept: bool) -> None:
     kept = Kept()
     alive = weakref.ref(kept)
-    with pytest.raises(ValueError) as caught:
-        await module(name)["raising"](ValueError(), kept)
+    caught = await assert_awaiting_raises(ValueError, None, module(name)["raising"](ValueError(), kept))
     del kept
-    clear_frames(caught.value)
+    clear_frames(caught)
     assert (alive() is not None) is is_kept
 
 
@@ -50,8 +50,7 @@ async def test_a_coroutine_that_has_caught_the_same_error_goes_on() -> None:
     names, error, seen = module("aiograd.engine.example"), ValueError(), list[str]()
     other = asyncio.create_task(names["handling"](error, seen))
     await asyncio.sleep(0)  # it has caught the error, and awaits something
-    with pytest.raises(ValueError) as caught:
-        await names["raising"](error, None)
-    clear_frames(caught.value)
+    caught = await assert_awaiting_raises(ValueError, None, names["raising"](error, None))
+    clear_frames(caught)
     await other
     assert seen == ["went on"]

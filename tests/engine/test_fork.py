@@ -15,22 +15,16 @@ import pytest
 
 import aiograd as ag
 from aiograd.graph import accumulate_grad
+from tests.support import custom_function
 
 pytestmark = [pytest.mark.proc, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")]
 
 
-class Threaded(ag.Function):
+@custom_function(lambda a: a * a, saves=True)
+def Threaded(ctx: Any, g: Any) -> Any:
     """Its rule runs on the executor."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        ctx.save_for_backward(a)
-        return a * a
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        (a,) = ctx.saved_tensors
-        return 2 * a * g
+    (a,) = ctx.saved_tensors
+    return 2 * a * g
 
 
 async def train() -> float:

@@ -11,33 +11,18 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, UnusedInputError
 from aiograd.ops import ROWS
 from aiograd.ops.op import define
-from tests.support import leaf, same
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf, same
 
 
-class Explodes(ag.Function):
+@custom_function(inline=True)
+def Explodes(ctx: Any, g: Any) -> Any:
     """Must not run."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any) -> Any:
-        return a * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        raise AssertionError("this node has no path to an input")
+    raise AssertionError("this node has no path to an input")
 
 
-class OnlyFirst(ag.Function):
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a + b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g, None
+@custom_function(lambda a, b: a + b, inline=True)
+def OnlyFirst(ctx: Any, g: Any) -> Any:
+    return g, None
 
 
 # -------------------------------------------------------------------- grad
@@ -136,8 +121,7 @@ async def test_an_unreachable_input_is_an_error_by_default() -> None:
 async def test_an_input_whose_gradient_is_none_is_an_error_too() -> None:
     x, w = leaf([2.0]), leaf([3.0])
     y = OnlyFirst.apply(x * 1, w * 1).sum()
-    with pytest.raises(UnusedInputError, match="index 0"):
-        await ag.grad(y, w, retain_graph=True)
+    await assert_awaiting_raises(UnusedInputError, "index 0", ag.grad(y, w, retain_graph=True))
     (g,) = await ag.grad(y, w, allow_unused=True)
     assert g is None
 
@@ -180,8 +164,7 @@ async def test_materialize_grads_contradicts_allow_unused_false() -> None:
 async def test_inputs_that_cannot_be_are_refused(inputs: Any, error: type[Exception], words: str) -> None:
     x = leaf([2.0])
     y = (x * x).sum()
-    with pytest.raises(error, match=words):
-        await ag.grad(y, inputs)
+    assert_raises(error, words, lambda: ag.grad(y, inputs))
     await y.backward()
 
 
@@ -249,8 +232,7 @@ async def test_inputs_of_backward_may_be_a_mapping() -> None:
 async def test_inputs_of_backward_that_cannot_be_are_refused(inputs: Any, error: type[Exception], words: str) -> None:
     x = leaf([2.0])
     y = (x * x).sum()
-    with pytest.raises(error, match=words):
-        await y.backward(inputs=inputs)
+    assert_raises(error, words, lambda: y.backward(inputs=inputs))
     await y.backward()
     same(x.grad, [4.0])
 
@@ -386,5 +368,4 @@ def cost(x: Any) -> Any:
     ],
 )
 async def test_a_function_in_place_of_what_it_returns_is_refused_and_told_how(call: Any, words: str) -> None:
-    with pytest.raises(ArgumentTypeError, match=words):
-        call(leaf([1.0]))
+    assert_raises(ArgumentTypeError, words, lambda: call(leaf([1.0])))

@@ -11,6 +11,7 @@ import pytest
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES, InputBuffer
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.graph import Node
+from tests.support import assert_raises
 
 KEYS = [(-9, 0), (-9, 1), (-5, 0), (-1, 0)]
 
@@ -127,5 +128,4 @@ def test_ready_nodes_come_by_number_then_by_arrival(seed: int) -> None:
         assert nodes[i] is node
         popped.append(node)
     assert popped == expected
-    with pytest.raises(IndexError):
-        queue.pop()
+    assert_raises(IndexError, None, queue.pop)

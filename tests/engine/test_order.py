@@ -10,7 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.graph import current_node, execution_order
-from tests.support import leaf
+from tests.support import custom_function, leaf
 
 
 class Recorder:
@@ -97,29 +97,19 @@ async def test_with_a_concurrency_of_one_the_order_is_the_predicted_one_whatever
     ran: list[Any] = []
     predicted: list[Any] = []
 
-    class Slow(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
+    @custom_function()
+    async def Slow(ctx: Any, g: Any) -> Any:
+        ran.append(current_node())
+        if suspending:
+            for _ in range(int(abs(g.detach().numpy()[0])) % 4):
+                await asyncio.sleep(0)
+        ran.append(current_node())
+        return g * 2
 
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            ran.append(current_node())
-            if suspending:
-                for _ in range(int(abs(g.detach().numpy()[0])) % 4):
-                    await asyncio.sleep(0)
-            ran.append(current_node())
-            return g * 2
-
-    class Threaded(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            ran.append(current_node())
-            return g * 3
+    @custom_function()
+    def Threaded(ctx: Any, g: Any) -> Any:
+        ran.append(current_node())
+        return g * 3
 
     x, w = leaf([1.0]), leaf([2.0])
     parts = [Slow.apply(x * 3), Threaded.apply(w), Slow.apply(w * 2), Threaded.apply(x), Slow.apply(x)]
@@ -136,17 +126,12 @@ async def test_a_slow_node_with_a_high_number_starts_first_and_the_rest_goes_on_
     order: list[str] = []
     gate = asyncio.Event()
 
-    class Remote(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            order.append("remote starts")
-            await gate.wait()
-            order.append("remote ends")
-            return g
+    @custom_function()
+    async def Remote(ctx: Any, g: Any) -> Any:
+        order.append("remote starts")
+        await gate.wait()
+        order.append("remote ends")
+        return g
 
     x, w = leaf([1.0]), leaf([1.0])
     remote = Remote.apply(x)

@@ -14,7 +14,8 @@ import aiograd as ag
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.run import pass_jobs
 from aiograd.graph.node import Node
-from tests.engine.cases import chain, leaf
+from tests.engine.cases import chain
+from tests.support import assert_awaiting_raises, cancel, leaf
 
 ONES = ag.tensor(np.ones(8))
 
@@ -109,9 +110,7 @@ async def test_nothing_starts_after_a_cancellation(watched: Watched) -> None:
         began, gate = watched.pause_at(2)
         running = asyncio.ensure_future(chain(x, 5, 2.0).backward(ONES))
         await began
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        await cancel(running)
         gate.set()
     assert watched.nodes == ["MulBackward"] * 3
     assert not watched.errors
@@ -151,8 +150,7 @@ async def test_a_failure_names_the_node_that_failed(watched: Watched) -> None:
     watched.after[2] = fail
     async with ag.Engine(inline_ns=1.0):
         y = chain(chain(x, 1, 2.0).exp(), 2, 2.0)
-        with pytest.raises(FloatingPointError) as caught:
-            await y.backward(ONES)
-    assert len(caught.value.__notes__) == 1
-    assert "ExpBackward" in caught.value.__notes__[0]
+        caught = await assert_awaiting_raises(FloatingPointError, None, y.backward(ONES))
+    assert len(caught.__notes__) == 1
+    assert "ExpBackward" in caught.__notes__[0]
     assert x.grad is None

@@ -9,21 +9,16 @@ import pytest
 
 import aiograd as ag
 from aiograd.graph import current_graph_task_id, current_node
-from tests.support import leaf, same
+from tests.support import assert_awaiting_raises, custom_function, leaf, same
 
 
 def nesting(inside: Any) -> Any:
     """A Function that passes its gradient on and awaits ``inside(g)`` in backward."""
 
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            await inside(g)
-            return g
+    @custom_function()
+    async def Nests(ctx: Any, g: Any) -> Any:
+        await inside(g)
+        return g
 
     return Nests.apply
 
@@ -42,22 +37,15 @@ async def test_a_rule_may_run_a_pass_of_its_own() -> None:
 
 
 async def test_grad_within_a_rule() -> None:
-    class Through(ag.Function):
+    @custom_function(lambda a: a * a * a, saves=True)
+    async def Through(ctx: Any, g: Any) -> Any:
         """Computes its gradient by differentiating what it computes."""
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            ctx.save_for_backward(a)
-            return a * a * a
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            (a,) = ctx.saved_tensors
-            with ag.enable_grad():
-                inside = a.detach().requires_grad_()
-                out = inside * inside * inside
-            (result,) = await ag.grad(out, inside, g)
-            return result
+        (a,) = ctx.saved_tensors
+        with ag.enable_grad():
+            inside = a.detach().requires_grad_()
+            out = inside * inside * inside
+        (result,) = await ag.grad(out, inside, g)
+        return result
 
     x = leaf([2.0])
     await Through.apply(x).sum().backward()
@@ -181,16 +169,9 @@ async def test_an_inner_error_goes_through_the_outer_pass_with_its_type() -> Non
 
     x, w, v = leaf([1.0]), leaf([1.0]), leaf([1.0])
 
-    class Fails(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise Mine("inner")
+    @custom_function(inline=True)
+    def Fails(ctx: Any, g: Any) -> Any:
+        raise Mine("inner")
 
     async def inside(g: Any) -> None:
         with ag.enable_grad():
@@ -224,8 +205,7 @@ async def test_an_error_comes_up_from_the_depths() -> None:
             return g, None
 
     x = leaf([1.0])
-    with pytest.raises(ZeroDivisionError, match="at the bottom"):
-        await Deeper.apply(x, 200).sum().backward()
+    await assert_awaiting_raises(ZeroDivisionError, "at the bottom", Deeper.apply(x, 200).sum().backward())
     assert x.grad is None
 
 
@@ -239,8 +219,7 @@ async def test_a_rule_may_handle_the_error_of_its_inner_pass() -> None:
         with ag.enable_grad():
             inner = w * 2
         inner.register_hook(refuse)
-        with pytest.raises(ZeroDivisionError):
-            await inner.backward()
+        await assert_awaiting_raises(ZeroDivisionError, None, inner.backward())
 
     await (nesting(inside)(x) * 2).sum().backward()
     same(x.grad, [2.0])

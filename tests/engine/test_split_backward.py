@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 import aiograd as ag
 from aiograd.engine.pass_hooks import PassHooks
@@ -13,7 +12,7 @@ from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.engine.split_backward import InputPlan, WeightPlan
 from aiograd.errors import ArgumentError, GraphFreedError
 from aiograd.graph import current
-from tests.engine.cases import leaf
+from tests.support import assert_raises, leaf
 
 
 class Box:
@@ -63,10 +62,8 @@ async def test_groups_say_what_they_hold() -> None:
     assert sorted(node.name for group in groups for node in group.intermediates) == ["AddBackward", "MatmulBackward"]
     await second_half(groups)
     assert [repr(group) for group in groups] == ["<ParameterGroup of 1 weights: spent>"] * 2
-    with pytest.raises(GraphFreedError, match="second time"):
-        WeightPlan(groups)
-    with pytest.raises(ArgumentError, match="no parameter groups"):
-        WeightPlan([])
+    assert_raises(GraphFreedError, "second time", WeightPlan, groups)
+    assert_raises(ArgumentError, "no parameter groups", WeightPlan, [])
 
 
 async def test_user_code_sees_what_runs_in_its_half() -> None:

@@ -23,7 +23,7 @@ import aiograd as ag
 from aiograd.errors import GraphFreedError, ModifiedError
 from aiograd.testing import simulated_run
 from tests.engine import reference_engine as ref
-from tests.engine.cases import leaf
+from tests.support import custom_function, leaf
 
 SHAPE = (2, 3)
 EXACT = 2.0**52
@@ -270,20 +270,12 @@ class EngineMachine(RuleBasedStateMachine):
     def _apply(self, a: Pair, kind: str, factor: float) -> None:
         machine = self
 
-        class F(ag.Function):
-            inline = kind == "inline"
-
-            @staticmethod
-            def forward(ctx: Any, x: ag.Tensor) -> ag.Tensor:
-                ctx.save_for_backward(x)
-                return x * factor
-
-            @staticmethod
-            def backward(ctx: Any, g: ag.Tensor) -> Any:
-                _ = ctx.saved_tensors
-                if kind == "fails":
-                    raise Injected
-                return g * factor
+        @custom_function(lambda x: x * factor, inline=kind == 'inline', saves=True)
+        def F(ctx: Any, g: ag.Tensor) -> Any:
+            _ = ctx.saved_tensors
+            if kind == "fails":
+                raise Injected
+            return g * factor
 
         class Later(F):
             @staticmethod

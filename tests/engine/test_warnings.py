@@ -14,28 +14,24 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GradcheckError
 from aiograd.graph.current import CURRENT
+from tests.support import assert_awaiting_raises, custom_function
 
 
 def warning(*, inline: bool, fails: bool = False, user: bool = False) -> Any:
     """A function whose backward warns, twice."""
 
-    class Warns(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            for _ in range(2):
-                if user:
-                    warnings.warn("from the rule itself", UserWarning, stacklevel=1)
-                else:
-                    current = CURRENT.get()
-                    assert current is not None
-                    current.task.warn("collected", RuntimeWarning)
-            if fails:
-                raise ZeroDivisionError
-            return g
+    @custom_function()
+    def Warns(ctx: Any, g: Any) -> Any:
+        for _ in range(2):
+            if user:
+                warnings.warn("from the rule itself", UserWarning, stacklevel=1)
+            else:
+                current = CURRENT.get()
+                assert current is not None
+                current.task.warn("collected", RuntimeWarning)
+        if fails:
+            raise ZeroDivisionError
+        return g
 
     Warns.inline = inline
     return Warns.apply
@@ -104,8 +100,7 @@ async def test_a_warning_made_an_error_is_raised_after_the_commit() -> None:
     y = warning(inline=True)(x).sum()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(RuntimeWarning, match="collected"):
-            await y.backward()
+        await assert_awaiting_raises(RuntimeWarning, "collected", y.backward())
     assert x.grad.item() == 1.0
 
 
@@ -115,8 +110,7 @@ async def test_warnings_of_a_pass_that_fails_do_not_hide_its_error(action: Any) 
     y = warning(inline=True, fails=True)(x).sum()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter(action)
-        with pytest.raises(ZeroDivisionError):
-            await y.backward()
+        await assert_awaiting_raises(ZeroDivisionError, None, y.backward())
     assert len(caught) == (1 if action == "always" else 0)
     assert x.grad is None
 
@@ -124,18 +118,13 @@ async def test_warnings_of_a_pass_that_fails_do_not_hide_its_error(action: Any) 
 async def test_warnings_of_nested_passes_reach_whoever_awaits_them() -> None:
     x, w = ag.tensor([1.0], requires_grad=True), ag.tensor([1.0], requires_grad=True)
 
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            with ag.enable_grad():
-                inner = warning(inline=True)(w).sum()
-            with pytest.warns(RuntimeWarning, match="collected"):
-                await inner.backward()
-            return g
+    @custom_function()
+    async def Nests(ctx: Any, g: Any) -> Any:
+        with ag.enable_grad():
+            inner = warning(inline=True)(w).sum()
+        with pytest.warns(RuntimeWarning, match="collected"):
+            await inner.backward()
+        return g
 
     await Nests.apply(x).sum().backward()
     assert w.grad.item() == 1.0

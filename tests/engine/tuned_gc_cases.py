@@ -28,6 +28,7 @@ from aiograd.engine.run.paced_collector import (
 from aiograd.engine.run.tuned_gc import IDLE_SHARE, INTERVAL
 from aiograd.errors import LoopError
 from aiograd.testing import simulated_run
+from tests.support import assert_awaiting_raises, assert_raises, custom_function
 
 MIB = 1 << 20
 
@@ -283,15 +284,10 @@ def test_an_idle_process_collects_everything_and_a_busy_one_does_not() -> None:
 
 
 def test_a_pass_in_flight_is_not_idle() -> None:
-    class Waits(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: ag.Tensor) -> ag.Tensor:
-            return x * 2.0
-
-        @staticmethod
-        async def backward(ctx: Any, grad: ag.Tensor) -> ag.Tensor:
-            await asyncio.sleep(10 * INTERVAL)
-            return grad * 2.0
+    @custom_function(lambda x: x * 2.0)
+    async def Waits(ctx: Any, grad: ag.Tensor) -> ag.Tensor:
+        await asyncio.sleep(10 * INTERVAL)
+        return grad * 2.0
 
     async def main() -> None:
         collector = PacedCollector(Memory())
@@ -339,8 +335,7 @@ def test_blocks_are_nested_and_the_last_one_puts_everything_back() -> None:
     async def main() -> None:
         before = settings()
         async with ag.tuned_gc() as outer:
-            with pytest.raises(LoopError, match="open already"):
-                await outer.__aenter__()
+            await assert_awaiting_raises(LoopError, "open already", outer.__aenter__())
             async with ag.tuned_gc():
                 assert gc.get_threshold() == THRESHOLDS
             assert gc.get_threshold() == THRESHOLDS and gc.get_freeze_count()
@@ -366,8 +361,7 @@ def test_run_sets_it_unless_told_not_to() -> None:
     assert ag.run(main()) == THRESHOLDS
     assert settings() == before
     assert ag.run(main(), tune_gc=False) == (901, 11, 12)
-    with pytest.raises(ValueError, match="boom"):
-        ag.run(fails())
+    assert_raises(ValueError, "boom", lambda: ag.run(fails()))
     assert settings() == before
 
 

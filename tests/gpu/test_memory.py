@@ -6,19 +6,18 @@ import gc
 from typing import Any
 
 import numpy as np
-import pytest
 
 import aiograd as ag
 from aiograd.errors import DeviceMemoryError
+from tests.support import assert_awaiting_raises
 
 
 async def test_running_out_of_memory_is_an_error_and_no_more(device: Any) -> None:
     await ag.cuda.empty_cache()
     total = device.properties.total_memory
     before = device.memory_stats()
-    with pytest.raises(DeviceMemoryError, match="bytes are free") as caught:
-        await ag.zeros((total // 4 + 2**28,), dtype=np.float32, device="cuda:0")
-    assert caught.value.asked > total and 0 < caught.value.free < total
+    caught = await assert_awaiting_raises(DeviceMemoryError, "bytes are free", ag.zeros((total // 4 + 2**28,), dtype=np.float32, device="cuda:0"))
+    assert caught.asked > total and 0 < caught.free < total
     del caught
     gc.collect()
     assert device.memory_stats()["out_of_memory"] == before["out_of_memory"] + 1

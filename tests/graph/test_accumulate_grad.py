@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
-from tests.support import leaf, same
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf, same
 
 # -------------------------------------------------------------------- accumulation
 
@@ -137,18 +137,11 @@ async def test_leaves_that_get_the_same_array_do_not_share_it() -> None:
 async def test_a_gradient_kept_by_a_function_is_not_shared() -> None:
     kept: list[Any] = []
 
-    class Keep(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            result = g * 2
-            kept.append(result)
-            return result
+    @custom_function(inline=True)
+    def Keep(ctx: Any, g: Any) -> Any:
+        result = g * 2
+        kept.append(result)
+        return result
 
     x = leaf([1.0])
     await Keep.apply(x).sum().backward()
@@ -228,30 +221,21 @@ def test_a_first_gradient_that_cannot_be_added_leaves_every_gradient_as_it_was()
     w, x, y = leaf([1.0]), leaf([1.0, 1.0]), leaf([1.0])
     entry = staged(y, [5.0])
     commit([staged(x, [10.0, 20.0])])
-    with pytest.raises(ValueError, match="broadcast"):
-        commit([entry], {w._node: np.array([2.0]), x._node: np.ones(3)})
+    assert_raises(ValueError, "broadcast", lambda: commit([entry], {w._node: np.array([2.0]), x._node: np.ones(3)}))
     assert w.grad is None and y.grad is None
     same(x.grad, [10.0, 20.0])
 
 
 async def test_an_error_leaves_every_gradient_as_it_was() -> None:
-    class Fails(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise ZeroDivisionError("on purpose")
+    @custom_function(inline=True)
+    def Fails(ctx: Any, g: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
 
     x, w = leaf([1.0]), leaf([1.0])
     x.grad = ag.tensor([7.0], dtype=np.float64)
     early = Fails.apply(w)
     late = x * 2  # runs before the failing node
-    with pytest.raises(ZeroDivisionError):
-        await (early + late).sum().backward()
+    await assert_awaiting_raises(ZeroDivisionError, None, (early + late).sum().backward())
     same(x.grad, [7.0])
     assert w.grad is None
 

@@ -12,21 +12,16 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, GraphError
 from aiograd.graph import current_graph_task_id, current_node, execution_order, queue_callback, will_run
-from tests.support import leaf
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf
 
 
 def traced(function: Any, *, inline: bool = True) -> Any:
     """A Function that passes its gradient on and calls `function` in backward."""
 
-    class Traced(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            function()
-            return g
+    @custom_function()
+    def Traced(ctx: Any, g: Any) -> Any:
+        function()
+        return g
 
     Traced.inline = inline
     return Traced.apply
@@ -137,8 +132,7 @@ async def test_the_graph_task_can_be_looked_at() -> None:
 
 @pytest.mark.parametrize("ask", [execution_order, lambda: will_run(None), lambda: queue_callback(print)])  # type: ignore[arg-type]
 def test_outside_of_a_pass_there_is_nothing_to_ask(ask: Any) -> None:
-    with pytest.raises(GraphError, match=r"during (a )?backward pass"):
-        ask()
+    assert_raises(GraphError, r"during (a )?backward pass", ask)
 
 
 # -------------------------------------------------------------------- the caller's context
@@ -226,19 +220,14 @@ async def test_a_callback_belongs_to_the_pass_that_queued_it() -> None:
     x, w = leaf([1.0]), leaf([1.0])
     order: list[str] = []
 
-    class Nests(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1
-
-        @staticmethod
-        async def backward(ctx: Any, g: Any) -> Any:
-            queue_callback(lambda: order.append("outer"))
-            with ag.enable_grad():
-                inner = traced(lambda: queue_callback(lambda: order.append("inner")))(w).sum()
-            await inner.backward()
-            order.append("inner is over")
-            return g
+    @custom_function()
+    async def Nests(ctx: Any, g: Any) -> Any:
+        queue_callback(lambda: order.append("outer"))
+        with ag.enable_grad():
+            inner = traced(lambda: queue_callback(lambda: order.append("inner")))(w).sum()
+        await inner.backward()
+        order.append("inner is over")
+        return g
 
     await Nests.apply(x).sum().backward()
     assert order == ["inner", "inner is over", "outer"]
@@ -254,9 +243,8 @@ async def test_an_error_in_a_callback_fails_the_pass_after_the_commit() -> None:
     x = leaf([1.0])
     order: list[int] = []
     y = traced(lambda: (queue_callback(fail), queue_callback(lambda: order.append(1))))(x)
-    with pytest.raises(Mine) as caught:
-        await y.sum().backward()
-    assert caught.value.committed  # type: ignore[attr-defined]
+    caught = await assert_awaiting_raises(Mine, None, y.sum().backward())
+    assert caught.committed  # type: ignore[attr-defined]
     np.testing.assert_array_equal(x.grad.numpy(), [1.0])
     assert order == []
 
@@ -269,17 +257,14 @@ async def test_callbacks_do_not_run_when_the_pass_fails() -> None:
         raise ZeroDivisionError
 
     x.register_hook(fail)
-    with pytest.raises(ZeroDivisionError):
-        await y.sum().backward()
+    await assert_awaiting_raises(ZeroDivisionError, None, y.sum().backward())
 
 
 async def test_a_callback_has_to_be_callable_and_in_time() -> None:
     x = leaf([1.0])
     tasks: list[Any] = []
     y = traced(lambda: queue_callback(3))(x)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="expected a callable"):
-        await y.sum().backward()
+    await assert_awaiting_raises(ArgumentError, "expected a callable", y.sum().backward())
     z = traced(lambda: tasks.append(ag.graph.current.CURRENT.get().task))(x)
     await z.sum().backward()
-    with pytest.raises(GraphError, match="the pass is over"):
-        tasks[0].queue_callback(print)
+    assert_raises(GraphError, "the pass is over", lambda: tasks[0].queue_callback(print))

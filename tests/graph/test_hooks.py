@@ -10,7 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, HookError, HookTypeError
-from tests.support import leaf, same
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf, same
 
 # -------------------------------------------------------------------- hooks on tensors
 
@@ -173,10 +173,9 @@ async def test_a_hook_that_returns_nonsense_is_named_and_changes_nothing(result:
     x.grad = ag.tensor(np.ones(2))
     y = x * 2
     y.register_hook(Returns(result))
-    with pytest.raises(error, match=f"hook 'Returns'.*{words}") as caught:
-        await y.sum().backward()
+    caught = await assert_awaiting_raises(error, f"hook 'Returns'.*{words}", y.sum().backward())
     same(x.grad, [1.0, 1.0])
-    assert any("MulBackward" in note for note in caught.value.__notes__)
+    assert any("MulBackward" in note for note in caught.__notes__)
 
 
 async def test_the_error_of_a_hook_keeps_its_type() -> None:
@@ -189,35 +188,23 @@ async def test_the_error_of_a_hook_keeps_its_type() -> None:
         raise Mine("no")
 
     x.register_hook(fails)
-    with pytest.raises(Mine, match="no") as caught:
-        await (x * 2).sum().backward()
-    assert any("AccumulateGrad" in note for note in caught.value.__notes__)
+    caught = await assert_awaiting_raises(Mine, "no", (x * 2).sum().backward())
+    assert any("AccumulateGrad" in note for note in caught.__notes__)
     assert x.grad is None
 
 
 def test_a_hook_needs_a_tensor_that_requires_grad_and_a_callable() -> None:
-    with pytest.raises(GraphError, match="doesn't require gradient"):
-        ag.tensor([1.0]).register_hook(print)
+    assert_raises(GraphError, "doesn't require gradient", lambda: ag.tensor([1.0]).register_hook(print))
     x = leaf([1.0])
-    with pytest.raises(ArgumentTypeError, match="expected a callable"):
-        x.register_hook(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="expected a callable"):
-        (x * 2).grad_fn.register_hook(None)
-    with pytest.raises(ArgumentTypeError, match="expected a callable"):
-        (x * 2).grad_fn.register_prehook("x")
+    assert_raises(ArgumentTypeError, "expected a callable", x.register_hook, 3)
+    assert_raises(ArgumentTypeError, "expected a callable", lambda: (x * 2).grad_fn.register_hook(None))
+    assert_raises(ArgumentTypeError, "expected a callable", lambda: (x * 2).grad_fn.register_prehook("x"))
 
 
 async def test_a_hook_is_not_called_where_no_gradient_arrives() -> None:
-    class OnlyFirst(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            return a * 1, b * 1
-
-        @staticmethod
-        def backward(ctx: Any, g1: Any, g2: Any) -> Any:
-            return g1, None
+    @custom_function(lambda a, b: (a * 1, b * 1), inline=True)
+    def OnlyFirst(ctx: Any, g1: Any, g2: Any) -> Any:
+        return g1, None
 
     x, w = leaf([1.0]), leaf([1.0])
     a, b = OnlyFirst.apply(x * 1, (hooked := w * 1))
@@ -312,11 +299,10 @@ async def test_a_node_hook_that_returns_nonsense_is_an_error(kind: str, result: 
     x = leaf([1.0, 2.0])
     y = x * 2
     getattr(y.grad_fn, kind)(lambda *args: result)
-    with pytest.raises(HookError, match=words) as caught:
-        await y.sum().backward()
+    caught = await assert_awaiting_raises(HookError, words, y.sum().backward())
     assert x.grad is None
     if kind == "register_hook" and not isinstance(result, ag.Tensor):
-        assert isinstance(caught.value, error)
+        assert isinstance(caught, error)
 
 
 async def test_node_hooks_can_be_removed() -> None:
@@ -338,17 +324,10 @@ async def test_node_hooks_can_be_removed() -> None:
 async def test_the_order_of_all_kinds_of_hooks() -> None:
     x = leaf([1.0])
 
-    class Traced(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 2
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            order.append("rule")
-            return g * 2
+    @custom_function(lambda a: a * 2, inline=True)
+    def Traced(ctx: Any, g: Any) -> Any:
+        order.append("rule")
+        return g * 2
 
     order: list[str] = []
     y = Traced.apply(x)
@@ -482,8 +461,7 @@ def test_retain_grad_of_a_leaf_is_nothing_and_of_what_needs_no_gradient_an_error
     x = leaf([1.0])
     x.retain_grad()
     assert not x.retains_grad
-    with pytest.raises(GraphError, match="can't retain_grad"):
-        ag.tensor([1.0]).retain_grad()
+    assert_raises(GraphError, "can't retain_grad", lambda: ag.tensor([1.0]).retain_grad())
 
 
 async def test_a_retained_gradient_is_an_array_of_its_own() -> None:
@@ -569,20 +547,16 @@ async def test_an_eager_hook_runs_as_soon_as_the_gradient_is_there() -> None:
 
 
 def test_a_post_accumulate_hook_needs_a_leaf_that_requires_grad() -> None:
-    with pytest.raises(GraphError, match="non-leaf"):
-        (leaf([1.0]) * 2).register_post_accumulate_grad_hook(print)
-    with pytest.raises(GraphError, match="require grad"):
-        ag.tensor([1.0]).register_post_accumulate_grad_hook(print)
-    with pytest.raises(ArgumentTypeError, match="expected a callable"):
-        leaf([1.0]).register_post_accumulate_grad_hook(1)  # type: ignore[arg-type]
+    assert_raises(GraphError, "non-leaf", lambda: (leaf([1.0]) * 2).register_post_accumulate_grad_hook(print))
+    assert_raises(GraphError, "require grad", lambda: ag.tensor([1.0]).register_post_accumulate_grad_hook(print))
+    assert_raises(ArgumentTypeError, "expected a callable", lambda: leaf([1.0]).register_post_accumulate_grad_hook(1))  # type: ignore[arg-type]
 
 
 async def test_a_post_accumulate_hook_returns_none() -> None:
     x = leaf([1.0])
     x.register_post_accumulate_grad_hook(lambda t: t)
-    with pytest.raises(HookError, match="post accumulate grad hooks should return None") as caught:
-        await (x * 2).sum().backward()
-    assert caught.value.committed
+    caught = await assert_awaiting_raises(HookError, "post accumulate grad hooks should return None", (x * 2).sum().backward())
+    assert caught.committed
     same(x.grad, [2.0])
 
 

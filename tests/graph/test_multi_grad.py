@@ -11,25 +11,17 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError
 from aiograd.graph import register_multi_grad_hook
-from tests.support import leaf
+from tests.support import assert_awaiting_raises, assert_raises, custom_function, leaf
 
 
 def numbers(grads: Any) -> list[Any]:
     return [None if g is None else g.item() for g in grads]
 
 
-class SecondIsNone(ag.Function):
+@custom_function(lambda a, b: a * 1 + b * 1, inline=True)
+def SecondIsNone(ctx: Any, g: Any) -> Any:
     """Gives its second argument no gradient."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a * 1 + b * 1
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        return g * 5, None
+    return g * 5, None
 
 
 async def test_all_fires_once_per_pass_when_every_gradient_is_there() -> None:
@@ -153,8 +145,7 @@ async def test_it_is_not_fired_when_the_pass_fails() -> None:
 
     a, b = leaf([1.0]), leaf([1.0])
     register_multi_grad_hook([a, b], lambda grads: pytest.fail("the pass failed"))
-    with pytest.raises(ZeroDivisionError):
-        await Fails.apply(a, b * 2).sum().backward()
+    await assert_awaiting_raises(ZeroDivisionError, None, Fails.apply(a, b * 2).sum().backward())
 
 
 async def test_it_can_be_removed() -> None:
@@ -166,12 +157,8 @@ async def test_it_can_be_removed() -> None:
 
 def test_bad_arguments_are_refused_before_anything_is_registered() -> None:
     a = leaf([1.0])
-    with pytest.raises(ArgumentError, match="Expects mode to be one of"):
-        register_multi_grad_hook([a], print, mode="some")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="expected a callable"):
-        register_multi_grad_hook([a], None)  # type: ignore[arg-type]
-    with pytest.raises(NoGraphError, match="does not require gradients"):
-        register_multi_grad_hook([a, ag.tensor([1.0])], print)
-    with pytest.raises(ArgumentTypeError, match="expected a Tensor"):
-        register_multi_grad_hook([a, 3], print)
+    assert_raises(ArgumentError, "Expects mode to be one of", register_multi_grad_hook, [a], print, mode="some")
+    assert_raises(ArgumentTypeError, "expected a callable", register_multi_grad_hook, [a], None)
+    assert_raises(NoGraphError, "does not require gradients", lambda: register_multi_grad_hook([a, ag.tensor([1.0])], print))
+    assert_raises(ArgumentTypeError, "expected a Tensor", register_multi_grad_hook, [a, 3], print)
     assert a._node._extra is None

@@ -10,7 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GraphError
 from aiograd.graph import allow_mutation_on_saved_tensors
-from tests.support import leaf, same
+from tests.support import assert_awaiting_raises, custom_function, leaf, same
 
 
 async def test_gradients_are_those_of_the_old_values() -> None:
@@ -49,18 +49,10 @@ async def test_a_leaf_can_be_updated_before_backward() -> None:
 
 
 async def test_outputs_and_functions_are_covered() -> None:
-    class Square(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            ctx.save_for_backward(a)
-            return a * a
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            (a,) = ctx.saved_tensors
-            return 2 * a * g
+    @custom_function(lambda a: a * a, inline=True, saves=True)
+    def Square(ctx: Any, g: Any) -> Any:
+        (a,) = ctx.saved_tensors
+        return 2 * a * g
 
     x = leaf([2.0])
     with allow_mutation_on_saved_tensors():
@@ -104,13 +96,11 @@ async def test_a_pass_outside_of_the_block_is_an_error() -> None:
     x = leaf([2.0])
     with allow_mutation_on_saved_tensors():
         y = x * x
-    with pytest.raises(GraphError, match="Trying to backward outside of the 'allow_mutation_on_saved_tensors' context"):
-        await y.sum().backward()
+    await assert_awaiting_raises(GraphError, "Trying to backward outside of the 'allow_mutation_on_saved_tensors' context", y.sum().backward())
     with allow_mutation_on_saved_tensors() as saved:
         y = x * x
         saved.clear()
-        with pytest.raises(GraphError, match="outside"):
-            await y.sum().backward()
+        await assert_awaiting_raises(GraphError, "outside", y.sum().backward())
     assert x.grad is None
 
 

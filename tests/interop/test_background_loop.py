@@ -19,6 +19,7 @@ from aiograd.errors import ArgumentTypeError, LoopError, MissingExtraError
 from aiograd.graph import current_node
 from aiograd.interop import BackgroundLoop, background
 from aiograd.interop.background import LoopChoice, run_on, shared_loop
+from tests.support import assert_raises
 
 
 async def identity(value: Any) -> Any:
@@ -38,8 +39,7 @@ def test_a_coroutine_runs_in_another_thread_and_the_loop_ends_with_its_block() -
         assert loop.run(work())[0] is thread
     assert not thread.is_alive() and repr(loop) == "<BackgroundLoop: closed>"
     loop.close()
-    with pytest.raises(LoopError, match="has been closed; make another"):
-        loop.run(work())
+    assert_raises(LoopError, "has been closed; make another", lambda: loop.run(work()))
     with pytest.raises(ArgumentTypeError, match="expected a coroutine"), BackgroundLoop() as other:
         other.run(work)  # type: ignore[arg-type]
 
@@ -103,21 +103,18 @@ def test_what_waits_when_a_loop_is_closed_is_told() -> None:
         future = pool.submit(loop.run, wait())
         waiting.wait()
         loop.close()
-        with pytest.raises(LoopError, match="was closed, or its task cancelled"):
-            future.result()
+        assert_raises(LoopError, "was closed, or its task cancelled", future.result)
 
 
 def test_a_loop_that_is_left_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background, "LOOK_SECONDS", 0.001)
     loop = asyncio.new_event_loop()
     main = identity(1)
-    with pytest.raises(LoopError, match="has stopped"):
-        run_on(loop, main)
+    assert_raises(LoopError, "has stopped", run_on, loop, main)
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     main = identity(1)
-    with pytest.raises(LoopError, match="has been closed"):
-        run_on(loop, main)
+    assert_raises(LoopError, "has been closed", run_on, loop, main)
 
 
 def test_an_interrupt_in_the_waiting_thread_cancels_the_coroutine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,22 +134,19 @@ def test_an_interrupt_in_the_waiting_thread_cancels_the_coroutine(monkeypatch: p
     with BackgroundLoop() as loop:
         assert loop.run(identity(1)) == 1
         monkeypatch.setattr(background.concurrent.futures, "wait", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            loop.run(wait())
+        assert_raises(KeyboardInterrupt, None, lambda: loop.run(wait()))
         assert ended.wait(60)
 
 
 async def test_waiting_in_the_loops_own_thread_is_refused() -> None:
-    with pytest.raises(LoopError, match="own event loop.*another thread"):
-        run_on(asyncio.get_running_loop(), identity(1))
+    assert_raises(LoopError, "own event loop.*another thread", lambda: run_on(asyncio.get_running_loop(), identity(1)))
     with BackgroundLoop() as loop:
         assert loop.run(identity(3)) == 3, "another loop may be waited for"
 
         async def inside() -> None:
             loop.run(identity(1))
 
-        with pytest.raises(LoopError, match="own event loop"):
-            loop.run(inside())
+        assert_raises(LoopError, "own event loop", lambda: loop.run(inside()))
 
 
 async def test_the_choice_of_a_loop() -> None:
@@ -164,8 +158,7 @@ async def test_the_choice_of_a_loop() -> None:
         assert choice.pick() is never.pick() is shared_loop().loop, "the loop's own thread must not wait for it"
     elsewhere = await asyncio.to_thread(LoopChoice, None)
     assert await asyncio.to_thread(elsewhere.pick) is shared_loop().loop
-    with pytest.raises(ArgumentTypeError, match="BackgroundLoop or an event loop"):
-        LoopChoice(3)  # type: ignore[arg-type]
+    assert_raises(ArgumentTypeError, "BackgroundLoop or an event loop", LoopChoice, 3)
 
 
 # -------------------------------------------------------------------- surroundings

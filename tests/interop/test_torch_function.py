@@ -25,6 +25,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.interop import BackgroundLoop
+from tests.support import assert_raises, custom_function
 from tests.tolerance import assert_close, tolerance
 
 torch: Any = pytest.importorskip("torch")
@@ -154,13 +155,11 @@ def test_passes_over_certain_inputs_and_kept_graphs(loop: BackgroundLoop) -> Non
     y.backward()
     np.testing.assert_array_equal(layer.weight.grad.numpy(), once * 2)
     assert torch.equal(x.grad, first * 2)
-    with pytest.raises(GraphFreedError):
-        y.backward()
+    assert_raises(GraphFreedError, None, y.backward)
     z = function(layer, loop=loop)(x).sum()
     (recorded,) = torch.autograd.grad(z, x, create_graph=True)
     assert torch.equal(recorded, first)
-    with pytest.raises(OnceDifferentiableError, match="Layer of aiograd.*interop.torch.wrap"):
-        (recorded.sum() + x.sum()).backward()
+    assert_raises(OnceDifferentiableError, "Layer of aiograd.*interop.torch.wrap", lambda: (recorded.sum() + x.sum()).backward())
 
 
 def test_a_checkpointed_part_calls_it_again(loop: BackgroundLoop) -> None:
@@ -195,28 +194,21 @@ def test_results_may_be_overwritten_and_arguments_may_not(loop: BackgroundLoop) 
     z = function(lambda x: x * x, loop=loop)(middle)
     with torch.no_grad():
         middle += 1
-    with pytest.raises(ModifiedError):
-        z.sum().backward()
+    assert_raises(ModifiedError, None, lambda: z.sum().backward())
 
     def overwrite(x: Any) -> Any:
         x += 1
         return x * 2
 
-    with pytest.raises(InPlaceError, match="modified argument 0"):
-        function(overwrite, loop=loop)(torch.ones(2))
+    assert_raises(InPlaceError, "modified argument 0", lambda: function(overwrite, loop=loop)(torch.ones(2)))
 
 
 # -------------------------------------------------------------------- failures
 
 
-class Failing(ag.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 1
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        raise ZeroDivisionError("in a rule")
+@custom_function()
+def Failing(ctx: Any, grad: Any) -> Any:
+    raise ZeroDivisionError("in a rule")
 
 
 class TorchFails(torch.autograd.Function):
@@ -232,11 +224,9 @@ class TorchFails(torch.autograd.Function):
 def test_a_pass_of_torch_that_fails_changes_no_gradient_of_aiograd(loop: BackgroundLoop) -> None:
     layer, x = Layer(), torch.tensor(draw(2, 4), requires_grad=True)
     bridged = function(layer, loop=loop)
-    with pytest.raises(ZeroDivisionError, match="in torch"):
-        bridged(TorchFails.apply(x)).sum().backward()
+    assert_raises(ZeroDivisionError, "in torch", lambda: bridged(TorchFails.apply(x)).sum().backward())
     assert layer.weight.grad is None and x.grad is None
-    with pytest.raises(ZeroDivisionError, match="in a rule"):
-        function(lambda x: Failing.apply(x @ layer.weight), loop=loop)(x).sum().backward()
+    assert_raises(ZeroDivisionError, "in a rule", lambda: function(lambda x: Failing.apply(x @ layer.weight), loop=loop)(x).sum().backward())
     assert layer.weight.grad is None and x.grad is None
     bridged(x).sum().backward()
     assert layer.weight.grad is not None
@@ -270,8 +260,7 @@ def test_calls_in_one_pass_of_torch_commit_together(loop: BackgroundLoop) -> Non
         raise ZeroDivisionError("in a hook")
 
     second.weight.register_hook(fails)
-    with pytest.raises(ZeroDivisionError, match="in a hook"):
-        loss(x).backward()
+    assert_raises(ZeroDivisionError, "in a hook", lambda: loss(x).backward())
     for layer, was in zip((first, second), before, strict=True):
         assert np.array_equal(layer.weight.grad.numpy(), was)
 
@@ -285,16 +274,11 @@ def test_bad_input(loop: BackgroundLoop) -> None:
         raise KeyError("forward")
 
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(KeyError, match="forward"):
-        function(fail, loop=loop)(x)
-    with pytest.raises(ArgumentTypeError, match=r"_nothing.*NoneType.*expected a Tensor"):
-        function(_nothing, loop=loop)(x)
-    with pytest.raises(ArgumentTypeError, match="bfloat16"):
-        function(lambda x: x, loop=loop)(x.bfloat16())
-    with pytest.raises(ArgumentTypeError, match="found int"):
-        function(3)  # type: ignore[arg-type]
-    with pytest.raises(ArgumentTypeError, match="BackgroundLoop or an event loop"):
-        function(fail, loop="main")  # type: ignore[arg-type]
+    assert_raises(KeyError, "forward", lambda: function(fail, loop=loop)(x))
+    assert_raises(ArgumentTypeError, r"_nothing.*NoneType.*expected a Tensor", lambda: function(_nothing, loop=loop)(x))
+    assert_raises(ArgumentTypeError, "bfloat16", lambda: function(lambda x: x, loop=loop)(x.bfloat16()))
+    assert_raises(ArgumentTypeError, "found int", function, 3)
+    assert_raises(ArgumentTypeError, "BackgroundLoop or an event loop", function, fail, loop="main")
 
 
 # -------------------------------------------------------------------- loops and threads
@@ -334,11 +318,9 @@ async def test_made_on_a_loop_it_runs_there_unless_that_waits() -> None:
     assert await asyncio.to_thread(train) == [2.0, 2.0] and loops.pop() is here
     assert train() == [2.0, 2.0] and loops.pop() is not here
     named = function(model, loop=here)
-    with pytest.raises(LoopError, match="another thread"):
-        named(torch.ones(2))
+    assert_raises(LoopError, "another thread", lambda: named(torch.ones(2)))
     y = await asyncio.to_thread(named, torch.ones(2, requires_grad=True))
-    with pytest.raises(LoopError, match="another thread"):
-        y.sum().backward()
+    assert_raises(LoopError, "another thread", lambda: y.sum().backward())
 
 
 def test_many_threads_of_torch_call_at_once(loop: BackgroundLoop) -> None:
@@ -394,17 +376,10 @@ async def test_a_rule_on_the_only_thread_may_call_torch_that_calls_aiograd() -> 
     assert x.grad is not None and x.grad.tolist() == [6.0]
 
 
-class Slow(ag.Function):
+@custom_function(lambda x: x * x, saves=True)
+def Slow(ctx: Any, grad: Any) -> Any:
     """Its rule runs on the executor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        ctx.save_for_backward(x)
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad * 2 * ctx.saved_tensors[0]
+    return grad * 2 * ctx.saved_tensors[0]
 
 
 def test_a_loop_that_is_closed_in_mid_call() -> None:
@@ -418,13 +393,11 @@ def test_a_loop_that_is_closed_in_mid_call() -> None:
         future = pool.submit(function(wait, loop=background), torch.ones(2))
         waiting.wait(60)
         background.close()
-        with pytest.raises(LoopError, match="closed"):
-            future.result()
+        assert_raises(LoopError, "closed", future.result)
     y = torch.ones(2, requires_grad=True)
     with BackgroundLoop() as other:
         z = function(lambda x: x * 2, loop=other)(y)
-    with pytest.raises(LoopError, match="closed"):
-        z.sum().backward()
+    assert_raises(LoopError, "closed", lambda: z.sum().backward())
 
 
 # -------------------------------------------------------------------- other workers
@@ -495,8 +468,7 @@ def test_a_synchronous_script_with_a_remote_layer(loop: BackgroundLoop) -> None:
         moved = loop.run(remote.state_dict())["weight"].numpy()
         with loop.entered(near.context()) as ctx, near.within(ctx):
             broken = function(lambda x: near.call("far", "fail", x), loop=loop)(x)
-            with pytest.raises(RemoteError, match="in a rule"):
-                broken.sum().backward()
+            assert_raises(RemoteError, "in a rule", lambda: broken.sum().backward())
     parameter, other = torch.tensor(weight, requires_grad=True), torch.tensor(x.detach().numpy(), requires_grad=True)
     torch.tanh(other @ parameter).sum().backward()
     assert_close(x.grad.numpy(), other.grad.numpy())
@@ -515,7 +487,6 @@ def test_a_worker_that_is_lost(loop: BackgroundLoop) -> None:
             ctx = context.__enter__()
             with near.within(ctx):
                 y = function(remote, loop=loop)(x)
-        with pytest.raises(WorkerLostError):
-            y.sum().backward()
+        assert_raises(WorkerLostError, None, lambda: y.sum().backward())
         assert x.grad is None
         context.__exit__(None, None, None)

@@ -25,6 +25,7 @@ from aiograd.errors import (
     ModifiedError,
 )
 from tests.interop.torch_support import draw, pair_of, same
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 from tests.tolerance import assert_close
 
 torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
@@ -143,8 +144,7 @@ async def test_one_parameter_in_two_wrapped_modules_gets_the_sum() -> None:
     shared.zero_grad()
     shared(shared(torch.from_numpy(x))).tanh().sum().backward()
     assert_close(found.numpy(), shared.weight.grad.numpy())
-    with pytest.raises(ArgumentError, match="keep_grad='both'"):
-        interop.wrap(shared, keep_grad="torch")
+    assert_raises(ArgumentError, "keep_grad='both'", interop.wrap, shared, keep_grad="torch")
 
 
 async def test_what_torch_changes_later_is_seen() -> None:
@@ -211,8 +211,7 @@ async def test_a_failed_pass_leaves_the_gradients_of_torch_as_they_were() -> Non
 
     y = x * 2.0
     y.register_hook(fails)
-    with pytest.raises(LookupError):
-        await layer(y).sum().backward()
+    await assert_awaiting_raises(LookupError, None, layer(y).sum().backward())
     assert all(p.grad is grad and torch.equal(grad, value) for p, (grad, value) in zip(layer.module.parameters(), before, strict=True))
 
 
@@ -228,9 +227,7 @@ async def test_a_cancelled_pass_leaves_the_gradients_of_torch_as_they_were() -> 
     y.register_hook(waits)
     running = asyncio.create_task(layer(y).sum().backward())
     await reached.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     assert all(p.grad is None for p in layer.module.parameters())
 
 
@@ -315,9 +312,8 @@ async def test_a_hook_of_torch_that_fails_raises_after_the_commit() -> None:
         raise LookupError("no optimizer")
 
     layer.module[2].bias.register_post_accumulate_grad_hook(fails)
-    with pytest.raises(LookupError) as caught:
-        await layer(ag.asarray(draw(5, 4))).sum().backward()
-    assert caught.value.committed and all(parameter.grad is not None for parameter in layer.module.parameters())  # type: ignore[attr-defined]
+    caught = await assert_awaiting_raises(LookupError, None, layer(ag.asarray(draw(5, 4))).sum().backward())
+    assert caught.committed and all(parameter.grad is not None for parameter in layer.module.parameters())  # type: ignore[attr-defined]
 
 
 # -------------------------------------------------------------------- changed unnoticed
@@ -340,8 +336,7 @@ async def test_a_parameter_that_changes_between_forward_and_backward_is_noticed(
             for parameter in layer.parameters():
                 parameter += 1.0
     before = [p.grad.clone() for p in layer.module.parameters()]
-    with pytest.raises(ModifiedError, match="modified by an inplace operation"):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, "modified by an inplace operation", loss.backward())
     assert all(torch.equal(p.grad, grad) for p, grad in zip(layer.module.parameters(), before, strict=True))
 
 
@@ -351,8 +346,7 @@ async def test_a_parameter_that_torch_writes_is_noticed_by_rows_that_have_saved_
     loss = (weight * weight).sum()
     weight.grad = ag.ones((3, 3))
     torch.optim.SGD(layer.module.parameters(), lr=0.1).step()
-    with pytest.raises(ModifiedError):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, None, loss.backward())
 
 
 @pytest.mark.parametrize("which", ["input", "output"])
@@ -364,8 +358,7 @@ async def test_inputs_and_outputs_that_change_are_noticed_where_they_are_saved(w
     with ag.no_grad():
         changed = x if which == "input" else y.detach()
         changed += 1.0
-    with pytest.raises(ModifiedError):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, None, loss.backward())
     fine = interop.wrap(functional(lambda t: t + 1.0))
     x = ag.ones(3).requires_grad_()
     y = fine(x * 1.0)
@@ -407,8 +400,7 @@ async def test_a_graph_is_spent_unless_it_is_kept() -> None:
     once = [p.grad.clone() for p in layer.module.parameters()]
     await loss.backward()
     assert all(torch.equal(p.grad, 2 * grad) for p, grad in zip(layer.module.parameters(), once, strict=True))
-    with pytest.raises(GraphFreedError, match="second time"):
-        await loss.backward()
+    await assert_awaiting_raises(GraphFreedError, "second time", loss.backward())
 
 
 @pytest.mark.parametrize("slow", [False, True], ids=["on the loop", "on the executor"])
@@ -477,8 +469,7 @@ async def test_a_recomputation_with_other_parameters_is_refused() -> None:
         loss = layer(ag.ones((2, 4))).sum()
     await loss.backward(retain_graph=True)
     torch.optim.SGD(layer.module.parameters(), lr=0.1).step()
-    with pytest.raises(ModifiedError, match="computed again"):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, "computed again", loss.backward())
 
 
 # -------------------------------------------------------------------- modes of torch, which belong to a thread
@@ -798,53 +789,39 @@ def test_a_module_that_modifies_its_input_is_refused(needs: bool) -> None:
     x = ag.ones(3)
     if needs:
         x.requires_grad_()
-    with pytest.raises(InPlaceError, match=r"modifies its input in place.*clone"):
-        interop.wrap(functional(in_place))(x)
+    assert_raises(InPlaceError, r"modifies its input in place.*clone", lambda: interop.wrap(functional(in_place))(x))
     assert x.tolist() == ([1, 1, 1] if needs else [2, 2, 2]) and x.version == (0 if needs else 1)
 
 
 @pytest.mark.parametrize("view", [lambda x: x[:1], lambda x: x.view(-1), lambda x: {"a": x.detach()}])
 def test_a_module_that_returns_a_view_is_refused(view: Any) -> None:
-    with pytest.raises(InPlaceError, match=r"returns a view of its input.*clone"):
-        interop.wrap(functional(view))(ag.ones((2, 3)))
+    assert_raises(InPlaceError, r"returns a view of its input.*clone", lambda: interop.wrap(functional(view))(ag.ones((2, 3))))
     x = ag.ones(3).requires_grad_()
     assert interop.wrap(nn.Identity())(x) is x
 
 
 def test_devices_that_do_not_fit() -> None:
-    with pytest.raises(DeviceError, match="device meta"):
-        interop.wrap(nn.Linear(3, 3, device="meta"))
-    with pytest.raises(DeviceError, match="device meta"):
-        interop.wrap(functional(lambda x: x.to("meta")))(ag.ones(3))
-    with pytest.raises(DeviceMismatchError, match=r"cpu.*meta"):
-        interop.wrap(nn.Linear(3, 3))(torch.ones(3, device="meta"))
+    assert_raises(DeviceError, "device meta", lambda: interop.wrap(nn.Linear(3, 3, device="meta")))
+    assert_raises(DeviceError, "device meta", lambda: interop.wrap(functional(lambda x: x.to("meta")))(ag.ones(3)))
+    assert_raises(DeviceMismatchError, r"cpu.*meta", lambda: interop.wrap(nn.Linear(3, 3))(torch.ones(3, device="meta")))
 
 
 def test_torch_tensors_that_require_grad_are_refused() -> None:
     tensor = torch.ones(3, requires_grad=True)
     for call in (interop.from_torch, interop.wrap(nn.Tanh())):
-        with pytest.raises(GraphError, match=r"gradients would stop here.*detach"):
-            call(tensor)
-    with pytest.raises(GraphError, match="detach"):
-        interop.to_torch(ag.ones(3).requires_grad_())
+        assert_raises(GraphError, r"gradients would stop here.*detach", call, tensor)
+    assert_raises(GraphError, "detach", lambda: interop.to_torch(ag.ones(3).requires_grad_()))
     assert interop.wrap(nn.Tanh())(tensor.detach()).shape == (3,)
 
 
 def test_what_is_no_module_or_tensor() -> None:
-    with pytest.raises(ArgumentTypeError, match="expected a torch.nn.Module, found Linear"):
-        interop.wrap(ag.nn.Linear(2, 2))
-    with pytest.raises(ArgumentError, match="keep_grad='none'"):
-        interop.wrap(net(), keep_grad="none")
-    with pytest.raises(ArgumentError, match="no shape yet"):
-        interop.wrap(nn.LazyLinear(3))
-    with pytest.raises(ArgumentTypeError, match="bfloat16"):
-        interop.wrap(nn.Linear(3, 3).bfloat16())
-    with pytest.raises(ArgumentTypeError, match="expected a Tensor"):
-        interop.to_torch(np.ones(3))
-    with pytest.raises(ArgumentTypeError, match=r"expected a torch\.Tensor"):
-        interop.from_torch(np.ones(3))
-    with pytest.raises(ValueError, match="of the module"):
-        interop.wrap(functional(raises))(ag.ones(3))
+    assert_raises(ArgumentTypeError, "expected a torch.nn.Module, found Linear", lambda: interop.wrap(ag.nn.Linear(2, 2)))
+    assert_raises(ArgumentError, "keep_grad='none'", lambda: interop.wrap(net(), keep_grad="none"))
+    assert_raises(ArgumentError, "no shape yet", lambda: interop.wrap(nn.LazyLinear(3)))
+    assert_raises(ArgumentTypeError, "bfloat16", lambda: interop.wrap(nn.Linear(3, 3).bfloat16()))
+    assert_raises(ArgumentTypeError, "expected a Tensor", lambda: interop.to_torch(np.ones(3)))
+    assert_raises(ArgumentTypeError, r"expected a torch\.Tensor", lambda: interop.from_torch(np.ones(3)))
+    assert_raises(ValueError, "of the module", lambda: interop.wrap(functional(raises))(ag.ones(3)))
 
 
 @pytest.mark.parametrize("saves", [False, True])
@@ -868,8 +845,7 @@ async def test_functional_call_of_a_wrapped_module(saves: bool) -> None:
     assert [path for path, p in layer.named_parameters() if p.grad is None] == [path for path, p in module.named_parameters() if p.grad is None]
     same(layer(ag.asarray(x)), module(torch.from_numpy(x)))  # the module is as it was
 
-    with pytest.raises(ArgumentError, match="shape"):
-        ag.functional_call(outer, {next(iter(given)): ag.ones(7)}, (ag.asarray(x),))
+    assert_raises(ArgumentError, "shape", lambda: ag.functional_call(outer, {next(iter(given)): ag.ones(7)}, (ag.asarray(x),)))
 
 
 async def test_a_wrapped_module_within_functional_call_of_torch() -> None:

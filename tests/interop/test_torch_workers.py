@@ -16,6 +16,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import WorkerLostError
 from tests.interop.torch_support import draw
+from tests.support import assert_awaiting_raises
 
 torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
 
@@ -54,8 +55,7 @@ async def test_a_worker_that_serves_a_torch_module_is_killed_and_goes_on_with_th
 
         found = [await step(0), await step(1)]
         state = await remote.state_dict()
-        with pytest.raises(WorkerLostError, match="served"):
-            await step(2, kill=True)
+        await assert_awaiting_raises(WorkerLostError, "served", step(2, kill=True))
         await cluster.wait_lost("served")
         await cluster.restart("served")
         remote = await driver.remote_module("served", Served)

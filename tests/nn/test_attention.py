@@ -13,7 +13,7 @@ import aiograd.nn.functional as F
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.random import Generator
-from tests.support import draw
+from tests.support import assert_raises, draw
 from tests.toy_device import ToyDevice
 
 Array = np.ndarray[Any, Any]
@@ -130,8 +130,7 @@ def test_wrong_arguments_end_in_a_typed_error() -> None:
         (lambda: module(x, x, x, attn_mask=np.zeros((3, 3), int)), ArgumentTypeError),
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="swish"), ArgumentError),
     ):
-        with pytest.raises(error):
-            wrong()
+        assert_raises(error, None, wrong)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])

@@ -10,6 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from tests.support import assert_raises
 
 
 class Add(nn.Module):
@@ -55,8 +56,7 @@ def test_sequential_by_name_and_by_position() -> None:
     net = nn.Sequential({"one": nn.Linear(2, 3), "two": nn.ReLU()})
     assert net.one.out_features == 3
     assert list(net.state_dict()) == ["one.weight", "one.bias"]
-    with pytest.raises(ArgumentError, match="named"):
-        net.append(nn.ReLU())
+    assert_raises(ArgumentError, "named", lambda: net.append(nn.ReLU()))
     plain = nn.Sequential(nn.ReLU(), nn.Tanh(), nn.Sigmoid())
     assert isinstance(plain[1], nn.Tanh)
     assert isinstance(plain[-1], nn.Sigmoid)
@@ -78,10 +78,8 @@ def test_module_list() -> None:
     assert nn.Linear(2, 2) not in layers
     del layers[0:2]
     assert len(layers) == 3
-    with pytest.raises(IndexError):
-        layers[3]
-    with pytest.raises(ArgumentTypeError):
-        layers.append(3)
+    assert_raises(IndexError, None, lambda: layers[3])
+    assert_raises(ArgumentTypeError, None, layers.append, 3)
     assert len(layers) == 3
 
 
@@ -96,7 +94,6 @@ def test_module_dict() -> None:
     assert dict(heads.items())["a"] is heads["a"]
     del heads["b"]
     assert "b" not in heads
-    with pytest.raises(KeyError, match="it has a, c"):
-        heads["b"]
+    assert_raises(KeyError, "it has a, c", lambda: heads["b"])
     with pytest.raises(ArgumentError):
         heads["keys"] = nn.ReLU()

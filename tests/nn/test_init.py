@@ -13,6 +13,7 @@ from aiograd import nn
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import init
 from aiograd.running.random import Generator, seed
+from tests.support import assert_raises
 
 SHAPE = (300, 200)
 
@@ -86,8 +87,7 @@ def test_orthogonal(shape: tuple[int, ...]) -> None:
     ],
 )
 def test_wrong_arguments_end_in_a_typed_error(wrong: Any, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        wrong()
+    assert_raises(error, None, wrong)
 
 
 def test_gains() -> None:

@@ -10,6 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, UnknownNameError
+from tests.support import assert_raises
 
 
 class Tied(nn.Module):
@@ -56,10 +57,8 @@ def test_a_state_that_cannot_take_the_place_changes_nothing() -> None:
 def test_modules_by_path() -> None:
     net = Tied()
     assert net.get_submodule("") is net and net.get_submodule("norms.0") is net.norms[0]
-    with pytest.raises(UnknownNameError, match=r"get_submodule\('norms.nul'\): norms has no attribute 'nul'"):
-        net.get_submodule("norms.nul")
-    with pytest.raises(AttributeError, match="Tied has no attribute 'frist'; the nearest is 'first'"):
-        net.get_submodule("frist.x")
+    assert_raises(UnknownNameError, r"get_submodule\('norms.nul'\): norms has no attribute 'nul'", net.get_submodule, "norms.nul")
+    assert_raises(AttributeError, "Tied has no attribute 'frist'; the nearest is 'first'", net.get_submodule, "frist.x")
 
 
 def test_casts_of_a_module() -> None:

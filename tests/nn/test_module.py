@@ -14,6 +14,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError
 from aiograd.optim import SGD
 from aiograd.running.offloading import ready
 from aiograd.running.random import Generator
+from tests.support import assert_awaiting_raises, assert_raises
 from tests.toy_device import ToyDevice
 
 
@@ -45,8 +46,7 @@ def test_a_parameter_is_a_leaf_whose_results_are_tensors() -> None:
     from_graph = nn.Parameter(x * 2, requires_grad=False)
     assert from_graph.grad_fn is None
     assert not from_graph.requires_grad
-    with pytest.raises(ArgumentTypeError):
-        nn.Parameter([1, 2])
+    assert_raises(ArgumentTypeError, None, nn.Parameter, [1, 2])
 
 
 def test_deepcopy_of_a_parameter_is_a_parameter() -> None:
@@ -99,8 +99,7 @@ def test_what_is_shared_counts_once_but_is_saved_under_each_name() -> None:
 def test_assignments_that_would_lose_a_parameter_are_refused() -> None:
     net = Net()
     for name, value in (("scale", ag.tensor([1.0])), ("first", 3), ("count", 5)):
-        with pytest.raises(ArgumentTypeError, match=name):
-            setattr(net, name, value)
+        assert_raises(ArgumentTypeError, name, setattr, net, name, value)
     net.scale = None
     assert "scale" not in dict(net.named_parameters())
     net.scale = nn.Parameter([2.0])
@@ -121,13 +120,11 @@ def test_assignments_that_would_lose_a_parameter_are_refused() -> None:
     ],
 )
 def test_wrong_registrations_end_in_a_typed_error(wrong: Any) -> None:
-    with pytest.raises(ArgumentError):
-        wrong(Net())
+    assert_raises(ArgumentError, None, lambda: wrong(Net()))
 
 
 def test_a_module_without_forward_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="forward"):
-        nn.Module()(1)
+    assert_raises(NotImplementedError, "forward", lambda: nn.Module()(1))
 
 
 async def test_forward_may_be_async() -> None:
@@ -202,15 +199,13 @@ def test_a_state_that_does_not_fit_changes_nothing_and_says_all_that_is_wrong() 
     state["second.0.weight"] = ag.tensor([1.0])
     state["scale"] = [1.0, 2.0, 3.0, 4.0]
     state["more"] = ag.tensor(0.0)
-    with pytest.raises(ArgumentError) as caught:
-        net.load_state_dict(state)
-    message = str(caught.value)
+    caught = assert_raises(ArgumentError, None, net.load_state_dict, state)
+    message = str(caught)
     for part in ("missing: first.bias", "unexpected: more", "second.0.weight: found shape [1], expected [2, 4]", "scale: found list"):
         assert part in message
     for name, value in net.state_dict().items():
         np.testing.assert_array_equal(value.numpy(), before[name])
-    with pytest.raises(ArgumentError, match="complex"):
-        net.load_state_dict({**net.state_dict(), "scale": np.ones(4, np.complex64)})
+    assert_raises(ArgumentError, "complex", lambda: net.load_state_dict({**net.state_dict(), "scale": np.ones(4, np.complex64)}))
 
 
 async def test_a_graph_that_saved_old_values_notices_a_load() -> None:
@@ -218,8 +213,7 @@ async def test_a_graph_that_saved_old_values_notices_a_load() -> None:
     x = ag.tensor([[1.0, 2.0]], requires_grad=True)
     loss = net(x).sum()
     net.load_state_dict(net.state_dict())
-    with pytest.raises(ModifiedError):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, None, loss.backward())
 
 
 # ---- copying and moving
@@ -278,8 +272,7 @@ async def test_a_graph_recorded_before_a_cast_must_not_be_used() -> None:
     net = nn.Linear(2, 2)
     loss = net(ag.tensor([[1.0, 2.0]], requires_grad=True)).sum()
     net.double()
-    with pytest.raises(ModifiedError):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, None, loss.backward())
 
 
 # -------------------------------------------------------------------- what is easily got wrong
@@ -295,8 +288,7 @@ def test_an_argument_that_is_none_is_named() -> None:
     with pytest.raises(ArgumentTypeError, match="Linear.forward: its argument 'input' is None.*Was `return` forgotten"):
         nn.Sequential(nn.Linear(3, 3), Forgetful(), nn.Linear(3, 3))(x)
     for module in (nn.ReLU(), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Conv2d(1, 2, 3), nn.Dropout(), nn.Embedding(3, 3)):
-        with pytest.raises(ArgumentTypeError, match=f"{type(module).__name__}.forward: its argument 'input' is None"):
-            module(None)
+        assert_raises(ArgumentTypeError, f"{type(module).__name__}.forward: its argument 'input' is None", module, None)
     for call, name in (
         (lambda: nn.functional.linear(None, x), "linear: its argument 'x'"),
         (lambda: nn.functional.mse_loss(x, None), "mse_loss: its argument 'target'"),
@@ -304,8 +296,7 @@ def test_an_argument_that_is_none_is_named() -> None:
         (lambda: nn.functional.scaled_dot_product_attention(x, None, x), "scaled_dot_product_attention: its argument 'k'"),
         (lambda: nn.functional.relu(None), "an argument"),
     ):
-        with pytest.raises(ArgumentTypeError, match=f"{name} is None"):
-            call()
+        assert_raises(ArgumentTypeError, f"{name} is None", call)
 
 
 def test_errors_about_other_things_pass_as_they_are() -> None:
@@ -313,14 +304,11 @@ def test_errors_about_other_things_pass_as_they_are() -> None:
         def forward(self, x: Any, mask: Any) -> Any:
             return x.no_such_thing if mask is None else x
 
-    with pytest.raises(AttributeError, match="no_such_thing"):
-        Optional()(ag.ones(2), None)
+    assert_raises(AttributeError, "no_such_thing", lambda: Optional()(ag.ones(2), None))
 
 
 def test_inplace_is_refused_with_a_reason() -> None:
     for make in (nn.ReLU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Dropout):
         make(inplace=False)
-        with pytest.raises(ArgumentError, match=rf"{make.__name__}\(inplace=True\): leave it out"):
-            make(inplace=True)
-    with pytest.raises(ArgumentError, match="leave it out"):
-        nn.ReLU(True)
+        assert_raises(ArgumentError, rf"{make.__name__}\(inplace=True\): leave it out", make, inplace=True)
+    assert_raises(ArgumentError, "leave it out", nn.ReLU, True)

@@ -11,7 +11,7 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.running.random import Generator
-from tests.support import draw
+from tests.support import assert_raises, draw
 
 Array = np.ndarray[Any, Any]
 
@@ -128,5 +128,4 @@ def test_wrong_arguments_end_in_a_typed_error() -> None:
         (lambda: module(draw(5)), ShapeError),
         (lambda: module(draw(5, 2, 3).astype(np.float32), (np.zeros((2, 2, 4)), np.zeros((2, 2, 4)))), ShapeError),
     ):
-        with pytest.raises(error):
-            wrong()
+        assert_raises(error, None, wrong)

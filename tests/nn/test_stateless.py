@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from tests.support import draw
+from tests.support import assert_awaiting_raises, assert_raises, draw
 
 
 class Later(nn.Module):
@@ -70,11 +70,9 @@ async def test_an_error_in_a_hook_or_forward_reaches_the_caller() -> None:
         raise ValueError("no")
 
     handle = module.register_forward_pre_hook(fails)
-    with pytest.raises(ValueError, match="no"):
-        await module(ag.tensor([1.0, 2.0], dtype=np.float64))
+    await assert_awaiting_raises(ValueError, "no", module(ag.tensor([1.0, 2.0], dtype=np.float64)))
     handle.remove()
-    with pytest.raises(ArgumentTypeError):
-        module.register_forward_hook(3)
+    assert_raises(ArgumentTypeError, None, module.register_forward_hook, 3)
 
 
 async def test_functional_call_changes_nothing_and_may_run_at_once_with_others() -> None:
@@ -114,8 +112,7 @@ def test_functional_call_refuses_what_does_not_fit() -> None:
     ):
         with pytest.raises(ArgumentError, match=match):
             nn.functional_call(module, given, w, **options)
-    with pytest.raises(ArgumentTypeError):
-        nn.functional_call(module, {"weight": np.ones((2, 2))}, w)
+    assert_raises(ArgumentTypeError, None, lambda: nn.functional_call(module, {"weight": np.ones((2, 2))}, w))
 
 
 def test_parameters_in_lists_and_dicts_belong_to_the_state() -> None:
@@ -133,12 +130,8 @@ def test_parameters_in_lists_and_dicts_belong_to_the_state() -> None:
     assert all(isinstance(p, nn.Parameter) and p.requires_grad for p in module.parameters())
     assert "a" in module.named and module.named.pop("a").shape == (3,) and list(module.named) == ["b"]
     assert module.named.get("z") is None and "(b): float32 [1]" in repr(module)
-    with pytest.raises(IndexError):
-        module.steps[3]
-    with pytest.raises(KeyError, match="it has b"):
-        module.named["a"]
-    with pytest.raises(ArgumentTypeError):
-        module.steps.extend([nn.Parameter([1.0]), 3])
+    assert_raises(IndexError, None, lambda: module.steps[3])
+    assert_raises(KeyError, "it has b", lambda: module.named["a"])
+    assert_raises(ArgumentTypeError, None, lambda: module.steps.extend([nn.Parameter([1.0]), 3]))
     assert len(module.steps) == 3
-    with pytest.raises(ArgumentTypeError):
-        module.steps(1)
+    assert_raises(ArgumentTypeError, None, module.steps, 1)

@@ -13,6 +13,7 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import functional as F
+from tests.support import assert_raises
 
 Array = np.ndarray[Any, Any]
 rng = np.random.default_rng(0)
@@ -79,8 +80,7 @@ def test_named_paddings(dilation: Any) -> None:
     weight = rng.normal(size=(2, 4, 3, 2, 3))
     assert F.conv3d(X, weight, padding="same", dilation=dilation).shape == (2, 2, 4, 5, 5)
     np.testing.assert_array_equal(F.conv3d(X, weight, padding="valid").numpy(), F.conv3d(X, weight).numpy())
-    with pytest.raises(ArgumentError, match="padding 'same' with stride"):
-        F.conv3d(X, weight, padding="same", stride=(2, 1, 1))
+    assert_raises(ArgumentError, "padding 'same' with stride", F.conv3d, X, weight, padding="same", stride=(2, 1, 1))
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,4 @@ def test_layers_are_the_functions() -> None:
     ],
 )
 def test_what_does_not_fit(call: Callable[[], Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        call()
+    assert_raises(error, text, call)

@@ -21,6 +21,7 @@ from aiograd.ops.norms import matrix_norm
 from aiograd.ops.scan import cumulative_prod, cumulative_sum
 from aiograd.ops.sorting import median
 from tests.ops.traced import Traced, check, plain
+from tests.support import assert_raises
 
 A = np.random.default_rng(1).uniform(0.2, 2.0, (2, 3))
 B = np.random.default_rng(2).uniform(0.2, 2.0, (2, 3))
@@ -198,8 +199,7 @@ def test_ufuncs_agree_with_numpy(ufunc: np.ufunc) -> None:
     ],
 )  # fmt: skip
 def test_keywords_without_meaning_are_refused(call: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match="not supported"):
-        call(Traced(V))
+    assert_raises(TypeError, "not supported", lambda: call(Traced(V)))
 
 
 # einsum
@@ -233,8 +233,7 @@ def test_einsum(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> None:
     ],
 )  # fmt: skip
 def test_einsum_says_what_is_wrong(subscripts: Any, shapes: tuple[tuple[int, ...], ...], error: type[Exception]) -> None:
-    with pytest.raises(error, match="einsum"):
-        einsum(subscripts, *(np.zeros(shape) for shape in shapes))
+    assert_raises(error, "einsum", lambda: einsum(subscripts, *(np.zeros(shape) for shape in shapes)))
 
 
 # Derivatives of compositions.
@@ -305,26 +304,16 @@ def test_sorting_is_stable_in_both_directions(descending: bool) -> None:
     np.testing.assert_array_equal(values, x[order][:3])
     np.testing.assert_array_equal(x[indices], values)
     assert len(set(indices.tolist())) == 3
-    with pytest.raises(ValueError, match="topk"):
-        ROWS["topk"](x, k=5)
+    assert_raises(ValueError, "topk", lambda: ROWS["topk"](x, k=5))
 
 
 def test_what_cannot_be_differentiated_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="reduced"):
-        qr(np.ones((3, 2)), mode="complete")
-    with pytest.raises(ArgumentError, match="mode"):
-        qr(np.ones((3, 2)), mode="raw")
-    with pytest.raises(ShapeError, match="cross"):
-        ROWS["cross"](np.ones(2), np.ones(2))
-    with pytest.raises(ValueError, match="gelu"):
-        ROWS["gelu"](np.ones(2), approximate="erf")
-    with pytest.raises(ValueError, match="matrix_norm"):
-        matrix_norm(M, ord=3)
-    with pytest.raises(ValueError, match="cumsum"):
-        cumulative_sum(M)
-    with pytest.raises(ValueError, match="pad"):
-        pad(V, 1, mode="mean")
-    with pytest.raises(ValueError, match="split"):
-        np.split(Traced(V), 2)
-    with pytest.raises(ValueError, match="where"):
-        np.where(Traced(V > 0), 1.0)
+    assert_raises(ArgumentError, "reduced", lambda: qr(np.ones((3, 2)), mode="complete"))
+    assert_raises(ArgumentError, "mode", lambda: qr(np.ones((3, 2)), mode="raw"))
+    assert_raises(ShapeError, "cross", lambda: ROWS["cross"](np.ones(2), np.ones(2)))
+    assert_raises(ValueError, "gelu", lambda: ROWS["gelu"](np.ones(2), approximate="erf"))
+    assert_raises(ValueError, "matrix_norm", matrix_norm, M, ord=3)
+    assert_raises(ValueError, "cumsum", cumulative_sum, M)
+    assert_raises(ValueError, "pad", pad, V, 1, mode="mean")
+    assert_raises(ValueError, "split", lambda: np.split(Traced(V), 2))
+    assert_raises(ValueError, "where", lambda: np.where(Traced(V > 0), 1.0))

@@ -20,6 +20,7 @@ from aiograd import kernels
 from aiograd.errors import ArgumentError
 from aiograd.kernels import cache, pool, selection
 from aiograd.testing.leaks import LeakCheck
+from tests.support import assert_raises
 
 BIG = selection.THRESHOLD
 X = np.zeros(1, np.float32)
@@ -82,12 +83,10 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOGRAD_KERNELS", "numpy")
     assert not selection.available()
     assert selection.warm_up() == "numpy"
-    with pytest.raises(ArgumentError, match="AIOGRAD_KERNELS is 'numpy'"):
-        selection.use("numba")
+    assert_raises(ArgumentError, "AIOGRAD_KERNELS is 'numpy'", selection.use, "numba")
     monkeypatch.setattr(selection, "_chosen", None)
     monkeypatch.setenv("AIOGRAD_KERNELS", "fast")
-    with pytest.raises(ArgumentError, match="'auto', 'numpy' or 'numba'"):
-        selection.compiled(BIG, X)
+    assert_raises(ArgumentError, "'auto', 'numpy' or 'numba'", selection.compiled, BIG, X)
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +95,7 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     assert selection.warm_up() == "numpy"
     monkeypatch.setenv("AIOGRAD_KERNELS", "numba")
     monkeypatch.setattr(selection, "_chosen", None)
-    with pytest.raises(ArgumentError, match="numba is not installed"):
-        selection.compiled(BIG, X)
+    assert_raises(ArgumentError, "numba is not installed", selection.compiled, BIG, X)
 
 
 def test_a_choice_can_be_made_by_name() -> None:
@@ -105,8 +103,7 @@ def test_a_choice_can_be_made_by_name() -> None:
     assert selection.selected() == "numpy"
     selection.use("numba")
     assert selection.compiled(BIG, X) is FakeModule
-    with pytest.raises(ArgumentError, match="'numpy' or 'numba'"):
-        selection.use("cython")  # type: ignore[arg-type]
+    assert_raises(ArgumentError, "'numpy' or 'numba'", selection.use, "cython")
 
 
 def test_the_choice_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -342,8 +339,7 @@ def test_an_error_in_a_block_reaches_the_caller() -> None:
 
     with pool_of(3) as one:
         for _ in range(3):
-            with pytest.raises(ZeroDivisionError, match="in a block"):
-                one.run(kernel, 8, 1)
+            assert_raises(ZeroDivisionError, "in a block", one.run, kernel, 8, 1)
         one.run(lambda *args: None, 8, 1)
 
 
@@ -366,8 +362,7 @@ def test_the_number_of_threads_is_checked(value: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("AIOGRAD_KERNEL_THREADS", "3")
     assert pool.thread_count() == 3
     monkeypatch.setenv("AIOGRAD_KERNEL_THREADS", value)
-    with pytest.raises(ArgumentError, match="whole number"):
-        pool.thread_count()
+    assert_raises(ArgumentError, "whole number", pool.thread_count)
 
 
 _PROCESS = """

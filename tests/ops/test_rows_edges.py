@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd.errors import AiogradError, IndexRangeError, ShapeError
 from aiograd.ops import ROWS
 from tests.ops import domains_core, domains_nn
+from tests.support import assert_raises
 
 DOMAINS = {**domains_core.DOMAINS, **domains_nn.DOMAINS}
 #: rows that rules call, with static arguments that say what the shapes are
@@ -148,8 +149,7 @@ async def test_gradients_of_numbers_taken_for_vectors() -> None:
     ],
 )
 def test_what_has_no_value_is_a_typed_error_at_the_call(call: Callable[[], Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
-        call()
+    assert_raises(error, None, call)
 
 
 def test_rows_have_the_parameters_that_inspect_finds() -> None:

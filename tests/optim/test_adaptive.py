@@ -13,7 +13,7 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError
 from aiograd.running.offloading import ready
-from tests.support import draw
+from tests.support import assert_raises, draw
 from tests.toy_device import ToyDevice
 
 Array = np.ndarray[Any, Any]
@@ -161,5 +161,4 @@ def test_states_of_pytorch_load() -> None:
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(cls: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ArgumentError):
-        cls([nn.Parameter([1.0])], **options)
+    assert_raises(ArgumentError, None, lambda: cls([nn.Parameter([1.0])], **options))

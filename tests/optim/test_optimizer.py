@@ -16,6 +16,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, Modifie
 from aiograd.kernels import optimizer as kernels
 from aiograd.kernels import pool
 from aiograd.running.random import Generator
+from tests.support import assert_awaiting_raises, assert_raises, custom_function
 
 
 def net() -> nn.Sequential:
@@ -63,8 +64,7 @@ def test_wrong_parameters_are_refused() -> None:
         ([{"params": [p], "learning_rate": 1.0}], ArgumentError),
         ([p * 2], GraphError),
     ):
-        with pytest.raises(error):
-            optim.SGD(wrong)
+        assert_raises(error, None, optim.SGD, wrong)
 
 
 # ---- gradients
@@ -89,8 +89,7 @@ def test_gradients_may_be_handed_in() -> None:
     optimizer = optim.SGD([p, q], lr=1.0)
     optimizer.step({p: ag.tensor([1.0, 1.0])})
     assert (p.tolist(), q.tolist()) == ([0.0, 1.0], [3.0])
-    with pytest.raises(ArgumentError, match=r"\[1\]"):
-        optimizer.step({p: ag.tensor([1.0])})
+    assert_raises(ArgumentError, r"\[1\]", lambda: optimizer.step({p: ag.tensor([1.0])}))
 
 
 async def test_a_graph_that_saved_old_values_notices_the_step() -> None:
@@ -101,8 +100,7 @@ async def test_a_graph_that_saved_old_values_notices_the_step() -> None:
     for p in model.parameters():
         p.grad = ag.tensor(np.ones(p.shape, np.float32))
     optimizer.step()
-    with pytest.raises(ModifiedError):
-        await loss.backward()
+    await assert_awaiting_raises(ModifiedError, None, loss.backward())
 
 
 async def test_an_optimizer_may_step_in_the_backward_pass() -> None:
@@ -212,8 +210,7 @@ async def test_a_failed_pass_that_kept_its_graph_can_be_tried_again_after_a_step
             raise ZeroDivisionError
 
     handle = p.register_hook(hook)
-    with pytest.raises(ZeroDivisionError):
-        await loss.backward(retain_graph=True)
+    await assert_awaiting_raises(ZeroDivisionError, None, loss.backward(retain_graph=True))
     with pytest.warns(UserWarning, match="without any gradient"):
         await optimizer.astep()
     failing.clear()
@@ -240,18 +237,11 @@ async def test_a_step_between_forward_and_backward_names_the_ways_to_share_param
         await loss.backward()
 
 
-class Product(ag.Function):
+@custom_function(lambda w, x: x @ w, saves=True)
+def Product(ctx: Any, grad: Any) -> Any:
     """x @ w."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Any, x: Any) -> Any:
-        ctx.save_for_backward(w, x)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        w, x = ctx.saved_tensors
-        return x.T @ grad, grad @ w.T
+    w, x = ctx.saved_tensors
+    return x.T @ grad, grad @ w.T
 
 
 # ---- gradients that are given
@@ -384,8 +374,7 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
         {"state": {**state, 0: {**state[0], "exp_avg": np.zeros(3)}}, "param_groups": [group]},
         {"state": state, "param_groups": [{**group, "lr": -1.0}]},
     ):
-        with pytest.raises(ArgumentError):
-            optimizer.load_state_dict(wrong)
+        assert_raises(ArgumentError, None, optimizer.load_state_dict, wrong)
     after = optimizer.state_dict()
     assert after["param_groups"] == good["param_groups"]
     assert after["state"][0]["exp_avg"].tolist() == state[0]["exp_avg"].tolist()
@@ -451,6 +440,5 @@ async def test_an_awaited_step_says_so_in_a_compiled_function_too() -> None:
         await optimizer.step()
         return loss
 
-    with pytest.raises(ArgumentTypeError, match="leave out `await`"):
-        await train()
+    await assert_awaiting_raises(ArgumentTypeError, "leave out `await`", train())
     assert x.tolist() == [1.0]

@@ -11,6 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError
+from tests.support import assert_raises
 
 
 def optimizer() -> optim.SGD:
@@ -95,5 +96,4 @@ def test_a_schedule_continues_from_its_state(name: str) -> None:
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(wrong: Any) -> None:
-    with pytest.raises(ArgumentError):
-        wrong(optimizer())
+    assert_raises(ArgumentError, None, lambda: wrong(optimizer()))

@@ -15,10 +15,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, On
 from aiograd.parallel import IsolatedContext, map_with_parallel_backward, run_isolated_backward, run_isolated_forward
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-
-
-def leaf(*values: float) -> Any:
-    return ag.tensor(list(values), dtype=ag.float64, requires_grad=True)
+from tests.support import assert_awaiting_raises, assert_raises, leaf
 
 
 class Multiply(ag.Function):
@@ -52,7 +49,7 @@ class SumAndDifference(ag.Function):
 
 
 async def test_values_and_gradients_are_those_of_the_calls_one_by_one() -> None:
-    a, b, c = leaf(1, 2), leaf(5, 7), leaf(-1, 4)
+    a, b, c = leaf([1, 2]), leaf([5, 7]), leaf([-1, 4])
     (p,), (q,) = await map_with_parallel_backward(Multiply, (a, b), (b * 2, c))
     await ((p * p).sum() + q.sum()).backward()
     got = [t.grad.numpy() for t in (a, b, c)]
@@ -65,7 +62,7 @@ async def test_values_and_gradients_are_those_of_the_calls_one_by_one() -> None:
 
 
 async def test_outputs_come_in_order_a_bare_tensor_is_one_and_other_arguments_pass() -> None:
-    a, b = leaf(1, 2), leaf(3, 4)
+    a, b = leaf([1, 2]), leaf([3, 4])
     first, second = await map_with_parallel_backward(SumAndDifference, (a, b, 2.0), (b, a, 1.0))
     np.testing.assert_array_equal(first[1].detach().numpy(), [-4, -4])
     np.testing.assert_array_equal(second[1].detach().numpy(), [2, 2])
@@ -90,7 +87,7 @@ async def test_plain_callables_and_what_they_use_besides_their_arguments() -> No
 
 
 async def test_a_value_computed_outside_gets_its_gradient_through_the_node() -> None:
-    a, x = leaf(2, 3), leaf(1, 1)
+    a, x = leaf([2, 3]), leaf([1, 1])
     outer = a * a
 
     async def fn(x: Any) -> Any:
@@ -103,7 +100,7 @@ async def test_a_value_computed_outside_gets_its_gradient_through_the_node() -> 
 
 
 async def test_nested_outputs_are_differentiated() -> None:
-    a, b = leaf(1, 2), leaf(5, 7)
+    a, b = leaf([1, 2]), leaf([5, 7])
 
     def fn(x: Any, form: int) -> Any:
         return [{"y": x * 2}, (x * 3, [x * 2, "text"]), [x, {"z": (x * x,), "n": 3}]][form]
@@ -117,11 +114,10 @@ async def test_nested_outputs_are_differentiated() -> None:
 
 async def test_an_isolated_backward_takes_gradients_nested_as_the_outputs() -> None:
     one = ag.tensor([1.0], dtype=ag.float64)
-    ctx, (first, second) = await run_isolated_forward(lambda x: (x * 2, {"y": [x * 3], "n": 1}), leaf(1))
+    ctx, (first, second) = await run_isolated_forward(lambda x: (x * 2, {"y": [x * 3], "n": 1}), leaf([1]))
     assert second["y"][0].tolist() == [3] and second["n"] == 1
-    for wrong in ((one, one), (one, {"y": [one]}), (one, {"y": [], "n": None}), (one, {"y": [leaf(1, 2)], "n": None})):
-        with pytest.raises(ArgumentError, match="gradient 1"):
-            await run_isolated_backward(None, ctx, *wrong)
+    for wrong in ((one, one), (one, {"y": [one]}), (one, {"y": [], "n": None}), (one, {"y": [leaf([1, 2])], "n": None})):
+        await assert_awaiting_raises(ArgumentError, "gradient 1", run_isolated_backward(None, ctx, *wrong))
     (grad,) = await run_isolated_backward(None, ctx, None, {"y": [one], "n": None})
     assert grad.tolist() == [3]
 
@@ -130,8 +126,7 @@ async def test_a_call_that_returns_nothing() -> None:
     def fn(x: Any) -> Any:
         x * 2
 
-    with pytest.raises(ArgumentTypeError, match="fn returned None.*Was `return` forgotten"):
-        await map_with_parallel_backward(fn, (leaf(1),))
+    await assert_awaiting_raises(ArgumentTypeError, "fn returned None.*Was `return` forgotten", map_with_parallel_backward(fn, (leaf([1]),)))
 
 
 async def test_forward_and_backward_of_all_calls_run_at_the_same_time(virtual_clock: VirtualClock) -> None:
@@ -147,7 +142,7 @@ async def test_forward_and_backward_of_all_calls_run_at_the_same_time(virtual_cl
             return g
 
     loop = asyncio.get_running_loop()
-    xs = [leaf(1) for _ in range(5)]
+    xs = [leaf([1]) for _ in range(5)]
     outputs = await map_with_parallel_backward(Slow, *((x,) for x in xs))
     forward = loop.time()
     await sum((y.sum() for (y,) in outputs), start=ag.tensor(0.0)).backward()
@@ -156,7 +151,7 @@ async def test_forward_and_backward_of_all_calls_run_at_the_same_time(virtual_cl
 
 
 async def test_unused_outputs_and_arguments_that_need_no_gradient() -> None:
-    a, b, c = leaf(1, 2), ag.tensor([5.0, 7.0], dtype=ag.float64), leaf(3, 3)
+    a, b, c = leaf([1, 2]), ag.tensor([5.0, 7.0], dtype=ag.float64), leaf([3, 3])
     (p,), (_,) = await map_with_parallel_backward(Multiply, (a, b), (c, b))
     await p.sum().backward()
     np.testing.assert_array_equal(a.grad.numpy(), [5, 7])
@@ -165,7 +160,7 @@ async def test_unused_outputs_and_arguments_that_need_no_gradient() -> None:
 
 
 async def test_without_grad_nothing_is_recorded() -> None:
-    a = leaf(1, 2)
+    a = leaf([1, 2])
     with ag.no_grad():
         ((p,),) = await map_with_parallel_backward(Multiply, (a, a))
     assert not p.requires_grad
@@ -183,8 +178,7 @@ async def test_a_call_that_raises_cancels_the_others() -> None:
             cancelled.append(i)
             raise
 
-    with pytest.raises(ValueError, match="call 1"):
-        await map_with_parallel_backward(fn, (leaf(1), 0), (leaf(1), 1), (leaf(1), 2))
+    await assert_awaiting_raises(ValueError, "call 1", map_with_parallel_backward(fn, (leaf([1]), 0), (leaf([1]), 1), (leaf([1]), 2)))
     assert cancelled == [0, 2]
 
 
@@ -217,7 +211,7 @@ async def test_a_call_that_ignores_cancellation_is_waited_for_no_longer_than_the
     loop.set_exception_handler(lambda loop, context: reported.append(context["message"]))
 
     async def work() -> None:
-        (p,), (q,) = await map_with_parallel_backward(Stubborn, (leaf(1), 0), (leaf(2), 1))
+        (p,), (q,) = await map_with_parallel_backward(Stubborn, (leaf([1]), 0), (leaf([2]), 1))
         await (p.sum() + q.sum()).backward()
 
     task = asyncio.ensure_future(work())
@@ -245,50 +239,43 @@ async def test_a_backward_that_raises_leaves_every_grad_as_it_was() -> None:
                 raise ArithmeticError("no derivative")
             return g, None
 
-    a, b = leaf(1), leaf(2)
+    a, b = leaf([1]), leaf([2])
     (p,), (q,) = await map_with_parallel_backward(Broken, (a, False), (b, True))
-    with pytest.raises(ArithmeticError, match="no derivative"):
-        await (p.sum() + q.sum()).backward()
+    await assert_awaiting_raises(ArithmeticError, "no derivative", (p.sum() + q.sum()).backward())
     assert a.grad is None and b.grad is None
 
 
 async def test_retaining_the_graph_allows_a_second_pass_and_not_retaining_it_does_not() -> None:
-    a, b = leaf(1, 2), leaf(3, 4)
+    a, b = leaf([1, 2]), leaf([3, 4])
     ((p,),) = await map_with_parallel_backward(lambda x, y: x * y * y, (a, b))
     loss = p.sum()
     await loss.backward(retain_graph=True)
     await loss.backward()
     np.testing.assert_array_equal(a.grad.numpy(), [18, 32])
-    with pytest.raises(GraphFreedError):
-        await loss.backward()
+    await assert_awaiting_raises(GraphFreedError, None, loss.backward())
 
 
 async def test_the_result_can_be_differentiated_once() -> None:
-    a = leaf(1, 2)
+    a = leaf([1, 2])
     ((p,),) = await map_with_parallel_backward(lambda x: x * x, (a,))
     (g,) = await ag.grad(p.sum(), [a], create_graph=True)
-    with pytest.raises(OnceDifferentiableError):
-        await ag.grad(g.sum(), [a])
+    await assert_awaiting_raises(OnceDifferentiableError, None, ag.grad(g.sum(), [a]))
 
 
 async def test_wrong_arguments() -> None:
-    a = leaf(1)
+    a = leaf([1])
     with pytest.raises(ArgumentError, match="All input sets must have the same number of arguments"):
         await map_with_parallel_backward(Multiply, (a, a), (a,))
-    with pytest.raises(ArgumentTypeError, match="Function class or a callable"):
-        await map_with_parallel_backward(3, (a,))
+    await assert_awaiting_raises(ArgumentTypeError, "Function class or a callable", map_with_parallel_backward(3, (a,)))
     ctx, _ = await run_isolated_forward(Multiply, a, a)
-    with pytest.raises(ArgumentError, match="2 gradients for 1 outputs"):
-        await run_isolated_backward(Multiply, ctx, a, a)
-    with pytest.raises(ArgumentError, match="shape"):
-        await run_isolated_backward(Multiply, ctx, leaf(1, 2))
-    with pytest.raises(ArgumentTypeError, match="expected the context"):
-        await run_isolated_backward(Multiply, "ctx", a)  # type: ignore[arg-type]
+    await assert_awaiting_raises(ArgumentError, "2 gradients for 1 outputs", run_isolated_backward(Multiply, ctx, a, a))
+    await assert_awaiting_raises(ArgumentError, "shape", run_isolated_backward(Multiply, ctx, leaf([1, 2])))
+    await assert_awaiting_raises(ArgumentTypeError, "expected the context", run_isolated_backward(Multiply, "ctx", a))  # type: ignore[arg-type]
     assert await map_with_parallel_backward(Multiply) == ()
 
 
 async def test_the_isolated_passes_on_their_own() -> None:
-    a, b = leaf(1, 2) * 1.0, ag.tensor([5.0, 7.0], dtype=ag.float64)
+    a, b = leaf([1, 2]) * 1.0, ag.tensor([5.0, 7.0], dtype=ag.float64)
     ctx, outputs = await run_isolated_forward(Multiply, a, b)
     assert isinstance(ctx, IsolatedContext)
     assert isinstance(outputs, tuple) and len(outputs) == 1 and not outputs[0].requires_grad
@@ -297,15 +284,14 @@ async def test_the_isolated_passes_on_their_own() -> None:
     da, db = await run_isolated_backward(Multiply, ctx, ag.tensor([1.0, 10.0], dtype=ag.float64))
     np.testing.assert_array_equal(da.numpy(), [5, 70])
     assert db is None
-    with pytest.raises(AttributeError):
-        _ = ctx.nothing_of_that_name
+    assert_raises(AttributeError, None, lambda: ctx.nothing_of_that_name)
 
 
 async def test_an_isolated_backward_accumulates_into_parameters_once_with_their_hooks() -> None:
-    w = leaf(2, 3)
+    w = leaf([2, 3])
     calls: list[Any] = []
     w.register_hook(lambda g: calls.append(g.numpy()))
-    ctx, _ = await run_isolated_forward(lambda x: x * w * w, leaf(1, 1))
+    ctx, _ = await run_isolated_forward(lambda x: x * w * w, leaf([1, 1]))
     assert w.grad is None
     await run_isolated_backward(None, ctx, ag.tensor([1.0, 1.0], dtype=ag.float64))
     np.testing.assert_array_equal(w.grad.numpy(), [4, 6])
@@ -313,7 +299,7 @@ async def test_an_isolated_backward_accumulates_into_parameters_once_with_their_
 
 
 async def test_arguments_are_never_changed_and_their_graph_is_not_seen() -> None:
-    a = leaf(1, 2)
+    a = leaf([1, 2])
     b = a * 2
     seen: list[Any] = []
 
@@ -329,7 +315,7 @@ async def test_arguments_are_never_changed_and_their_graph_is_not_seen() -> None
 
 
 async def test_a_function_that_returns_its_argument_or_something_from_outside() -> None:
-    a, w = leaf(1, 2), leaf(3, 4)
+    a, w = leaf([1, 2]), leaf([3, 4])
     ((p, q),) = await map_with_parallel_backward(lambda x: (x, w), (a,))
     await (p * q).sum().backward()
     np.testing.assert_array_equal(a.grad.numpy(), [3, 4])
@@ -340,7 +326,7 @@ async def test_everything_dies_with_its_last_reference() -> None:
     gc.collect()
     gc.disable()
     try:
-        a = leaf(1, 2)
+        a = leaf([1, 2])
         ((p,),) = await map_with_parallel_backward(lambda x: x * x, (a,))
         node = weakref.ref(p.grad_fn)
         await p.sum().backward()
@@ -352,7 +338,7 @@ async def test_everything_dies_with_its_last_reference() -> None:
 
 
 def test_cancelled_at_every_step_nothing_is_left_and_no_grad_has_changed() -> None:
-    a, b = leaf(1, 2), leaf(3, 4)
+    a, b = leaf([1, 2]), leaf([3, 4])
 
     async def fn(x: Any) -> Any:
         await asyncio.sleep(0.1)

@@ -11,7 +11,7 @@ import numpy as np
 import aiograd as ag
 from aiograd import nn
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
-from tests.engine.cases import bits
+from tests.support import bits
 
 values = np.random.default_rng(7)
 
@@ -63,11 +63,11 @@ async def same_as_whole(stage: Callable[..., Any], inputs: list[Any], weights: l
     for tensor in [*inputs, *weights]:
         tensor.grad = None
     whole = await stage_backward(stage(*inputs), _given(grads), inputs)
-    expected = bits([*whole, *(w.grad for w in weights)])
+    expected = bits(*(*whole, *(w.grad for w in weights)))
     for weight in weights:
         weight.grad = None
     dinputs, dweights = await halves(stage(*inputs), _given(grads), inputs, weights)
-    assert bits([*dinputs, *dweights]) == expected
+    assert bits(*dinputs, *dweights) == expected
     result = [w.grad for w in weights]
     for tensor in [*inputs, *weights]:
         tensor.grad = None

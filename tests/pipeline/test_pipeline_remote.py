@@ -27,7 +27,7 @@ from aiograd.errors import (
 )
 from aiograd.pipeline import Pipeline, Stage, make_schedule
 from aiograd.pipeline.run import outbox
-from aiograd.running.assembly import STAGE_HOST_ADAPTER
+from aiograd.running.assembly import STAGE_MEMBER_ADAPTER
 from aiograd.testing import simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
@@ -398,7 +398,7 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
         with pytest.raises(NotExposedError, match="no adapter 'pipeline.moon'"):
             await ref.adapt("pipeline.moon", [], {})
         with pytest.raises(NotExposedError, match="cannot be called"):
-            await weight.adapt(STAGE_HOST_ADAPTER, [], {})
+            await weight.adapt(STAGE_MEMBER_ADAPTER, [], {})
         plan = {
             "stages": {"0": [None, None, False]},
             "training": {"0": "0F0 0B0"},
@@ -407,7 +407,7 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
             "microbatches": 1,
         }
         plan |= {"loss_stage": 0, "last_stage": 0, "scale": 1.0, "recovers": False}
-        host = await ref.adapt(STAGE_HOST_ADAPTER, [], plan)
+        host = await ref.adapt(STAGE_MEMBER_ADAPTER, [], plan)
         for private in ("_find", "_commit", "__init__"):
             with pytest.raises(NotExposedError):
                 await host.call(private, 1)
@@ -423,9 +423,9 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
             {"scale": "x"},
         ):
             with pytest.raises((ProtocolError, RemoteError), match="malformed StagesRequest|a StagesRequest (with|for) "):
-                await ref.adapt(STAGE_HOST_ADAPTER, [], {} if not wrong else plan | wrong)
+                await ref.adapt(STAGE_MEMBER_ADAPTER, [], {} if not wrong else plan | wrong)
         with pytest.raises(RemoteError, match="stages or rows that cannot be made"):
-            await ref.adapt(STAGE_HOST_ADAPTER, [ref], plan)
+            await ref.adapt(STAGE_MEMBER_ADAPTER, [ref], plan)
 
 
 async def test_places_that_do_not_work() -> None:

@@ -17,8 +17,8 @@ from aiograd.graph import get_gradient_edge, register_multi_grad_hook
 from aiograd.nn import functional as F
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.profiler import profile
-from tests.engine.cases import bits, leaf
 from tests.pipeline.stages import Fails, fixed, halves, matrix, matrix_of, same_as_whole, twins
+from tests.support import bits, cancel, leaf
 from tests.toy_device import ToyDevice
 
 # -------------------------------------------------------------------- the first half
@@ -31,7 +31,7 @@ async def test_the_input_half() -> None:
     dinputs, groups = await stage_backward_input([((one(x) - target) ** 2).sum()], None, [x], one.parameters())
     await ((other(y) - target) ** 2).sum().backward()
     assert isinstance(dinputs, tuple)
-    assert bits(dinputs) == bits([y.grad]) == bits([x.grad])
+    assert bits(*dinputs) == bits(y.grad) == bits(x.grad)
     assert all(p.grad is None for p in one.parameters())
     assert sum(len(group.nodes) for group in groups) == 4
 
@@ -56,7 +56,7 @@ async def test_without_output_gradients_they_are_ones() -> None:
     x, w = matrix(2, 3, grad=True), matrix(3, 2, grad=True)
     grads = await same_as_whole(lambda x: [x @ w], [x], [w], [fixed(np.ones((2, 2)))])
     await halves({"y": (x @ w, None, 3, fixed([1.0]))}, None, [x], [w])
-    assert bits([w.grad]) == bits(grads)
+    assert bits(w.grad) == bits(*grads)
 
 
 @pytest.mark.parametrize("is_view", [False, True])
@@ -87,8 +87,8 @@ async def test_from_an_edge() -> None:
     assert gone() is None
     dinputs, _ = await halves([edge], [g], [x], one.parameters())
     await other(y).backward(g)
-    assert bits(dinputs) == bits([y.grad])
-    assert bits([p.grad for p in one.parameters()]) == bits([p.grad for p in other.parameters()])
+    assert bits(*dinputs) == bits(y.grad)
+    assert bits(*(p.grad for p in one.parameters())) == bits(*(p.grad for p in other.parameters()))
 
 
 @pytest.mark.parametrize(("output_grads", "kind"), [(None, ArgumentError), ([None], ArgumentError)])
@@ -116,8 +116,8 @@ async def test_many_microbatches() -> None:
         y = x.detach().requires_grad_()
         dinputs, _ = await halves([one(x).sum()], None, [x], one.parameters())
         await other(y).sum().backward()
-        assert bits(dinputs) == bits([y.grad])
-    assert bits([p.grad for p in one.parameters()]) == bits([p.grad for p in other.parameters()])
+        assert bits(*dinputs) == bits(y.grad)
+    assert bits(*(p.grad for p in one.parameters())) == bits(*(p.grad for p in other.parameters()))
 
 
 async def test_weight_halves_may_come_late_and_out_of_order() -> None:
@@ -139,13 +139,13 @@ async def test_keeping_the_graph_for_another_pass() -> None:
     _, groups = await stage_backward_input([one(x).sum()], None, [x], one.parameters())
     await stage_backward_weight(one.parameters(), groups, retain_graph=True)
     await other(y).sum().backward(retain_graph=True)
-    assert bits([p.grad for p in one.parameters()]) == bits([p.grad for p in other.parameters()])
+    assert bits(*(p.grad for p in one.parameters())) == bits(*(p.grad for p in other.parameters()))
     for net in (one, other):
         for p in net.parameters():
             p.grad = None
     await stage_backward_weight(one.parameters(), groups)
     await other(y).sum().backward()
-    assert bits([p.grad for p in one.parameters()]) == bits([p.grad for p in other.parameters()])
+    assert bits(*(p.grad for p in one.parameters())) == bits(*(p.grad for p in other.parameters()))
     with pytest.raises(StageBackwardError, match="second time"):
         await stage_backward_weight(one.parameters(), groups)
 
@@ -156,11 +156,11 @@ async def test_keeping_the_graph_in_the_input_half() -> None:
     g = matrix()
     first, groups = await stage_backward_input([edge], [g], [x], [w], retain_graph=True)
     again, more = await stage_backward_input([edge], [g], [x], [w])
-    assert bits(first) == bits(again)
+    assert bits(*first) == bits(*again)
     await stage_backward_weight([w], groups, retain_graph=True)
     single = w.grad
     await stage_backward_weight([w], more)
-    assert bits([w.grad]) == bits([single + single])
+    assert bits(w.grad) == bits(single + single)
 
 
 async def test_the_weights_that_are_listed_get_gradients() -> None:
@@ -297,11 +297,11 @@ async def test_a_weight_below_an_input() -> None:
     x = np.tanh(w @ w)  # the input of the stage was itself made from one of its weights
     (dx,), groups = await stage_backward_input([(x @ v).sum()], None, [x], [w, v])
     await stage_backward_weight([w, v], groups)
-    got = bits([dx, w.grad, v.grad])
+    got = bits(dx, w.grad, v.grad)
     w.grad = v.grad = None
     x = np.tanh(w @ w)
     (dx,) = await stage_backward((x @ v).sum(), None, [x])
-    assert bits([dx, w.grad, v.grad]) == got
+    assert bits(dx, w.grad, v.grad) == got
 
 
 async def test_where_gradients_do_not_arrive_there_is_nothing_to_do() -> None:
@@ -435,9 +435,7 @@ async def test_cancelling(half: str) -> None:
 
     running = asyncio.ensure_future(run())
     await started.wait()
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
+    await cancel(running)
     assert (x.grad is None) == (half == "input")
     assert (w.grad, v.grad) == (None, None)
 

@@ -18,9 +18,8 @@ from aiograd.errors import StageBackwardError
 from aiograd.nn import functional as F
 from aiograd.ops import linalg, nn_attention, nn_linear, nn_normalization, nn_recurrent
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
-from tests.engine.cases import leaf
 from tests.pipeline.stages import Fails, Net, array_of, fixed, halves, matrix, same_as_whole
-from tests.support import reference_counts_only
+from tests.support import leaf, reference_counts_only
 
 # -------------------------------------------------------------------- work
 

@@ -14,7 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ModeError
 from aiograd.running.modes import current_mode
-from tests.support import leaf
+from tests.support import assert_raises, cancel, leaf
 
 # -------------------------------------------------------------------- blocks
 
@@ -91,12 +91,10 @@ def test_blocks_left_in_another_order_are_an_error() -> None:
         outer, inner = ag.no_grad(), ag.detect_anomaly()
         outer.__enter__()
         inner.__enter__()
-        with pytest.raises(ModeError, match="leaving no_grad: it is not the innermost mode"):
-            outer.__exit__(None, None, None)
+        assert_raises(ModeError, "leaving no_grad: it is not the innermost mode", outer.__exit__, None, None, None)
         inner.__exit__(None, None, None)
         outer.__exit__(None, None, None)
-        with pytest.raises(ModeError):
-            outer.__exit__(None, None, None)
+        assert_raises(ModeError, None, outer.__exit__, None, None, None)
 
     contextvars.copy_context().run(check)
 
@@ -105,8 +103,7 @@ def test_a_block_left_in_another_context_is_an_error() -> None:
     scope = ag.no_grad()
     elsewhere = contextvars.copy_context()
     elsewhere.run(scope.__enter__)
-    with pytest.raises(ModeError, match="entered in another task, thread or generator"):
-        scope.__exit__(None, None, None)
+    assert_raises(ModeError, "entered in another task, thread or generator", scope.__exit__, None, None, None)
     assert ag.is_grad_enabled()
     assert not elsewhere.run(ag.is_grad_enabled)
 
@@ -151,9 +148,8 @@ async def test_decorators_on_every_kind_of_function(decorate: Any) -> None:
     steps = generator()
     assert next(steps) is False and ag.is_grad_enabled()
     assert next(steps) is False and ag.is_grad_enabled()
-    with pytest.raises(StopIteration) as stop:
-        next(steps)
-    assert stop.value.value == "done"
+    stop = assert_raises(StopIteration, None, next, steps)
+    assert stop.value == "done"
     async for value in async_generator():
         assert value is False and ag.is_grad_enabled()
     assert ag.is_grad_enabled()
@@ -183,8 +179,7 @@ def test_a_decorated_generator_takes_what_is_sent_and_thrown() -> None:
     assert ag.is_grad_enabled()
     g = generator()
     next(g)
-    with pytest.raises(ZeroDivisionError):
-        g.throw(ZeroDivisionError)
+    assert_raises(ZeroDivisionError, None, g.throw, ZeroDivisionError)
     assert ag.is_grad_enabled()
 
 
@@ -293,9 +288,7 @@ async def test_a_task_that_is_cancelled_inside_leaves_nothing_behind() -> None:
 
     task = asyncio.create_task(hangs())
     await entered.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    await cancel(task)
     assert current_mode() is before
 
 
@@ -326,8 +319,7 @@ def test_the_default_dtype_is_that_of_python_floats() -> None:
 
 @pytest.mark.parametrize("dtype", [int, np.complex64, bool, "U3"])
 def test_the_default_dtype_is_real_floating(dtype: Any) -> None:
-    with pytest.raises(ArgumentError, match="expected a real floating dtype"):
-        ag.set_default_dtype(dtype)
+    assert_raises(ArgumentError, "expected a real floating dtype", ag.set_default_dtype, dtype)
     assert ag.get_default_dtype() == np.float32
 
 

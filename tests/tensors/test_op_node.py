@@ -15,6 +15,7 @@ from aiograd.nn import functional as F
 from aiograd.ops import ROWS as ALL_ROWS
 from aiograd.ops import linalg
 from aiograd.running.modes import ModeScope
+from tests.support import assert_raises
 
 values = np.random.default_rng(3)
 
@@ -85,8 +86,7 @@ def test_what_was_modified_before_may_be_used_and_what_is_modified_later_may_not
     for needs in ((True, False), (False, True)):
         with pytest.raises(ModifiedError, match=f"x{changed + 1} of matmul .* is at version {changed + 1}; expected version {changed}"):
             node.vjp_part(np.ones((3, 3)), needs)
-    with pytest.raises(ModifiedError, match=f"x{changed + 1} of matmul"):
-        node.vjp(np.ones((3, 3)))
+    assert_raises(ModifiedError, f"x{changed + 1} of matmul", lambda: node.vjp(np.ones((3, 3))))
 
 
 def test_an_output_that_was_modified_is_found_although_an_argument_had_been() -> None:
@@ -97,15 +97,13 @@ def test_an_output_that_was_modified_is_found_although_an_argument_had_been() ->
     node: Any = y.grad_fn
     with ag.no_grad():
         y[0] = 0.0
-    with pytest.raises(ModifiedError, match="out of exp"):
-        node.vjp(np.ones((3, 3)))
+    assert_raises(ModifiedError, "out of exp", lambda: node.vjp(np.ones((3, 3))))
 
 
 def test_a_part_of_a_released_node() -> None:
     node: Any = (matrix() @ matrix()).grad_fn
     node.release_variables()
-    with pytest.raises(GraphFreedError):
-        node.vjp_part(np.ones((3, 3)), (True, False))
+    assert_raises(GraphFreedError, None, lambda: node.vjp_part(np.ones((3, 3)), (True, False)))
 
 
 RECORDED: dict[str, Callable[[], Any]] = {

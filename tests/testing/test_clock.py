@@ -16,6 +16,8 @@ import pytest
 
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run, steps
+from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_awaiting_raises, assert_raises
 
 # ---- the clock
 
@@ -30,65 +32,51 @@ def test_a_sleep_takes_virtual_time_only() -> None:
 
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 1e6, 1e9, 2.0**52])
-def test_timers_fire_at_their_time_exactly_and_in_order(start: float) -> None:
-    async def main() -> list[tuple[str, float]]:
-        loop = asyncio.get_running_loop()
-        fired: list[tuple[str, float]] = []
-        done = asyncio.Event()
-        times = {"a": start + 3, "b": start + 1, "c": start + 1, "d": start + 2}
-        for name, when in times.items():
-            loop.call_at(when, lambda name=name: fired.append((name, loop.time())))
-        loop.call_at(start + 4, done.set)
-        await done.wait()
-        return fired
-
-    assert simulated_run(main).value == [("b", start + 1), ("c", start + 1), ("d", start + 2), ("a", start + 3)]
+async def test_timers_fire_at_their_time_exactly_and_in_order(virtual_clock: VirtualClock, start: float) -> None:
+    loop = asyncio.get_running_loop()
+    fired: list[tuple[str, float]] = []
+    done = asyncio.Event()
+    times = {"a": start + 3, "b": start + 1, "c": start + 1, "d": start + 2}
+    for name, when in times.items():
+        loop.call_at(when, lambda name=name: fired.append((name, loop.time())))
+    loop.call_at(start + 4, done.set)
+    await done.wait()
+    assert fired == [("b", start + 1), ("c", start + 1), ("d", start + 2), ("a", start + 3)]
 
 
-def test_timers_a_nanosecond_apart_are_two_moments() -> None:
-    async def main() -> list[float]:
-        loop = asyncio.get_running_loop()
-        seen: list[float] = []
-        done = asyncio.Event()
-        loop.call_at(1.0, lambda: seen.append(loop.time()))
-        loop.call_at(1.0 + 1e-9, lambda: (seen.append(loop.time()), done.set()))
-        await done.wait()
-        return seen
-
-    assert simulated_run(main).value == [1.0, 1.0 + 1e-9]
+async def test_timers_a_nanosecond_apart_are_two_moments(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    seen: list[float] = []
+    done = asyncio.Event()
+    loop.call_at(1.0, lambda: seen.append(loop.time()))
+    loop.call_at(1.0 + 1e-9, lambda: (seen.append(loop.time()), done.set()))
+    await done.wait()
+    assert seen == [1.0, 1.0 + 1e-9]
 
 
-def test_timeouts_fire_in_virtual_time() -> None:
-    async def main() -> tuple[float, float]:
-        loop = asyncio.get_running_loop()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(30):
-                await asyncio.sleep(31)
-        first = loop.time()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 12)
-        assert await asyncio.wait_for(asyncio.sleep(5, "in time"), 6) == "in time"
-        return first, loop.time()
-
-    assert simulated_run(main).value == (30, 47)
+async def test_timeouts_fire_in_virtual_time(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(30):
+            await asyncio.sleep(31)
+    first = loop.time()
+    await assert_awaiting_raises(TimeoutError, None, asyncio.wait_for(asyncio.Event().wait(), 12))
+    assert await asyncio.wait_for(asyncio.sleep(5, "in time"), 6) == "in time"
+    assert (first, loop.time()) == (30, 47)
 
 
-def test_advance_moves_the_clock_and_runs_nothing() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        fired: list[float] = []
-        loop.call_later(5, lambda: fired.append(loop.time()))
-        loop.advance(8)
-        assert loop.time() == 8 and fired == []
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert fired == [8]
-        for wrong in (-1, float("nan"), float("inf")):
-            with pytest.raises(ArgumentError, match="only moves forward"):
-                loop.advance(wrong)
-
-    simulated_run(main)
+async def test_advance_moves_the_clock_and_runs_nothing(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    fired: list[float] = []
+    loop.call_later(5, lambda: fired.append(loop.time()))
+    loop.advance(8)
+    assert loop.time() == 8 and fired == []
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert fired == [8]
+    for wrong in (-1, float("nan"), float("inf")):
+        assert_raises(ArgumentError, "only moves forward", loop.advance, wrong)
 
 
 # ---- deadlocks
@@ -103,19 +91,17 @@ def test_a_deadlock_names_each_task_and_where_it_waits() -> None:
             group.create_task(starve(asyncio.Event()), name="first")
             group.create_task(asyncio.sleep(2), name="second")
 
-    with pytest.raises(DeadlockError, match=r"at virtual time 2 s .*seed=7") as caught:
-        simulated_run(main, seed=7)
-    assert "first (test_a_deadlock_names_each_task_and_where_it_waits.<locals>.starve) waits at locks.py" in str(caught.value)
-    assert "second" not in str(caught.value)
-    assert isinstance(caught.value, RuntimeError)
+    caught = assert_raises(DeadlockError, r"at virtual time 2 s .*seed=7", simulated_run, main, seed=7)
+    assert "first (test_a_deadlock_names_each_task_and_where_it_waits.<locals>.starve) waits at locks.py" in str(caught)
+    assert "second" not in str(caught)
+    assert isinstance(caught, RuntimeError)
 
 
 def test_waiting_for_ever_is_a_deadlock() -> None:
     async def main() -> None:
         await asyncio.sleep(float("inf"))
 
-    with pytest.raises(DeadlockError):
-        simulated_run(main)
+    assert_raises(DeadlockError, None, simulated_run, main)
 
 
 def test_the_loop_still_unwinds_after_a_deadlock() -> None:
@@ -128,8 +114,7 @@ def test_the_loop_still_unwinds_after_a_deadlock() -> None:
             await asyncio.sleep(1)
             unwound.append("yes")
 
-    with pytest.raises(DeadlockError):
-        simulated_run(main)
+    assert_raises(DeadlockError, None, simulated_run, main)
     assert unwound == ["yes"]
 
 
@@ -196,8 +181,7 @@ def test_streams_are_independent_and_need_a_seed() -> None:
     try:
         assert take(first, "net") == take(first, "net")
         assert len({tuple(take(loop, name)) for loop in (first, second) for name in ("net", "sched")}) == 4
-        with pytest.raises(ArgumentError, match="without a seed"):
-            unseeded.stream("net")
+        assert_raises(ArgumentError, "without a seed", unseeded.stream, "net")
     finally:
         for loop in (first, second, unseeded):
             loop.close()
@@ -234,23 +218,18 @@ def test_cancel_at_reaches_every_step() -> None:
     assert len(entered) == len(left) == steps, "cancelled before the first step it never starts; else it always unwinds"
 
 
-def test_at_step_calls_right_before_that_step() -> None:
+async def test_at_step_calls_right_before_that_step(virtual_clock: VirtualClock) -> None:
     seen: list[int] = []
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        loop.at_step(loop.steps + 2, lambda: seen.append(loop.steps))
-        loop.at_step(loop.steps + 2, lambda: seen.append(-1))
-        before = loop.steps
-        await asyncio.sleep(0)
-        assert seen == []
-        await asyncio.sleep(0)
-        assert seen == [before + 2, -1]
-        with pytest.raises(ArgumentError, match="has begun already"):
-            loop.at_step(loop.steps, int)
-
-    simulated_run(main)
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    loop.at_step(loop.steps + 2, lambda: seen.append(loop.steps))
+    loop.at_step(loop.steps + 2, lambda: seen.append(-1))
+    before = loop.steps
+    await asyncio.sleep(0)
+    assert seen == []
+    await asyncio.sleep(0)
+    assert seen == [before + 2, -1]
+    assert_raises(ArgumentError, "has begun already", loop.at_step, loop.steps, int)
 
 
 # ---- real threads
@@ -280,20 +259,17 @@ def test_a_stuck_thread_is_a_deadlock_after_patience() -> None:
         runner.run(main())
 
 
-def test_announced_threads_are_waited_for() -> None:
-    async def main() -> str:
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, SimulatedLoop)
-        answer = loop.create_future()
-        thread = threading.Thread(target=lambda: (sum(range(300_000)), loop.call_soon_threadsafe(answer.set_result, "hello")))
-        with loop.external_work():
-            thread.start()
-            async with asyncio.timeout(1e-6):
-                await answer
-        thread.join()
-        return answer.result()
-
-    assert simulated_run(main).value == "hello"
+async def test_announced_threads_are_waited_for(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimulatedLoop)
+    answer = loop.create_future()
+    thread = threading.Thread(target=lambda: (sum(range(300_000)), loop.call_soon_threadsafe(answer.set_result, "hello")))
+    with loop.external_work():
+        thread.start()
+        async with asyncio.timeout(1e-6):
+            await answer
+    thread.join()
+    assert answer.result() == "hello"
 
 
 # ---- what surrounds it
@@ -304,9 +280,8 @@ def test_an_error_says_how_to_repeat_the_run() -> None:
         await asyncio.sleep(1)
         raise ValueError("boom")
 
-    with pytest.raises(ValueError, match="boom") as caught:
-        simulated_run(main, seed=11, order="permuted")
-    note = caught.value.__notes__[0]
+    caught = assert_raises(ValueError, "boom", simulated_run, main, seed=11, order="permuted")
+    note = caught.__notes__[0]
     assert "seed=11" in note and "order='permuted'" in note and "trace hash" in note
     assert f"Python {sys.version_info[0]}.{sys.version_info[1]}" in note
 
@@ -345,17 +320,12 @@ def test_async_generators_and_debug_mode_work_as_on_any_loop() -> None:
     assert closed == [True]
 
 
-def test_what_cannot_be_repeated_is_refused() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with pytest.raises(LoopError, match="create_connection: a simulated loop opens no sockets"):
-            await loop.create_connection(asyncio.Protocol, "127.0.0.1", 1)
-        with pytest.raises(LoopError, match="subprocess_exec"):
-            await asyncio.create_subprocess_exec("true")
-        with pytest.raises(LoopError, match="getaddrinfo"):
-            await loop.getaddrinfo("localhost", 1)
-
-    simulated_run(main)
+async def test_what_cannot_be_repeated_is_refused(virtual_clock: VirtualClock) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(LoopError, match="create_connection: a simulated loop opens no sockets"):
+        await loop.create_connection(asyncio.Protocol, "127.0.0.1", 1)
+    await assert_awaiting_raises(LoopError, "subprocess_exec", asyncio.create_subprocess_exec("true"))
+    assert_raises(LoopError, "getaddrinfo", lambda: loop.getaddrinfo("localhost", 1))
 
 
 @pytest.mark.parametrize(
@@ -367,8 +337,7 @@ def test_what_cannot_be_repeated_is_refused() -> None:
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        SimulatedLoop(**arguments)
+    assert_raises(ArgumentError, message, lambda: SimulatedLoop(**arguments))
 
 
 # ---- Note [Which private names]

@@ -12,6 +12,8 @@ import pytest
 
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.testing import DeadlockError, SimulatedLoop, simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_awaiting_raises, assert_raises
 
 T = TypeVar("T")
 _variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="empty")
@@ -46,63 +48,50 @@ def test_jobs_overlap_in_virtual_time() -> None:
     assert len(orders) > 5, "the drawn times decide which job comes first"
 
 
-def test_errors_reach_the_caller_whatever_their_kind() -> None:
+async def test_errors_reach_the_caller_whatever_their_kind(virtual_clock: VirtualClock) -> None:
     def raises(error: BaseException) -> Callable[[], None]:
         def job() -> None:
             raise error
 
         return job
 
-    async def main() -> None:
-        for error in (ValueError("v"), KeyboardInterrupt("k"), SystemExit(3)):
-            future = _loop().aiograd_submit(raises(error))
-            await asyncio.wait([future])
-            assert future.exception() is error
-        with pytest.raises(RuntimeError, match="StopIteration") as caught:
-            await _loop().aiograd_submit(raises(StopIteration()))
-        assert isinstance(caught.value.__cause__, StopIteration)
-
-    simulated_run(main)
+    for error in (ValueError("v"), KeyboardInterrupt("k"), SystemExit(3)):
+        future = _loop().aiograd_submit(raises(error))
+        await asyncio.wait([future])
+        assert future.exception() is error
+    caught = await assert_awaiting_raises(RuntimeError, "StopIteration", _loop().aiograd_submit(raises(StopIteration())))
+    assert isinstance(caught.__cause__, StopIteration)
 
 
-def test_a_job_sees_no_loop_and_an_empty_context() -> None:
-    async def main() -> None:
-        _variable.set("set")
+async def test_a_job_sees_no_loop_and_an_empty_context(virtual_clock: VirtualClock) -> None:
+    _variable.set("set")
 
-        def job() -> str:
-            with pytest.raises(RuntimeError, match="no running event loop"):
-                asyncio.get_running_loop()
-            return _variable.get()
+    def job() -> str:
+        assert_raises(RuntimeError, "no running event loop", asyncio.get_running_loop)
+        return _variable.get()
 
-        assert await _loop().aiograd_submit(job) == "empty"
-        assert await asyncio.to_thread(job) == "set", "to_thread carries the context, and so must whoever submits"
-        assert asyncio.get_running_loop() is _loop()
-
-    simulated_run(main)
+    assert await _loop().aiograd_submit(job) == "empty"
+    assert await asyncio.to_thread(job) == "set", "to_thread carries the context, and so must whoever submits"
+    assert asyncio.get_running_loop() is _loop()
 
 
-def test_a_job_cancelled_before_its_start_never_runs() -> None:
+@pytest.mark.virtual_clock(seed=1)
+async def test_a_job_cancelled_before_its_start_never_runs(virtual_clock: VirtualClock) -> None:
     ran: list[int] = []
-
-    async def main() -> None:
-        future = _loop().aiograd_submit(lambda: ran.append(1))
-        future.cancel()
-        await asyncio.sleep(1)
-
-    simulated_run(main, seed=1)
+    future = _loop().aiograd_submit(lambda: ran.append(1))
+    future.cancel()
+    await asyncio.sleep(1)
     assert ran == []
 
 
-def test_a_job_cancelled_after_its_start_is_dropped() -> None:
-    async def main() -> list[str]:
-        story: list[str] = []
-        future = _loop().aiograd_submit(lambda: (story.append("ran"), future.cancel())[0])
-        await asyncio.wait([future])
-        await asyncio.sleep(1)
-        story.append("cancelled" if future.cancelled() else "not cancelled")
-        return story
-
-    assert simulated_run(main, seed=1).value == ["ran", "cancelled"]
+@pytest.mark.virtual_clock(seed=1)
+async def test_a_job_cancelled_after_its_start_is_dropped(virtual_clock: VirtualClock) -> None:
+    story: list[str] = []
+    future = _loop().aiograd_submit(lambda: (story.append("ran"), future.cancel())[0])
+    await asyncio.wait([future])
+    await asyncio.sleep(1)
+    story.append("cancelled" if future.cancelled() else "not cancelled")
+    assert story == ["ran", "cancelled"]
 
 
 def test_the_engine_hands_its_kernels_to_the_loop() -> None:
@@ -133,7 +122,5 @@ def test_a_runner_of_ones_own_can_lose_jobs() -> None:
         async with asyncio.timeout(60):
             await wait()
 
-    with pytest.raises(DeadlockError):
-        simulated_run(wait, executor=NeverReturns)
-    with pytest.raises(TimeoutError):
-        simulated_run(bounded, executor=NeverReturns)
+    assert_raises(DeadlockError, None, simulated_run, wait, executor=NeverReturns)
+    assert_raises(TimeoutError, None, simulated_run, bounded, executor=NeverReturns)

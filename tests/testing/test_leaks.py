@@ -12,6 +12,7 @@ import pytest
 
 from aiograd.testing import LeakCheck, LeakError, Leaks
 from aiograd.testing.leaks import refuse
+from tests.support import assert_raises
 
 
 async def test_a_leaked_task_is_named_with_the_place_where_it_waits() -> None:
@@ -24,8 +25,7 @@ async def test_a_leaked_task_is_named_with_the_place_where_it_waits() -> None:
         leaks = await check.find_tasks()
         assert len(leaks.tasks) == 1
         assert leaks.tasks[0].startswith("stray (test_a_leaked_task") and "waits at locks.py" in leaks.tasks[0]
-        with pytest.raises(LeakError, match=r"^tasks left behind \(1\):\n  stray"):
-            refuse(leaks)
+        assert_raises(LeakError, r"^tasks left behind \(1\):\n  stray", refuse, leaks)
     finally:
         task.cancel()
     assert not await check.find_tasks(), "a cancelled task is given a few turns to end"
@@ -49,8 +49,7 @@ def test_a_leaked_thread_is_named_with_the_place_where_it_is() -> None:
         leaks = check.find()
         assert len(leaks.threads) == 1
         assert leaks.threads[0].startswith("stuck (daemon) at threading.py:")
-        with pytest.raises(LeakError, match=r"^threads left behind \(1\):\n  stuck"):
-            refuse(leaks)
+        assert_raises(LeakError, r"^threads left behind \(1\):\n  stuck", refuse, leaks)
     finally:
         release.set()
         thread.join()
@@ -71,8 +70,7 @@ def test_leaked_descriptors_are_shown_by_what_they_point_to(tmp_path: Path) -> N
         leaks = check.find()
         assert len(leaks.descriptors) == 3
         assert any("left-open" in line or line == f"descriptor {number}" for line in leaks.descriptors)
-        with pytest.raises(LeakError, match=r"file descriptors left behind \(3\)"):
-            refuse(leaks)
+        assert_raises(LeakError, r"file descriptors left behind \(3\)", refuse, leaks)
     finally:
         os.close(number)
         left.close()

@@ -21,6 +21,7 @@ from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from aiograd.testing.network.faults import FAULT_KINDS
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_awaiting_raises, assert_raises
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,8 +87,7 @@ async def test_frames_pass_on_any_loop() -> None:
         await asyncio.sleep(0)
     assert (client.closed, server.closed) == ([None], [None]) and len(server.frames) == 50
     assert network.open_channels == 0
-    with pytest.raises(LoopError, match="only code on a SimulatedLoop"):
-        network.kill("a")
+    assert_raises(LoopError, "only code on a SimulatedLoop", network.kill, "a")
 
 
 async def test_a_sent_buffer_may_be_used_again(virtual_clock: VirtualClock) -> None:
@@ -164,27 +164,22 @@ async def test_links_have_latencies_of_their_own_and_jitter_per_frame(virtual_cl
 async def test_connecting_to_nobody_is_refused(virtual_clock: VirtualClock) -> None:
     network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
     transport = network.transport("a")
-    with pytest.raises(ConnectionRefusedError, match="nobody listens at b"):
-        await transport.connect("sim://b", 5)
+    await assert_awaiting_raises(ConnectionRefusedError, "nobody listens at b", transport.connect("sim://b", 5))
     assert asyncio.get_running_loop().time() == 0.2
     client, server = await _pair(network)
     listener = network.find("b").listener  # type: ignore[union-attr]
     assert listener is not None
-    with pytest.raises(OSError, match="listens already"):
-        await network.transport("b").listen("", 0, print)
+    await assert_awaiting_raises(OSError, "listens already", network.transport("b").listen("", 0, print))
     await listener.aclose()
     await listener.aclose()
     await asyncio.sleep(1)
     assert (client.closed, server.closed) == ([None], [None])
-    with pytest.raises(ConnectionRefusedError):
-        await transport.connect("sim://b", 5)
-    with pytest.raises(ArgumentError, match="URLs like sim://w0"):
-        await transport.connect("http://b", 5)
+    await assert_awaiting_raises(ConnectionRefusedError, None, transport.connect("sim://b", 5))
+    await assert_awaiting_raises(ArgumentError, "URLs like sim://w0", transport.connect("http://b", 5))
     await _pair(network)
     network.stop("b")
     assert network.open_channels == 1
-    with pytest.raises(ConnectionRefusedError):
-        await transport.connect("sim://b", 5)
+    await assert_awaiting_raises(ConnectionRefusedError, None, transport.connect("sim://b", 5))
     assert network.open_channels == 0
 
 
@@ -196,8 +191,7 @@ async def test_connecting_over_a_cut_hangs_until_the_timeout_or_the_end_of_the_c
     for both in (False, True):
         network.cut("b", "a", both=both)
         start = loop.time()
-        with pytest.raises(TimeoutError, match="a did not reach b within 3 s"):
-            await transport.connect("sim://b", 3)
+        await assert_awaiting_raises(TimeoutError, "a did not reach b within 3 s", transport.connect("sim://b", 3))
         assert loop.time() - start == 3
     loop.call_later(1, network.heal, "a", "b")
     start = loop.time()
@@ -254,8 +248,7 @@ def test_who_dies_while_connecting_leaves_no_channel() -> None:
 async def test_a_reset_can_hit_the_connecting_itself(virtual_clock: VirtualClock) -> None:
     network = SimulatedNetwork(faults=Faults(reset=1.0))
     await network.transport("b").listen("", 0, print)
-    with pytest.raises(ConnectionResetError):
-        await network.transport("a").connect("sim://b", 1)
+    await assert_awaiting_raises(ConnectionResetError, None, network.transport("a").connect("sim://b", 1))
 
 
 # ---- faults
@@ -335,8 +328,7 @@ async def test_a_fault_can_be_forced(virtual_clock: VirtualClock, kind: Any) -> 
     client.channel.send(b"before")
     await asyncio.sleep(1)
     network.force("a", "b", kind, count=2)
-    with pytest.raises(ArgumentError, match="expected one of reset, stall"):
-        network.force("a", "b", "explode")  # type: ignore[arg-type]
+    assert_raises(ArgumentError, "expected one of reset, stall", network.force, "a", "b", "explode")
     for number in range(4):
         client.channel.send(b"%d" % number * 10)
     await asyncio.sleep(1)
@@ -398,10 +390,8 @@ def test_drawn_faults_differ_from_seed_to_seed() -> None:
     ],
 )
 def test_faults_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
-        Faults(**wrong)
-    with pytest.raises(ArgumentError, match="expected one of"):
-        Faults().without("latency")
+    assert_raises(ArgumentError, message, lambda: Faults(**wrong))
+    assert_raises(ArgumentError, "expected one of", lambda: Faults().without("latency"))
 
 
 # ---- cuts
@@ -523,8 +513,7 @@ async def test_spawn_hands_over_outcomes(virtual_clock: VirtualClock) -> None:
     async def fails() -> None:
         raise ValueError("mine")
 
-    with pytest.raises(ValueError, match="mine"):
-        await network.spawn("a", fails())
+    await assert_awaiting_raises(ValueError, "mine", network.spawn("a", fails()))
     stopped: list[bool] = []
 
     async def waits() -> None:
@@ -543,13 +532,10 @@ async def test_spawn_hands_over_outcomes(virtual_clock: VirtualClock) -> None:
     killed = network.spawn("a", waits())
     await asyncio.sleep(1)
     network.kill("a")
-    with pytest.raises(HostKilledError, match="host a was killed"):
-        await killed
+    await assert_awaiting_raises(HostKilledError, "host a was killed", killed)
     assert stopped == [True] and asyncio.get_running_loop().time() == 3
-    with pytest.raises(ArgumentError, match="restart"):
-        network.spawn("a", waits())
-    with pytest.raises(ArgumentError, match="no host 'x'"):
-        network.kill("x")
+    assert_raises(ArgumentError, "restart", lambda: network.spawn("a", waits()))
+    assert_raises(ArgumentError, "no host 'x'", network.kill, "x")
 
 
 def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way() -> None:
@@ -565,8 +551,7 @@ def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way() -> N
         await asyncio.sleep(5)
         assert [type(error) for error in client.closed] == [ConnectionResetError] and client.closed_at - start == pytest.approx(0.01)
         assert server.frames == [] and server.closed == [] and network.open_channels == 0
-        with pytest.raises(ConnectionRefusedError):
-            await network.transport("a").connect("sim://b", 5)
+        await assert_awaiting_raises(ConnectionRefusedError, None, network.transport("a").connect("sim://b", 5))
         return client.frames
 
     got = [simulated_run(main, seed).value for seed in range(30)]
@@ -582,10 +567,8 @@ async def test_after_a_silent_death_nothing_closes_until_the_name_is_taken(virtu
     for _ in range(5):
         client.channel.send(b"hello?")
         await asyncio.sleep(10)
-    with pytest.raises(TimeoutError):
-        await network.transport("a").connect("sim://b", 5)
-    with pytest.raises(ArgumentError, match="restart"):
-        network.transport("b")
+    await assert_awaiting_raises(TimeoutError, None, network.transport("a").connect("sim://b", 5))
+    assert_raises(ArgumentError, "restart", network.transport, "b")
     assert client.closed == []
     network.restart("b")
     await asyncio.sleep(10)
@@ -676,14 +659,11 @@ def test_a_host_is_killed_at_a_protocol_point() -> None:
         killing = network.at("bwd.after_accumulate", "a", "kill", hit=2)
         calls: list[float] = []
         network.at("bwd.after_accumulate", "b", lambda: calls.append(asyncio.get_running_loop().time()), hit=3)
-        with pytest.raises(ArgumentError, match="'kill silently'"):
-            network.at("bwd.after_accumulate", "b", "explode")
-        with pytest.raises(ArgumentError, match="no failpoint 'nowhere'"):
-            network.at("nowhere", "b", "kill")
+        assert_raises(ArgumentError, "'kill silently'", network.at, "bwd.after_accumulate", "b", "explode")
+        assert_raises(ArgumentError, "no failpoint 'nowhere'", network.at, "nowhere", "b", "kill")
         killed = network.spawn("a", work("a"))
         await network.spawn("b", work("b"))
-        with pytest.raises(HostKilledError):
-            await killed
+        await assert_awaiting_raises(HostKilledError, None, killed)
         assert done == ["a0", "b0", "b1", "b2"] and calls == [3] and killing.has_fired
 
     simulated_run(main)
@@ -780,12 +760,9 @@ def test_one_network_serves_one_loop() -> None:
         await network.transport("a").listen("", 0, print)
 
     simulated_run(main)
-    with pytest.raises(LoopError, match="one network for each run"):
-        simulated_run(main)
-    with pytest.raises(LoopError, match="inside a running event loop"):
-        network.reset("a", "b")
-    with pytest.raises(ArgumentError, match="host name"):
-        network.transport("a/b")
+    assert_raises(LoopError, "one network for each run", simulated_run, main)
+    assert_raises(LoopError, "inside a running event loop", network.reset, "a", "b")
+    assert_raises(ArgumentError, "host name", network.transport, "a/b")
 
 
 # ---- the fixture

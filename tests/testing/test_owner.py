@@ -15,6 +15,8 @@ import pytest
 
 from aiograd.testing import DeadlockError, SimulatedLoop, simulated_run
 from aiograd.testing.owner import OWNER, HandleOwner, Killed, bare_context, context_of
+from aiograd.testing.virtual_clock import VirtualClock
+from tests.support import assert_raises
 
 
 def _loop() -> SimulatedLoop:
@@ -122,126 +124,107 @@ def test_what_clean_up_does_after_the_end_reaches_nobody() -> None:
 
 
 @pytest.mark.parametrize("place", ["task", "callback", "child"])
-def test_code_that_kills_its_own_owner_ends_there(place: str) -> None:
+async def test_code_that_kills_its_own_owner_ends_there(virtual_clock: VirtualClock, place: str) -> None:
     seen: list[str] = []
+    owner = HandleOwner("w0")
 
-    async def main() -> None:
-        owner = HandleOwner("w0")
+    def suicide() -> None:
+        _loop().kill(owner)
+        seen.append("after the kill")
 
-        def suicide() -> None:
-            _loop().kill(owner)
-            seen.append("after the kill")
+    async def process() -> None:
+        if place == "callback":
+            asyncio.get_running_loop().call_soon(suicide)
+        elif place == "child":
+            await asyncio.create_task(process_end())
+        else:
+            try:
+                suicide()
+            finally:  # what unwinding leaves behind is nobody's either
+                _loop().create_task(process_end())
+                _loop().create_future().set_exception(ValueError("nobody will look at it"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        seen.append("went on")
 
-        async def process() -> None:
-            if place == "callback":
-                asyncio.get_running_loop().call_soon(suicide)
-            elif place == "child":
-                await asyncio.create_task(process_end())
-            else:
-                try:
-                    suicide()
-                finally:  # what unwinding leaves behind is nobody's either
-                    _loop().create_task(process_end())
-                    _loop().create_future().set_exception(ValueError("nobody will look at it"))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            seen.append("went on")
+    async def process_end() -> None:
+        suicide()
 
-        async def process_end() -> None:
-            suicide()
-
-        _start(owner, process())
-        await asyncio.sleep(1)
-        gc.collect()
-
-    simulated_run(main)
+    _start(owner, process())
+    await asyncio.sleep(1)
+    gc.collect()
     gc.collect()
     assert seen == []
 
 
-def test_others_may_kill_without_being_killed() -> None:
-    async def main() -> str:
-        owner, other = HandleOwner("w0"), HandleOwner("w1")
+async def test_others_may_kill_without_being_killed(virtual_clock: VirtualClock) -> None:
+    owner, other = HandleOwner("w0"), HandleOwner("w1")
 
-        async def killer() -> str:
-            _loop().kill(owner)
-            with pytest.raises(Killed):
-                _loop().kill(other)
-            return "unreachable for w1, but this is the test"
-
-        task = _start(other, killer())
-        await asyncio.sleep(1)
-        return "done" if task not in asyncio.all_tasks() else "not buried"
-
-    assert simulated_run(main).value == "done"
-
-
-def test_a_frozen_owner_goes_on_later_in_order() -> None:
-    async def main() -> list[tuple[str, float]]:
-        loop = _loop()
-        seen: list[tuple[str, float]] = []
-        owner = HandleOwner("w0")
-
-        async def process() -> None:
-            for number in range(3):
-                loop.call_later(number + 1, lambda number=number: seen.append((f"timer {number}", loop.time())))
-            await asyncio.sleep(2.5)
-            seen.append(("task", loop.time()))
-
-        _start(owner, process())
-        await asyncio.sleep(1.5)
-        loop.freeze(owner)
-        await asyncio.sleep(8.5)
-        assert len(seen) == 1
-        loop.thaw(owner)
-        loop.thaw(owner)
-        await asyncio.sleep(1)
-        return seen
-
-    assert simulated_run(main).value == [("timer 0", 1), ("timer 1", 10), ("timer 2", 10), ("task", 10)]
-
-
-def test_a_killed_owner_is_not_thawed() -> None:
-    seen: list[str] = []
-
-    async def main() -> None:
-        owner = HandleOwner("w0")
-        context_of(owner).run(_loop().call_later, 1, seen.append, "ran")
-        _loop().freeze(owner)
-        await asyncio.sleep(2)
+    async def killer() -> None:
         _loop().kill(owner)
-        _loop().thaw(owner)
-        await asyncio.sleep(1)
+        assert_raises(Killed, None, lambda: _loop().kill(other))
 
-    simulated_run(main)
+    task = _start(other, killer())
+    await asyncio.sleep(1)
+    assert task not in asyncio.all_tasks(), "not buried"
+
+
+async def test_a_frozen_owner_goes_on_later_in_order(virtual_clock: VirtualClock) -> None:
+    loop = _loop()
+    seen: list[tuple[str, float]] = []
+    owner = HandleOwner("w0")
+
+    async def process() -> None:
+        for number in range(3):
+            loop.call_later(number + 1, lambda number=number: seen.append((f"timer {number}", loop.time())))
+        await asyncio.sleep(2.5)
+        seen.append(("task", loop.time()))
+
+    _start(owner, process())
+    await asyncio.sleep(1.5)
+    loop.freeze(owner)
+    await asyncio.sleep(8.5)
+    assert len(seen) == 1
+    loop.thaw(owner)
+    loop.thaw(owner)
+    await asyncio.sleep(1)
+    assert seen == [("timer 0", 1), ("timer 1", 10), ("timer 2", 10), ("task", 10)]
+
+
+async def test_a_killed_owner_is_not_thawed(virtual_clock: VirtualClock) -> None:
+    seen: list[str] = []
+    owner = HandleOwner("w0")
+    context_of(owner).run(_loop().call_later, 1, seen.append, "ran")
+    _loop().freeze(owner)
+    await asyncio.sleep(2)
+    _loop().kill(owner)
+    _loop().thaw(owner)
+    await asyncio.sleep(1)
     assert seen == []
 
 
-def test_jobs_belong_to_whoever_hands_them_in() -> None:
+@pytest.mark.virtual_clock(seed=0)
+async def test_jobs_belong_to_whoever_hands_them_in(virtual_clock: VirtualClock) -> None:
     variable: contextvars.ContextVar[int] = contextvars.ContextVar("variable")
     ran: list[str] = []
+    variable.set(1)
 
-    async def main() -> list[str]:
-        variable.set(1)
+    def job() -> None:
+        owner = OWNER.get()
+        assert variable not in contextvars.copy_context(), "a thread inherits no context"
+        ran.append("nobody" if owner is None else owner.name)
 
-        def job() -> None:
-            owner = OWNER.get()
-            assert variable not in contextvars.copy_context(), "a thread inherits no context"
-            ran.append("nobody" if owner is None else owner.name)
-
-        async def process() -> None:
-            await asyncio.get_running_loop().run_in_executor(None, job)
-
+    async def process() -> None:
         await asyncio.get_running_loop().run_in_executor(None, job)
-        owner = HandleOwner("w0")
-        await _start(owner, process())
-        _start(owner, process())
-        await asyncio.sleep(0)
-        _loop().kill(owner)
-        await asyncio.sleep(1)
-        return ran
 
-    assert simulated_run(main, seed=0).value == ["nobody", "w0"]
+    await asyncio.get_running_loop().run_in_executor(None, job)
+    owner = HandleOwner("w0")
+    await _start(owner, process())
+    _start(owner, process())
+    await asyncio.sleep(0)
+    _loop().kill(owner)
+    await asyncio.sleep(1)
+    assert ran == ["nobody", "w0"]
 
 
 def test_a_deadlock_names_the_living_only() -> None:
@@ -253,23 +236,18 @@ def test_a_deadlock_names_the_living_only() -> None:
         _loop().kill(owner)
         await never.wait()
 
-    with pytest.raises(DeadlockError) as caught:
-        simulated_run(main)
-    assert "alive" in str(caught.value) and "dead (" not in str(caught.value)
+    caught = assert_raises(DeadlockError, None, simulated_run, main)
+    assert "alive" in str(caught) and "dead (" not in str(caught)
 
 
-def test_errors_of_the_living_are_still_reported() -> None:
+async def test_errors_of_the_living_are_still_reported(virtual_clock: VirtualClock) -> None:
     reports: list[dict[str, Any]] = []
-
-    async def main() -> None:
-        loop = _loop()
-        loop.set_exception_handler(lambda _, context: reports.append(context))
-        owner = HandleOwner("w0")
-        context_of(owner).run(loop.call_soon, lambda: 1 / 0)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-
-    simulated_run(main)
+    loop = _loop()
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    owner = HandleOwner("w0")
+    context_of(owner).run(loop.call_soon, lambda: 1 / 0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
     assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]
 
 

@@ -16,6 +16,7 @@ from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError, NotR
 from aiograd.ops import ROWS
 from aiograd.running import devices
 from aiograd.testing import SimulatedLoop
+from tests.support import assert_awaiting_raises, assert_raises
 from tests.toy_device import ToyDevice, ToyError, ToyMemoryError
 from tests.toy_device.array import ToyArray, stand_in
 
@@ -81,29 +82,24 @@ def test_wrong_shapes_raise_at_the_call(toy: ToyDevice) -> None:
     a, b = toy.from_host(np.ones((2, 3))), toy.from_host(np.ones((2, 4)))
     with toy.held():
         for wrong in (lambda: a + b, lambda: a @ b, lambda: a.reshape(5), lambda: a[5], lambda: a.__setitem__(0, b)):
-            with pytest.raises((ValueError, IndexError)):
-                wrong()
-        with pytest.raises(TypeError):
-            len(np.sum(a))
+            assert_raises((ValueError, IndexError), None, wrong)
+        assert_raises(TypeError, None, lambda: len(np.sum(a)))
         assert len(a) == 2 and np.shape(a) == (2, 3) and np.result_type(a, np.float32) == np.float64
 
 
 def test_nothing_is_copied_to_the_host_unasked(toy: ToyDevice) -> None:
     a = toy.from_host(np.ones(3))
-    with pytest.raises(DeviceError, match="unasked"):
-        np.asarray(a)
+    assert_raises(DeviceError, "unasked", np.asarray, a)
     with pytest.raises(DeviceError, match="unasked"):
         np.zeros(3)[:] = a
-    with pytest.raises(TypeError):
-        np.add.at(np.zeros(3), [0], a)
+    assert_raises(TypeError, None, lambda: np.add.at(np.zeros(3), [0], a))
     assert toy.statistics().downloads == 0
     assert float(a[0]) == 1.0 and int(a[1]) == 1 and bool(a[2]) and a[0].item() == 1.0
 
 
 def test_arrays_of_two_devices_do_not_mix(toy: ToyDevice) -> None:
     with ToyDevice("toy:1") as other:
-        with pytest.raises(DeviceMismatchError, match=r"add.*toy:0 and toy:1"):
-            toy.from_host(np.ones(2)) + other.from_host(np.ones(2))
+        assert_raises(DeviceMismatchError, r"add.*toy:0 and toy:1", lambda: toy.from_host(np.ones(2)) + other.from_host(np.ones(2)))
 
 
 def test_a_stand_in_has_the_layout_of_the_array(toy: ToyDevice) -> None:
@@ -166,8 +162,7 @@ async def test_a_wait_also_waits_for_writes(toy: ToyDevice) -> None:
         waiting = asyncio.ensure_future(view.__aiograd_wait__())
         await asyncio.sleep(0)
         assert not waiting.done() and "pending" in repr(view)
-        with pytest.raises(NotReadyError):
-            toy.to_host(view)
+        assert_raises(NotReadyError, None, toy.to_host, view)
     await waiting
     assert toy.to_host(view).tolist() == [5.0] and "pending" not in repr(view)
 
@@ -245,8 +240,7 @@ def test_the_floating_point_error_state_of_the_caller_holds(toy: ToyDevice) -> N
     assert values(b).tolist() == [1.0, np.inf]
     with np.errstate(divide="raise"):
         c = 1.0 / a
-    with pytest.raises(FloatingPointError):
-        values(c)
+    assert_raises(FloatingPointError, None, values, c)
 
 
 # -------------------------------------------------------------------- faults
@@ -259,11 +253,9 @@ async def test_a_failed_kernel_fails_what_depends_on_it_and_nothing_else(toy: To
     dependent = failed + 1
     await fine.__aiograd_wait__()
     assert toy.to_host(fine).tolist() == np.cos(np.ones(2)).tolist()
-    with pytest.raises(ToyError, match=r"kernel sin on toy:0 \(number \d\)"):
-        await failed.__aiograd_wait__()
-    with pytest.raises(DeviceError, match=r"toy:0.*kernel sin") as caught:
-        await dependent.__aiograd_wait__()
-    assert isinstance(caught.value.__cause__, ToyError)
+    await assert_awaiting_raises(ToyError, r"kernel sin on toy:0 \(number \d\)", failed.__aiograd_wait__())
+    caught = await assert_awaiting_raises(DeviceError, r"toy:0.*kernel sin", dependent.__aiograd_wait__())
+    assert isinstance(caught.__cause__, ToyError)
     await np.sin(a).__aiograd_wait__()  # once only
     assert not toy.is_dead
 
@@ -271,16 +263,13 @@ async def test_a_failed_kernel_fails_what_depends_on_it_and_nothing_else(toy: To
 def test_faults_by_number_and_from_the_start() -> None:
     with ToyDevice(fail={2: "error", "cos": "memory"}) as toy:
         a = toy.from_host(np.ones(2))
-        with pytest.raises(ToyError, match="number 2"):
-            values(np.sin(a))
-        with pytest.raises(ToyMemoryError, match="kernel cos on toy:0") as caught:
-            values(np.cos(a))
-        assert isinstance(caught.value, MemoryError)
+        assert_raises(ToyError, "number 2", lambda: values(np.sin(a)))
+        caught = assert_raises(ToyMemoryError, "kernel cos on toy:0", lambda: values(np.cos(a)))
+        assert isinstance(caught, MemoryError)
         values(np.sin(a) + np.cos(a))
         toy.fail(2)
         b = a * 1
-        with pytest.raises(ToyError):
-            values(b * 2)
+        assert_raises(ToyError, None, lambda: values(b * 2))
 
 
 def test_a_failed_write_is_not_forgotten(toy: ToyDevice) -> None:
@@ -289,8 +278,7 @@ def test_a_failed_write_is_not_forgotten(toy: ToyDevice) -> None:
     toy.fail("setitem")
     a[0] = 5.0
     for array in (a, view, a + 1):
-        with pytest.raises(DeviceError, match="setitem"):
-            values(array)
+        assert_raises(DeviceError, "setitem", values, array)
 
 
 def test_a_dead_device_stays_dead(toy: ToyDevice) -> None:
@@ -299,8 +287,7 @@ def test_a_dead_device_stays_dead(toy: ToyDevice) -> None:
     toy.fail("sin", "dead")
     b = np.sin(a)
     for read in (lambda: values(b), lambda: values(a), lambda: values(np.cos(a))):
-        with pytest.raises(DeviceError, match="kernel sin"):
-            read()
+        assert_raises(DeviceError, "kernel sin", read)
     assert toy.is_dead
 
 
@@ -308,15 +295,12 @@ def test_a_result_of_another_shape_than_promised_is_refused(toy: ToyDevice) -> N
     toy.fail("sin", "shape")
     a = np.sin(toy.from_host(np.ones(3)))
     assert a.shape == (3,)
-    with pytest.raises(DeviceError, match=r"sin on toy:0 returned \[3, 2\], float64; expected \[3\]"):
-        values(a)
+    assert_raises(DeviceError, r"sin on toy:0 returned \[3, 2\], float64; expected \[3\]", values, a)
 
 
 def test_faults_that_make_no_sense_are_refused(toy: ToyDevice) -> None:
-    with pytest.raises(ArgumentError, match="'shape'"):
-        toy.fail(1, "smoke")  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match="counted from 1"):
-        toy.fail(0)
+    assert_raises(ArgumentError, "'shape'", toy.fail, 1, "smoke")
+    assert_raises(ArgumentError, "counted from 1", toy.fail, 0)
 
 
 # -------------------------------------------------------------------- memory
@@ -346,13 +330,11 @@ def test_memory_is_counted_and_limited() -> None:
 
 
 def test_the_device_is_known_within_the_block_only() -> None:
-    with pytest.raises(DeviceError):
-        devices.device("toy:0")
+    assert_raises(DeviceError, None, devices.device, "toy:0")
     with ToyDevice() as toy:
         assert devices.device("toy:0") is devices.device("toy") is toy and repr(toy) == "<ToyDevice toy:0>"
         assert isinstance(toy, devices.Device)
-    with pytest.raises(DeviceError):
-        devices.device("toy:0")
+    assert_raises(DeviceError, None, devices.device, "toy:0")
 
 
 def test_a_kind_alone_is_the_first_device_of_it_made_once() -> None:
@@ -382,10 +364,8 @@ def test_closing_ends_the_thread_and_fails_what_is_queued() -> None:
     toy.close()
     toy.close()
     assert not any(thread.name == "aiograd-toy:7" for thread in threading.enumerate())
-    with pytest.raises(DeviceError, match="closed before"):
-        values(pending)
-    with pytest.raises(DeviceError, match="closed"):
-        np.sin(a)
+    assert_raises(DeviceError, "closed before", values, pending)
+    assert_raises(DeviceError, "closed", np.sin, a)
 
 
 def test_a_simulated_device_has_no_thread_and_takes_virtual_time() -> None:
@@ -396,8 +376,7 @@ def test_a_simulated_device_has_no_thread_and_takes_virtual_time() -> None:
         a = toy.from_host(np.ones(2))
         b = np.sin(a)
         assert not b.__aiograd_is_ready__()
-        with pytest.raises(NotReadyError):
-            toy.to_host(b)
+        assert_raises(NotReadyError, None, toy.to_host, b)
         await b.__aiograd_wait__()
         seen: list[Any] = []
         job = toy.submit(lambda: seen.append(asyncio._get_running_loop()))
@@ -417,6 +396,5 @@ def test_a_simulated_device_has_no_thread_and_takes_virtual_time() -> None:
         d = np.sin(toy.from_host(np.ones(1)))
         assert values(d).tolist() == [np.sin(1.0)], "outside of a loop the queue is worked off on the spot"
         toy.hold()
-        with pytest.raises(DeviceError, match="held"):
-            values(np.sin(d))
+        assert_raises(DeviceError, "held", lambda: values(np.sin(d)))
     loop.close()

@@ -17,7 +17,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.crossing import Crossing, crossings
-from aiograd.distributed.autograd.discovery import check_foreseen, send_node
+from aiograd.distributed.autograd.discovery import check_predicted, send_node
 from aiograd.distributed.autograd.participant import PassParticipant
 from aiograd.distributed.autograd.pass_end import give_up, settle
 from aiograd.distributed.autograd.pass_request import PassRequest
@@ -185,7 +185,7 @@ class BackwardPasses:
                     expire_at(core.endpoint.context, clock, deadline)
                     if participant.smart:
                         starts = [node for node, _ in request.roots]
-                        names = await participant.discovery.foresee(starts) if wanted is None else None
+                        names = await participant.discovery.predict(starts) if wanted is None else None
                         if names is None:
                             names, _ = await participant.discovery.mark(starts)
                         participant.others = sorted(names)
@@ -240,9 +240,9 @@ class BackwardPasses:
         participant = context.participants.get(message.pass_id)
         if participant is None:
             options = {"retain_graph": message.retain_graph, "smart": message.smart, "is_selective": message.is_selective}
-            if message.edges:  # see Note [Foresight] in `discovery`
+            if message.edges:  # see Note [Predicted edges] in `discovery`
                 for each in message.edges:
-                    check_foreseen(send_node(context, each, caller.name), context)
+                    check_predicted(send_node(context, each, caller.name), context)
                 participant = self._join(context, message.pass_id, timeout, **options)
                 participant.discovery.take_sends(message.edges, caller.name)
             elif message.smart:

@@ -167,8 +167,8 @@ class Context:
 
     __slots__ = (
         "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at", "openers",
-        "beat", "beats", "participants", "history", "calls", "next_pass", "turn", "runner", "had_sends", "is_blind", "_salt", "_edges", "_places",
-        "_edge_limit", "__weakref__",
+        "counter", "known_counters", "participants", "history", "calls", "next_pass", "turn", "runner", "had_sends", "is_blind", "_salt",
+        "_edges", "_places", "_edge_limit", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -190,8 +190,8 @@ class Context:
         #: worker that opened it here (name and incarnation) -> time at which its lease ends; empty if this worker's own code opened it
         self.openers: dict[tuple[str, bytes], float] = {}
         #: the latest sign of life of the worker that opened the context in the first place, and the latest that each opener has passed on
-        self.beat = 0
-        self.beats: dict[tuple[str, bytes], int] = {}
+        self.counter = 0
+        self.known_counters: dict[tuple[str, bytes], int] = {}
         #: passes under way here
         self.participants: dict[PassId, Any] = {}
         #: the outcomes of passes with a part on this worker
@@ -199,12 +199,12 @@ class Context:
         #: asyncio tasks that serve calls in this context, as an ordered set
         self.calls: dict[Any, None] = {}
         self.next_pass = 0
-        #: a lock, so that passes started here run one after the other; made by the driver
+        #: a lock, so that passes started here run one after the other; made by the first pass
         self.turn: Any = None
         self.runner = runner
         #: True if a Tensor that requires grad had been sent from here when the context was released
         self.had_sends = False
-        #: True if passes started here have to ask other workers what takes part; see Note [Foresight] in `discovery`
+        #: True if passes started here have to ask other workers what takes part; see Note [Predicted edges] in `discovery`
         self.is_blind = False
         maker = b"\0".join((incarnation, here.encode(), principal.encode()))
         self._salt = int.from_bytes(hashlib.blake2b(maker, key=key, digest_size=4).digest(), "little") >> 1
@@ -354,7 +354,7 @@ class Context:
             edge: the message's id.
             peer: name of the worker they came from.
             sequence: its sequence number, where one was reserved.
-            behind: the edges that are behind them, where `peer` has said so; see Note [Foresight] in `discovery`.
+            behind: the edges that are behind them, where `peer` has said so; see Note [Predicted edges] in `discovery`.
 
         Returns:
             The node.

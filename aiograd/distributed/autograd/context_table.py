@@ -171,9 +171,9 @@ class ContextTable:
         opener = (caller.name, caller.incarnation)
         for lease in leases:
             context = self._open.get((caller.principal, lease.key))
-            if context is not None and opener in context.openers and lease.counter > context.beats.get(opener, 0):
-                context.beats[opener] = lease.counter
-                context.beat = max(lease.counter, context.beat)
+            if context is not None and opener in context.openers and lease.counter > context.known_counters.get(opener, 0):
+                context.known_counters[opener] = lease.counter
+                context.counter = max(lease.counter, context.counter)
                 context.openers[opener] = now + self.limits.lease_seconds
 
     def expired(self, now: float) -> list[Context]:
@@ -193,7 +193,7 @@ class ContextTable:
         held: dict[tuple[str, str], list[Lease]] = {}
         for context in self:
             if context.origin == self.here:
-                context.beat += 1
+                context.counter += 1
             for name in sorted(context.known_workers - {self.here}):
-                held.setdefault((name, context.principal), []).append(Lease(context.key, context.beat))
+                held.setdefault((name, context.principal), []).append(Lease(context.key, context.counter))
         return held

@@ -8,8 +8,8 @@ Note [Edges of the asker]
     Most edges lead back to the worker's caller. So edges of the worker that asked are returned in the answer instead of
     asking it in turn.
 
-Note [Foresight]
-    A worker that answers a call knows the nodes that its result depends on. If these are few (`FORESIGHT` nodes) and lead to other workers only
+Note [Predicted edges]
+    A worker that answers a call knows the nodes that its result depends on. If these are few (`PREDICTED_NODES` nodes) and lead to other workers only
     through values that came from the caller, the answer names these edges. A pass whose roots depend on nothing but such results needs no
     questions: the initiator walks its own graph alone, and the gradients tell each worker its edges that take part. A worker with a graph that has
     changed since its answer refuses.
@@ -45,9 +45,9 @@ from aiograd.graph.node import Node
 STRIDE = 512
 #: seconds that discovery may block the loop
 BUDGET = 0.0015
-#: nodes that a worker looks at before it answers a call, and edges of one worker that gradients name, at most; see Note [Foresight]
-FORESIGHT = 128
-FORESEEN_EDGES = 32
+#: nodes that a worker looks at before it answers a call, and edges of one worker that gradients name, at most; see Note [Predicted edges]
+PREDICTED_NODES = 128
+PREDICTED_EDGES = 32
 
 
 class EdgeDiscovery(ParticipantHelper):
@@ -77,8 +77,8 @@ class EdgeDiscovery(ParticipantHelper):
         self._parents = None
         self.leading, self.sends = {}, {}
 
-    async def foresee(self, starts: Iterable[Node]) -> set[str] | None:
-        """Do the work of `mark` without questions to other workers, on the initiator; see Note [Foresight].
+    async def predict(self, starts: Iterable[Node]) -> set[str] | None:
+        """Do the work of `mark` without questions to other workers, on the initiator; see Note [Predicted edges].
 
         Cancelling stops it.
 
@@ -89,19 +89,19 @@ class EdgeDiscovery(ParticipantHelper):
             ContextError: as for `mark`.
         """
         participant = self._participant
-        context, here, foreseen = participant.context, participant.core.name, participant.foreseen
+        context, here, predicted = participant.context, participant.core.name, participant.predicted
         while starts and not context.is_blind:
             by_peer = await self._reach(starts)
             starts = self.take_sends(by_peer.pop(here, ()), here)
             for peer, edges in by_peer.items():
-                known = foreseen.setdefault(peer, [])
+                known = predicted.setdefault(peer, [])
                 known += edges
                 for edge in edges:
                     starts += self.take_sends(context.recv_nodes[edge].behind or (), peer)
-                context.is_blind = context.is_blind or len(known) > FORESEEN_EDGES
+                context.is_blind = context.is_blind or len(known) > PREDICTED_EDGES
         if not context.is_blind:
-            return set(foreseen)
-        foreseen.clear()
+            return set(predicted)
+        predicted.clear()
         participant.sends.clear()
         self._visited = {}
         return None
@@ -264,8 +264,8 @@ class EdgeDiscovery(ParticipantHelper):
                     stack.append(child)
 
 
-def foresight(send: SendNode, context: Context) -> list[int] | None:
-    """The edges of its receiver that are all that is behind a send node; None if that is more, or not known at once. See Note [Foresight]."""
+def predict_edges(send: SendNode, context: Context) -> list[int] | None:
+    """The edges of its receiver that are all that is behind a send node; None if that is more, or not known at once. See Note [Predicted edges]."""
     stack: list[Node] = [send]
     visited: set[Node] = set()
     edges: list[int] = []
@@ -278,13 +278,13 @@ def foresight(send: SendNode, context: Context) -> list[int] | None:
                     return None
                 edges.append(child.edge)
             visited.add(child)
-            if len(visited) > FORESIGHT:
+            if len(visited) > PREDICTED_NODES:
                 return None
             stack.append(child)
     return edges
 
 
-def check_foreseen(send: SendNode, context: Context) -> None:
+def check_predicted(send: SendNode, context: Context) -> None:
     """Check that the graph behind a send node is the one that its receiver was told of.
 
     Raises:
@@ -292,7 +292,7 @@ def check_foreseen(send: SendNode, context: Context) -> None:
     """
     if send.behind is None:
         raise ProtocolError(f"gradients of message {send.edge} without edge discovery, for which nothing was said of it", code="edge")
-    if send.edits != EDGE_EDITS.count and foresight(send, context) != send.behind:
+    if send.edits != EDGE_EDITS.count and predict_edges(send, context) != send.behind:
         raise GraphError(
             f"the graph behind message {send.edge} leads elsewhere than when it was sent to {send.peer}: make changes of edges (set_next_edge) on "
             f"{context.here} before values are returned"

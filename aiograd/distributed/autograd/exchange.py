@@ -9,7 +9,7 @@ Note [Fewer messages]
     Gradients for the worker whose first gradients wait for an answer are sent with that answer if this participant waits for nothing else. They are
     held back only until the engine pauses or waits, so they arrive no later than the answer.
 
-Note [Hearsay]
+Note [Reports of an abort]
     When a rule fails on a worker, its error is passed up the tree. A worker that sends later gradients to a participant that has been aborted by then
     only learns that, not the reason. So this participant does not fail with such an answer as long as other answers are outstanding, one
     of which brings the reason; but it waits no longer than it takes to notice a lost worker.
@@ -56,7 +56,7 @@ class GradientExchange(ParticipantHelper):
         participant: the worker's record of the pass.
     """
 
-    __slots__ = ("asker", "outgoing", "_loop", "_held_back", "_hearsay", "_patience", "_sent_edges", "_received_edges")
+    __slots__ = ("asker", "outgoing", "_loop", "_held_back", "_report", "_patience", "_sent_edges", "_received_edges")
 
     def __init__(self, participant: PassRecord) -> None:
         super().__init__(participant)
@@ -70,8 +70,8 @@ class GradientExchange(ParticipantHelper):
         #: edges of gradients that this pass has recorded
         self._sent_edges: list[int] = []
         self._received_edges: list[int] = []
-        #: an answer that tells only of an abort, without its reason; see Note [Hearsay]
-        self._hearsay: PassAbortedError | None = None
+        #: an answer that tells only of an abort, without its reason; see Note [Reports of an abort]
+        self._report: PassAbortedError | None = None
         self._patience: asyncio.TimerHandle | None = None
 
     # ---------------------------------------------------------------- sending
@@ -142,7 +142,7 @@ class GradientExchange(ParticipantHelper):
             seen.nbytes = sum(grad.nbytes for grad in outgoing[1] if isinstance(grad, np.ndarray))
             gradient = Gradient(
                 *participant.address(), await self._bundle(*outgoing), flags, witnesses(participant.others, node.peer),
-                participant.foreseen.get(node.peer),
+                participant.predicted.get(node.peer),
                 participant.place if participant.create_graph else None, trace_context(profiler),
             )  # fmt: skip
             answer: GradientsTaken = await participant.core.ask(node.peer, gradient, participant.left(), participant.context.principal)
@@ -162,19 +162,19 @@ class GradientExchange(ParticipantHelper):
         if error is None:
             participant.behind.update(sending.result())
         elif isinstance(error, PassAbortedError):
-            self._hearsay = self._hearsay or error
+            self._report = self._report or error
         else:
             participant.fail(error)
-        if self._hearsay is not None:
-            self._consider(self._hearsay)
+        if self._report is not None:
+            self._consider(self._report)
         participant.changed()
 
-    def _consider(self, hearsay: PassAbortedError) -> None:
+    def _consider(self, report: PassAbortedError) -> None:
         if not self.outgoing:
-            self._participant.fail(hearsay)
+            self._participant.fail(report)
         elif self._patience is None and self._participant.error is None:
             core = self._participant.core
-            self._patience = call_at(core.endpoint.context, self._loop, self._loop.time() + core.limits.silence, self._participant.fail, hearsay)
+            self._patience = call_at(core.endpoint.context, self._loop, self._loop.time() + core.limits.silence, self._participant.fail, report)
 
     async def _bundle(self, node: RecvNode, grads: list[Array | None], recorded_edge: int) -> Bundle:
         """The wire form of the gradients of one edge."""

@@ -49,7 +49,7 @@ class SendNode(Node):
         super().__init__([(tensor._node, tensor._nr) for tensor in tensors])
         self.edge = edge
         self.peer = peer
-        #: the edges that `peer` was told to be behind this one, and `EDGE_EDITS` then; see Note [Foresight] in `discovery`
+        #: the edges that `peer` was told to be behind this one, and `EDGE_EDITS` then; see Note [Predicted edges] in `discovery`
         self.behind: list[int] | None = None
         self.edits = 0
         for tensor in tensors:
@@ -96,7 +96,7 @@ class RecvNode(Node):
             self._seq = sequence
         self.edge = edge
         self.peer = peer
-        #: edges of this worker to `peer` that are all that is behind this one; None: not known. See Note [Foresight] in `discovery`
+        #: edges of this worker to `peer` that are all that is behind this one; None: not known. See Note [Predicted edges] in `discovery`
         self.behind: list[int] | None = None
         self._context = weakref.ref(context)
         self._runner = context.runner

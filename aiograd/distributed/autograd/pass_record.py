@@ -72,8 +72,8 @@ class PassRecord(ABC):
         self.idle: set[str] = set()
         #: the send nodes with gradients from other workers
         self.sends: dict[SendNode, None] = {}
-        #: on the initiator: worker -> its edges that take part, where that was known without asking; see Note [Foresight] in `discovery`
-        self.foreseen: dict[str, list[int]] = {}
+        #: on the initiator: worker -> its edges that take part, where that was known without asking; see Note [Predicted edges] in `discovery`
+        self.predicted: dict[str, list[int]] = {}
         #: this worker's GraphTask, once it runs
         self.task: Any = None
         self.error: BaseException | None = None

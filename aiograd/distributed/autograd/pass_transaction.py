@@ -191,8 +191,8 @@ class PassTransaction(PassRecord, TransactionClient):
         return None
 
     def apply_failed(self, error: BaseException) -> None:
-        """The gradients are lost. Where they are committed elsewhere, the pass is in doubt here."""
-        if not self.is_initiator:
+        """Keep the gradients where memory was short: this worker is told again, or asks. Any other error loses them: the pass is in doubt here."""
+        if not self.is_initiator and not isinstance(error, MemoryError):
             self.handle(OwnerClosed(), error)
         raise error
 

@@ -1,4 +1,4 @@
-"""Clusters: workers that are placed, watched, restarted and introduced to each other, and a driver that leads them.
+"""Clusters: workers that are placed, watched, restarted and introduced to each other by the coordinating process, whose worker is `driver`.
 
 `local`: processes of this machine. `ray_cluster`: actors of a Ray cluster. `join`: processes that are started elsewhere and come by themselves
 (`joining` is their side). All three derive from `base`, keep a `roster` and satisfy `protocol.Cluster`; `factory` makes the one that a word names.

@@ -29,6 +29,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from aiograd.coordination.malformed import malformed
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.error_wire import from_wire, to_wire
@@ -37,7 +38,7 @@ from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
+from aiograd.errors import ArgumentError, CollectiveError, DeadlineError, DistributedError, WorkerLostError
 
 #: attempts to form a group that were given up and are remembered
 REMEMBERED = 64
@@ -58,7 +59,7 @@ class FormedGroups(Protocol):
     def named(self, principal: str, name: str) -> list[Group]:
         """The groups of a name that this worker is in."""
 
-    def former(self, principal: str, name: str) -> list[Group]:
+    def recent(self, principal: str, name: str) -> list[Group]:
         """This worker's groups of a name: present ones, and recently ended ones."""
 
 
@@ -208,11 +209,10 @@ class GroupForming:
             joining.fail(self._told(name, other, answer.error))
             return
         of = joining.names if is_large(len(joining.names)) else (other,)
-        nonces = dict(zip(of, answer if isinstance(answer, list) else [answer], strict=False))
-        if other not in nonces:
-            found, expected = len(nonces), len(joining.names)
-            raise ProtocolError(f"worker {other} gave a malformed answer to COLLECTIVE join: {found} nonces; expected {expected}", code="collective")
-        joining.add(nonces)
+        nonces = answer if isinstance(answer, list) else [answer]
+        if len(nonces) != len(of):
+            raise malformed(GroupJoin.form, f"{len(nonces)} nonces", f"{len(of)}", peer=other, is_answer=True)
+        joining.add(dict(zip(of, nonces, strict=True)))
 
     async def _ask_later(self, joining: _Joining, name: str, seconds: float, principal: str) -> None:
         """In a large group: ask the members that this one has not asked before; see Note [Forming a group]."""
@@ -301,7 +301,7 @@ class GroupForming:
         """
         name, names, nonce = join.name, join.names, join.nonce
         where = caller.principal, name
-        for group in self._owner.former(*where):
+        for group in self._owner.recent(*where):
             if group.nonces.get(caller.name) == nonce:  # this worker had its answer before it was asked
                 if group.error is not None:
                     return JoinRefused(GIVEN_UP, to_wire(group.error, self._core.name, "join_group", ""))

@@ -393,7 +393,7 @@ class Group:
             self._tell(GroupFail(self.key, self.name, to_wire(error, self.core.name, "collective", "")), lost)
         self.operations.end()
 
-    def gave_up(self, what: str, error: BaseException) -> None:
+    def abandon(self, what: str, error: BaseException) -> None:
         """This member has given up something that all take part in: the group is over.
 
         Args:

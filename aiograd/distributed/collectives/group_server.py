@@ -45,7 +45,7 @@ class GroupServer:
         #: by principal and key
         self._groups: dict[tuple[str, bytes], Group] = {}
         #: those and recently ended ones: members may still ask for their decisions, or be about to form one of them
-        self._former: dict[tuple[str, bytes], Group] = {}
+        self._recent: dict[tuple[str, bytes], Group] = {}
         self.forming = GroupForming(self)
         core.serve(
             {
@@ -69,9 +69,9 @@ class GroupServer:
         """The groups of a name that this worker is in."""
         return [group for group in self._groups.values() if (group.principal, group.name) == (principal, name)]
 
-    def former(self, principal: str, name: str) -> list[Group]:
+    def recent(self, principal: str, name: str) -> list[Group]:
         """This worker's groups of a name: present ones, and recently ended ones."""
-        return [group for (whose, _), group in self._former.items() if (whose, group.name) == (principal, name)]
+        return [group for (whose, _), group in self._recent.items() if (whose, group.name) == (principal, name)]
 
     async def form(self, names: Sequence[str], name: str, timeout: float | None) -> Group:
         """See `join_group`."""
@@ -81,9 +81,9 @@ class GroupServer:
         """A new group, with the arguments of `Group`."""
         group = Group(self, name, names, key, principal, nonces)
         self._groups[principal, key] = group
-        self._former[principal, key] = group
-        if len(self._former) > REMEMBERED:
-            del self._former[next(iter(self._former))]
+        self._recent[principal, key] = group
+        if len(self._recent) > REMEMBERED:
+            del self._recent[next(iter(self._recent))]
         return group
 
     # ---------------------------------------------------------------- requests of other members
@@ -122,14 +122,14 @@ class GroupServer:
         return group if group is not None and caller.name in group.names else None
 
     def _agreements_of(self, caller: PeerIdentity, key: bytes) -> GroupAgreements:
-        group = self._former.get((caller.principal, key))
+        group = self._recent.get((caller.principal, key))
         if group is None or caller.name not in group.names:
             raise CollectiveError(f"worker {self.core.name} knows nothing of what that group has agreed on")
         return group.agreements
 
     async def _await(self, caller: PeerIdentity, key: bytes, name: str) -> Group | None:
         """The group with a key; one that is being formed here is awaited. None: there is no such group."""
-        if (caller.principal, key) not in self._former:
+        if (caller.principal, key) not in self._recent:
             await self.forming.formed(caller, name)
         return self._group_of(caller, key)
 
@@ -137,7 +137,7 @@ class GroupServer:
         """As `_await`; raises where there is no such group."""
         group = await self._await(caller, key, name)
         if group is None:
-            over = self._former.get((caller.principal, key))
+            over = self._recent.get((caller.principal, key))
             error = None if over is None or caller.name not in over.names else over.agreements.error
             if error is not None:
                 raise error.with_traceback(None)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, message
+from aiograd.coordination.message_json import from_json, to_json
+from aiograd.distributed.messages.fields import Count
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.types import Array
 
@@ -64,21 +67,44 @@ class Operation(NamedTuple):
 
     @lru_cache(maxsize=256)  # noqa: B019 (an operation is a value, and training carries out the same ones in each step)
     def to_wire(self) -> bytes:
-        """The operation as bytes, the same for equal ones: so most that come need not be read, see `Group`."""
-        return json.dumps([self.kind.value, self.reduction, self.root, self.specs], separators=(",", ":")).encode()
+        """The operation as bytes, the same for equal ones: so most that come need not be read, see `RunningOperations`."""
+        specs = [ArrayForm([*shape], dtype) for shape, dtype in self.specs]
+        return to_json(OperationForm(self.kind.value, self.reduction, self.root, specs))
 
     @classmethod
-    def parse(cls, wire: Any) -> Operation | None:
-        """An operation from a message, or None if it is none."""
-        try:
-            if wire.__class__ is not bytes:
-                return None
-            kind, reduction, root, specs = json.loads(wire)
-            if not (reduction.__class__ is str and root.__class__ is int and all(dtype.__class__ is str for _, dtype in specs)):
-                return None
-            return cls(OperationKind(kind), reduction, root, tuple((tuple(map(int, shape)), np.dtype(dtype).str) for shape, dtype in specs))
-        except (TypeError, ValueError, RecursionError, OverflowError):
-            return None
+    def parse(cls, wire: bytes) -> Operation:
+        """The operation of a message.
+
+        Raises:
+            ProtocolError: it is none.
+        """
+        form = from_json(OperationForm, wire)
+        return cls(OperationKind(form.kind), form.reduction, form.root, tuple((tuple(each.shape), each.dtype) for each in form.specs))
+
+
+def _is_dtype(text: str) -> bool:
+    try:
+        return np.dtype(text).str == text
+    except (TypeError, ValueError, SyntaxError):
+        return False
+
+
+@message(code="collective", wire=list)
+class ArrayForm(WireMessage):
+    """Shape and dtype of an array."""
+
+    shape: list[Count]
+    dtype: Annotated[str, Bound("a dtype of numpy", _is_dtype)]
+
+
+@message(code="collective", wire=list, name="Operation")
+class OperationForm(WireMessage):
+    """The wire form of an `Operation`, as JSON."""
+
+    kind: Annotated[str, Bound(f"one of {', '.join(OperationKind)}", frozenset(OperationKind).__contains__)]
+    reduction: Annotated[str, Bound(f"'' or one of {', '.join(REDUCTIONS)}", {"", *REDUCTIONS}.__contains__)]
+    root: Count
+    specs: list[ArrayForm]
 
 
 def specs_of(arrays: Sequence[Array]) -> tuple[ArraySpec, ...]:

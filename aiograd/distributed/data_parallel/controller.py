@@ -13,9 +13,8 @@ from aiograd.coordination.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
-from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
-from aiograd.distributed.objects.state_transfer import fetch, store
+from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
@@ -102,7 +101,7 @@ class DataParallel:
                 Adagrad, NAdam, RAdam), and contiguous parameters of the host. When one replica is lost the others have the whole state, and the next
                 step divides it anew. When both replicas that have a shard are lost before that, steps raise a DistributedError until
                 `load_optimizer_state_dict` loads the state of a checkpoint; load the module's after it.
-            timeout: seconds for each request to a worker; None: the driver's default.
+            timeout: seconds for each request to a worker; None: the worker's default.
 
         Returns:
             The replicas; leave them with ``async with`` or `aclose`.
@@ -247,7 +246,7 @@ class DataParallel:
         """
         async with self._turn:
             replica = await self._open().source()
-            return await RemoteModule(self._coordinator.driver, replica.owner, replica.module).state_dict(timeout=timeout)
+            return await RemoteModule(self._coordinator.worker, replica.owner, replica.module).state_dict(timeout=timeout)
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Put all replicas into a state that was read before.
@@ -267,7 +266,7 @@ class DataParallel:
         async with self._turn:
             coordinator = self._open()
             first = await coordinator.begin_load()
-            await RemoteModule(coordinator.driver, first.owner, first.module).load_state_dict(state, timeout=timeout)
+            await RemoteModule(coordinator.worker, first.owner, first.module).load_state_dict(state, timeout=timeout)
             await coordinator.end_load()
 
     async def optimizer_state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
@@ -292,8 +291,8 @@ class DataParallel:
             sources = await coordinator.shard_sources() if coordinator.is_sharded else [await coordinator.source()]
             parts = []
             for replica in sources:
-                head, chunks = await fetch(coordinator.driver, replica.optimizer, ReadOptimizer, timeout)
-                parts.append({"state": dict(unflatten(join(chunks))), "param_groups": head["groups"]})
+                head, values = await fetch(coordinator.worker, replica.optimizer, ReadOptimizer, timeout)
+                parts.append({"state": values, "param_groups": head["groups"]})
             return whole_state(parts) if coordinator.is_sharded else parts[0]
 
     async def load_optimizer_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
@@ -317,7 +316,7 @@ class DataParallel:
             first = await (coordinator.begin_optimizer_load() if coordinator.is_sharded else coordinator.begin_load())
             head = {"taken": 0, "groups": [dict(group) for group in state["param_groups"]]}
             values = {int(number): {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
-            await store(coordinator.driver, first.optimizer, LoadOptimizer, flatten(values.items()), timeout, head)
+            await store(coordinator.worker, first.optimizer, LoadOptimizer, values, timeout, head)
             await (coordinator.end_optimizer_load() if coordinator.is_sharded else coordinator.end_load())
 
     # ---------------------------------------------------------------- membership
@@ -356,7 +355,7 @@ class DataParallel:
         Cancelled or failed, the replicas are the same as before.
 
         Args:
-            name: of the worker, which the driver and the other workers know.
+            name: of the worker, which this process and the other workers know.
 
         Raises:
             ArgumentError: the model there is not like the others. WorkerLostError: the worker cannot be reached. DistributedError: no replica is left

@@ -28,6 +28,7 @@ from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, miss
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
+from aiograd.distributed.messages.library import CreateOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
@@ -35,7 +36,7 @@ from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import CommitUnknown, DistributedError, ReferenceLostError, WorkerLostError
-from aiograd.running.assembly import REPLICA_HOST_ADAPTER
+from aiograd.running.assembly import REPLICA_MEMBER_ADAPTER
 from aiograd.transaction import Prepared
 
 T = TypeVar("T")
@@ -54,16 +55,16 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
     """All replicas.
 
     Args:
-        driver: this process's worker.
+        worker: this process's worker.
         module_class, args: of the module.
         optimizer, optimizer_options: of the optimizer, the class by its name.
         options: for `ReplicaMember`.
-        timeout: seconds for each request; None: the driver's default.
+        timeout: seconds for each request; None: the worker's default.
     """
 
     def __init__(
         self,
-        driver: Worker,
+        worker: Worker,
         module_class: Any,
         args: Sequence[Any],
         optimizer: str,
@@ -72,7 +73,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         timeout: float | None,
     ) -> None:
         super().__init__(WORDING, timeout)
-        self.driver = driver
+        self.worker = worker
         self._module_class = module_class
         self._args = args
         self._optimizer = optimizer
@@ -118,13 +119,13 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
 
     async def _make(self, name: str) -> RemoteReplica:
         refs: list[RemoteRef] = []
-        driver, timeout = self.driver, self._timeout
+        worker, timeout = self.worker, self._timeout
         try:
-            refs.append(await driver.remote(name, self._module_class, *self._args, timeout=timeout))
-            create = "aiograd.optimizer.create"
-            refs.append(await driver.call(name, create, self._optimizer, refs[:1], self._optimizer_options, timeout=timeout))
+            refs.append(await worker.remote(name, self._module_class, *self._args, timeout=timeout))
+            message = CreateOptimizer(self._optimizer, refs[:1], self._optimizer_options)
+            refs.append(await ask_library(worker, name, message, timeout))
             options = encode(ReplicaOptions(**self._options, optimizer=refs[1]))
-            refs.append(await refs[0].adapt(REPLICA_HOST_ADAPTER, [], options, timeout=timeout))
+            refs.append(await refs[0].adapt(REPLICA_MEMBER_ADAPTER, [], options, timeout=timeout))
         except BaseException:
             await self._forget(refs)
             raise
@@ -195,7 +196,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
 
     async def synchronise(self, replicas: Sequence[RemoteReplica]) -> None:
         """Give the state of the first of some replicas to the others."""
-        names, group = self.gathering(replicas, self.driver)
+        names, group = self.gathering(replicas, self.worker)
         await together([self.ask(each, "synchronise", names, group) for each in replicas])
 
     async def get_ready(self) -> None:
@@ -213,8 +214,8 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         refs = [each.ref for each in self.remotes]
         others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
         asked = zip(self.remotes, others, shards, strict=True)
-        names, group = self.gathering(self.remotes, self.driver)
-        version, outcomes = list(self.version), self.refer(self.driver)
+        names, group = self.gathering(self.remotes, self.worker)
+        version, outcomes = list(self.version), self.refer(self.worker)
         await together([self.ask(each, "join", names, group, version, outcomes, rest, stamp) for each, rest, stamp in asked])
         self._is_ready = True
 
@@ -242,7 +243,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
         sent = list(map(sent_stamp, wanted))
         if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
-            names, group = self.gathering(self.remotes, self.driver)
+            names, group = self.gathering(self.remotes, self.worker)
             told = [[rank, sent_stamp(stamp)] for rank, stamp in sources]
             await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
         return sent

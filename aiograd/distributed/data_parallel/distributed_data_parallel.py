@@ -129,7 +129,7 @@ class DistributedDataParallel:
         try:
             await self._receive_values()
         except BaseException as error:
-            self.group.gave_up("the exchange of parameters", error)
+            self.group.abandon("the exchange of parameters", error)
             raise
 
     async def _receive_values(self) -> None:

@@ -145,7 +145,7 @@ class GradientReducer:
             self._pass.cancel()
             self._pass = None
         if is_mine or (self.is_enabled and task.plan.accumulate and any(leaf.extra.reducer is self and task.will_run(leaf) for leaf in self.leaves)):
-            self.group.gave_up("the backward pass", error)
+            self.group.abandon("the backward pass", error)
 
     def pass_ended(self) -> None:
         """The pass is committed."""

@@ -17,7 +17,7 @@ import numpy as np
 from aiograd.coordination.client import StepWording
 from aiograd.coordination.member import StepMember
 from aiograd.coordination.message_form import encode, parse
-from aiograd.coordination.outline import outline_of
+from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession, StepWork, kept_for
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
@@ -25,7 +25,7 @@ from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, R
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from aiograd.distributed.data_parallel.sharded_optimizer import sent_stamp, stamp_of
-from aiograd.distributed.objects.adapter_host import AdapterHost
+from aiograd.distributed.objects.adapter_worker import AdapterWorker
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.running.offloading import offload
 
@@ -57,7 +57,7 @@ class ReplicaMember(StepMember[StepWork]):
 
     wording = WORDING
 
-    _worker: AdapterHost
+    _worker: AdapterWorker
 
     def __init__(self, modules: list[Any], options: dict[str, Any], worker: Any) -> None:
         super().__init__(worker)
@@ -76,9 +76,9 @@ class ReplicaMember(StepMember[StepWork]):
 
     # ---------------------------------------------------------------- called by the coordinating process
 
-    async def outline(self) -> list[list[Any]]:
-        """The model's parameters and buffers, see `outline_of`."""
-        return outline_of(self._replica.module)
+    async def outline(self) -> list[Any]:
+        """The `ModuleOutline` of the model."""
+        return encode(ModuleOutline.of({"": self._replica.module}))  # type: ignore[no-any-return]
 
     async def version(self) -> list[int]:
         """See `Replica.version`."""

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.message_json import from_json, to_json
 from aiograd.coordination.outline import tensors_of
-from aiograd.distributed.data_parallel.replica_messages import ReplicaOutline, ReplicaVersion, StateEntry, from_json, to_json
+from aiograd.distributed.data_parallel.replica_messages import ReplicaOutline, ReplicaVersion, StateEntry
 from aiograd.errors import ProtocolError
 from aiograd.running.types import Array
 from aiograd.tensors import inplace

@@ -21,8 +21,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.message_form import encode, parse
+from aiograd.coordination.message_json import from_json, to_json
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.data_parallel.replica_messages import PartEntry, PartOutline, PartStamp, from_json, to_json
+from aiograd.distributed.data_parallel.replica_messages import PartEntry, PartOutline, PartStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ParameterLine, ParameterPiece
 from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError

@@ -13,15 +13,14 @@ Source: Rajbhandari et al., ZeRO: memory optimizations toward training trillion 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from aiograd.coordination.buckets import nothing
-from aiograd.coordination.message_form import encode
-from aiograd.distributed.data_parallel.replica_messages import PieceEntry, pieces_from_json
+from aiograd.coordination.message_json import from_json, to_json
+from aiograd.distributed.data_parallel.replica_messages import PartEntry, PartOutline
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.offloading import offload
 from aiograd.running.types import Array
@@ -45,8 +44,8 @@ class ShardingGroup(Protocol):
     def all_gather(self, array: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, list[Array]]:
         """See `Group.all_gather`."""
 
-    def gave_up(self, what: str, error: BaseException) -> None:
-        """See `Group.gave_up`."""
+    def abandon(self, what: str, error: BaseException) -> None:
+        """See `Group.abandon`."""
 
     def commit(self, apply: Callable[[], None], *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """See `Group.commit`."""
@@ -226,7 +225,7 @@ class ZeroRedundancyOptimizer:
                 self._optimizer.state = before
                 for tensor, array in arrays:
                     tensor._data[...] = array
-                self._group.gave_up("a step of the optimizer", error)
+                self._group.abandon("a step of the optimizer", error)
             raise
         finally:
             self._is_stepping = False
@@ -298,24 +297,24 @@ class ZeroRedundancyOptimizer:
         >>> state["param_groups"][0]["lr"]
         0.1
         """
-        outline: list[list[Any]] = []
+        outline: list[PartEntry] = []
         arrays: list[Array] = []
         for piece, tensor in self._pieces.items():
             for name, value in self._optimizer.state.get(tensor, {}).items():
                 is_array = isinstance(value, TensorCore)
-                outline.append(encode(PieceEntry(*piece, name, None if is_array else value)))
+                outline.append(PartEntry(*piece, name, is_array, None if is_array else value))
                 arrays += [value._data.reshape(-1).view(np.uint8)] if is_array else []
-        told = await self._group.all_gather(np.frombuffer(json.dumps(outline).encode(), np.uint8), timeout=self._timeout)
+        told = await self._group.all_gather(np.frombuffer(to_json(PartOutline([], outline)), np.uint8), timeout=self._timeout)
         data = await self._group.all_gather(np.concatenate(arrays) if arrays else np.empty(0, np.uint8), timeout=self._timeout)
         state: dict[int, dict[str, Any]] = {}
         for entries, source in zip(told, data, strict=True):
             begin = 0
-            for entry in pieces_from_json(entries):
-                index, start, stop, name, value = entry.number, entry.start, entry.stop, entry.name, entry.value
+            for entry in from_json(PartOutline, entries).entries:
+                index, start, stop, name = entry.number, entry.start, entry.stop, entry.name
                 p = self._parameters[index]
                 mine = state.setdefault(index, {})
-                if value is not None:
-                    mine[name] = value
+                if not entry.is_array:
+                    mine[name] = entry.value
                     continue
                 end = begin + (stop - start) * p.dtype.itemsize
                 if name not in mine:

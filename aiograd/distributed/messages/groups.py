@@ -51,7 +51,7 @@ class GroupWithdraw(WireMessage):
 class PieceContent(WireMessage):
     """A piece of the arrays of an operation; see `collectives.exchange`."""
 
-    #: the wire form of the operation
+    #: an `OperationForm` as JSON
     operation: bytes
     round: int
     part: int

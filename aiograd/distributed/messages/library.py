@@ -6,21 +6,62 @@ call's arguments and results: a `RemoteRef` for a reference, Tensors in fields o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Final, TypeAlias, dataclass_transform
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import WireMessage, encode, message, parse_answer
+from aiograd.coordination.message_form import M, WireMessage, encode, message, parse_answer
 from aiograd.distributed.objects.references import RemoteRef
 
 Positive: TypeAlias = Annotated[int, Bound("an int from 1", lambda number: number >= 1)]
 #: the number of a transfer, which its caller draws
 TransferNumber: TypeAlias = Annotated[bytes, Bound("16 bytes", lambda number: len(number) == 16)]
+_FUNCTIONS: dict[str, type[WireMessage]] = {}
+
+
+def _is_path(path: tuple[Any, ...]) -> bool:
+    return 1 <= len(path) <= 2 and {*map(type, path)} <= {str, int}
+
+
+@dataclass_transform(frozen_default=True)
+def function(name: str, answer: Any = Any) -> Callable[[type[M]], type[M]]:
+    """Make a class the call of a function of the library, and register it in `LIBRARY`.
+
+    Args:
+        name: of the function, without ``aiograd.``.
+        answer: the type of its answer, as an annotation.
+
+    Returns:
+        The decorator.
+    """
+
+    def decorate(cls: type[M]) -> type[M]:
+        made = message(code="call", name=f"aiograd.{name}", answer=answer)(cls)
+        _FUNCTIONS[made.form.name] = made
+        return made
+
+    return decorate
+
+
+@message(code="call")
+class ObjectRequest(WireMessage):
+    """The first field of every request about an object."""
+
+    ref: RemoteRef
+
+
+@message(code="call")
+class StreamRequest(ObjectRequest):
+    """The first fields of every request about a stream of parameters."""
+
+    number: TransferNumber
+
 
 # ---------------------------------------------------------------- references
 
 
-@message(code="call", name="aiograd.reference.create", answer=RemoteRef)
+@function("reference.create", answer=RemoteRef)
 class CreateObject(WireMessage):
     """Make an instance of an exposed class. The answer refers to it."""
 
@@ -29,35 +70,29 @@ class CreateObject(WireMessage):
     kwargs: dict[str, Any]
 
 
-@message(code="call", name="aiograd.reference.call")
-class CallMethod(WireMessage):
+@function("reference.call")
+class CallMethod(ObjectRequest):
     """Call a public method of an object. The answer is its result."""
 
-    ref: RemoteRef
     method: str
     args: list[Any]
     kwargs: dict[str, Any]
 
 
-@message(code="call", name="aiograd.reference.get")
-class ReadObject(WireMessage):
+@function("reference.get")
+class ReadObject(ObjectRequest):
     """Read an object that can be sent. The answer is the object."""
 
-    ref: RemoteRef
 
-
-@message(code="call", name="aiograd.reference.delete", answer=bool)
-class DeleteObject(WireMessage):
+@function("reference.delete", answer=bool)
+class DeleteObject(ObjectRequest):
     """Remove an object. The answer is False if it was removed before."""
 
-    ref: RemoteRef
 
-
-@message(code="call", name="aiograd.adapter.create", answer=RemoteRef)
-class CreateAdapter(WireMessage):
+@function("adapter.create", answer=RemoteRef)
+class CreateAdapter(ObjectRequest):
     """Make an adapter around objects; see `RemoteRef.adapt`. The answer refers to it."""
 
-    ref: RemoteRef
     name: str
     others: list[RemoteRef]
     options: dict[str, Any]
@@ -70,7 +105,8 @@ class CreateAdapter(WireMessage):
 class StateChunk(WireMessage):
     """A value of a state; or, of a Tensor that is too large for one message, some of its elements in order. Chunks of one Tensor are neighbours."""
 
-    name: Any
+    #: of the value: its name, or the name of a dict and the name in it
+    path: Annotated[tuple[Any, ...], Bound("1 or 2 names, each str or int", _is_path)]
     #: None: `value` is the whole value; else the shape of the whole Tensor
     shape: tuple[Positive, ...] | None
     #: the value, or a Tensor ``(elements,)``
@@ -96,79 +132,66 @@ class StateContinued(WireMessage):
 
 
 @message(code="call")
-class StateRequest(WireMessage):
+class StateRequest(StreamRequest):
     """The fields of a request to read a state."""
 
-    ref: RemoteRef
-    number: TransferNumber
     #: of a message to the caller; a `Capacity`
     capacity: tuple[Positive, Positive, Positive]
 
 
 @message(code="call")
-class StateChunks(WireMessage):
+class StateChunks(StreamRequest):
     """Chunks of a state that is loaded."""
 
-    ref: RemoteRef
-    number: TransferNumber
     #: True for the first chunks of a state
     is_first: bool
     chunks: list[StateChunk]
 
 
-@message(code="call", name="aiograd.transfer.more", answer=StateContinued)
-class ReadMore(WireMessage):
+@function("transfer.more", answer=StateContinued)
+class ReadMore(StreamRequest):
     """Read further chunks of a state."""
 
-    ref: RemoteRef
-    number: TransferNumber
 
-
-@message(code="call", name="aiograd.transfer.put", answer=bool)
+@function("transfer.put", answer=bool)
 class PutChunks(StateChunks):
     """Keep chunks of a state until the last have come. The answer is True."""
 
 
-@message(code="call", name="aiograd.transfer.end", answer=bool)
-class EndTransfer(WireMessage):
+@function("transfer.end", answer=bool)
+class EndTransfer(StreamRequest):
     """Drop a transfer. The answer is True."""
-
-    ref: RemoteRef
-    number: TransferNumber
 
 
 # ---------------------------------------------------------------- modules
 
 
-@message(code="call", name="aiograd.module.parameters", answer=dict[str, RemoteRef])
-class ModuleParameters(WireMessage):
+@function("module.parameters", answer=dict[str, RemoteRef])
+class ModuleParameters(ObjectRequest):
     """Ask for the parameters of a module. The answer refers to them, by name."""
 
-    ref: RemoteRef
 
-
-@message(code="call", name="aiograd.module.state_dict", answer=StateBegun)
+@function("module.state_dict", answer=StateBegun)
 class ReadModule(StateRequest):
     """Read the state of a module."""
 
 
-@message(code="call", name="aiograd.module.load_state_dict", answer=bool)
+@function("module.load_state_dict", answer=bool)
 class LoadModule(StateChunks):
     """Load the state of a module, of which these chunks are the last. The answer is True."""
 
 
-@message(code="call", name="aiograd.module.train", answer=bool)
-class TrainModule(WireMessage):
+@function("module.train", answer=bool)
+class TrainModule(ObjectRequest):
     """Switch a module to training or evaluation. The answer is True."""
 
-    ref: RemoteRef
     mode: bool
 
 
 # ---------------------------------------------------------------- optimizers
 
 
-@message(code="call", name="aiograd.optimizer.create", answer=RemoteRef)
+@function("optimizer.create", answer=RemoteRef)
 class CreateOptimizer(WireMessage):
     """Make an optimizer of parameters and modules. The answer refers to it."""
 
@@ -177,47 +200,43 @@ class CreateOptimizer(WireMessage):
     options: dict[str, Any]
 
 
-@message(code="call", name="aiograd.optimizer.step", answer=int)
-class StepOptimizer(WireMessage):
+@function("optimizer.step", answer=int)
+class StepOptimizer(ObjectRequest):
     """Take a step; see Note [Optimizer steps] in `objects.optimizer_server`. The answer is the number of the last step taken."""
 
-    ref: RemoteRef
     number: int
     #: with the gradients in ``grad``: tells apart attempts at one step. None: with the gradients of the context of the call
     attempt: int | None = None
 
 
-@message(code="call", name="aiograd.optimizer.gradient_sizes", answer=list[Any])
-class GradientSizes(WireMessage):
+@function("optimizer.gradient_sizes", answer=list[Any])
+class GradientSizes(ObjectRequest):
     """Ask for the norms of the gradients of a context. The answer has a Tensor ``()`` for each parameter with one."""
 
-    ref: RemoteRef
     norm_type: float
 
 
-@message(code="call", name="aiograd.optimizer.scale_gradients", answer=bool)
-class ScaleGradients(WireMessage):
+@function("optimizer.scale_gradients", answer=bool)
+class ScaleGradients(ObjectRequest):
     """Scale the gradients of a context. The answer is True."""
 
-    ref: RemoteRef
     #: a Tensor ``()``
     factor: Any
 
 
-@message(code="call", name="aiograd.optimizer.set_options", answer=bool)
-class SetOptions(WireMessage):
+@function("optimizer.set_options", answer=bool)
+class SetOptions(ObjectRequest):
     """Change options of all parameter groups. The answer is True."""
 
-    ref: RemoteRef
     options: dict[str, Any]
 
 
-@message(code="call", name="aiograd.optimizer.state_dict", answer=StateBegun)
+@function("optimizer.state_dict", answer=StateBegun)
 class ReadOptimizer(StateRequest):
     """Read the state of an optimizer."""
 
 
-@message(code="call", name="aiograd.optimizer.load_state_dict", answer=bool)
+@function("optimizer.load_state_dict", answer=bool)
 class LoadOptimizer(StateChunks):
     """Load the state of an optimizer, of which these chunks are the last. The answer is True."""
 
@@ -228,7 +247,7 @@ class LoadOptimizer(StateChunks):
 # ---------------------------------------------------------------- clusters and dashboards
 
 
-@message(code="call", name="aiograd.cluster.peers", answer=bool)
+@function("cluster.peers", answer=bool)
 class SetPeers(WireMessage):
     """Set the URLs of peers. The answer is True."""
 
@@ -236,19 +255,19 @@ class SetPeers(WireMessage):
     urls: dict[str, str | None]
 
 
-@message(code="call", name="aiograd.cluster.dismiss", answer=bool)
+@function("cluster.dismiss", answer=bool)
 class Dismiss(WireMessage):
     """Tell a worker that its cluster is closed. The answer is True."""
 
 
-@message(code="call", name="aiograd.cluster.restart", answer=bool)
+@function("cluster.restart", answer=bool)
 class Restart(WireMessage):
     """Ask a worker to start again, without its state. The answer is True."""
 
 
-@message(code="call", name="aiograd.cluster.join", answer=bool)
+@function("cluster.join", answer=bool)
 class JoinRequest(WireMessage):
-    """Ask the driver of a cluster to admit the sender. The answer is True."""
+    """Ask the coordinating process of a cluster to admit the sender. The answer is True."""
 
     #: of the sender
     url: str
@@ -256,7 +275,7 @@ class JoinRequest(WireMessage):
     version: str
 
 
-@message(code="call", name="aiograd.dashboard.report", answer=str)
+@function("dashboard.report", answer=str)
 class ReportRequest(WireMessage):
     """Ask a worker for its report to a dashboard. The answer is JSON."""
 
@@ -280,11 +299,4 @@ async def ask_library(worker: Any, peer: str, message: WireMessage, timeout: flo
 
 
 #: by the names of the functions
-LIBRARY: Final[Mapping[str, type[WireMessage]]] = {
-    each.form.name: each
-    for each in (
-        CreateObject, CallMethod, ReadObject, DeleteObject, CreateAdapter, ReadMore, PutChunks, EndTransfer, ModuleParameters, ReadModule, LoadModule,
-        TrainModule, CreateOptimizer, StepOptimizer, GradientSizes, ScaleGradients, SetOptions, ReadOptimizer, LoadOptimizer, SetPeers, Dismiss,
-        Restart, JoinRequest, ReportRequest,
-    )
-}  # fmt: skip
+LIBRARY: Final[Mapping[str, type[WireMessage]]] = MappingProxyType(_FUNCTIONS)

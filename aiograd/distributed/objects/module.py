@@ -6,9 +6,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.distributed.messages.library import LoadModule, ModuleParameters, ReadModule, TrainModule, ask_library
-from aiograd.distributed.objects.chunks import join
+from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.distributed.objects.state_transfer import fetch, store
 from aiograd.errors import ArgumentTypeError
 
 
@@ -119,8 +118,8 @@ class RemoteModule:
         >>> await model.state_dict()
         {'weight': tensor([[1., 1.]])}
         """
-        _, chunks = await fetch(self.worker, self.ref, ReadModule, timeout)
-        return dict(join(chunks))
+        _, state = await fetch(self.worker, self.ref, ReadModule, timeout)
+        return state
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Put the module into a state that was read before; either all of it is loaded or nothing changes.
@@ -138,7 +137,7 @@ class RemoteModule:
         >>> await model(ag.ones(1, 2))
         tensor([[3.]])
         """
-        await store(self.worker, self.ref, LoadModule, state.items(), timeout)
+        await store(self.worker, self.ref, LoadModule, state, timeout)
 
     async def train(self, mode: bool = True, *, timeout: float | None = None) -> RemoteModule:
         """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched.

@@ -1,10 +1,10 @@
 """ObjectServer: the objects that a worker holds for others, and the library's own functions that reach them: references, modules, adapters.
 
 Note [Adapters]
-    Other parts of the library have objects of their own that live on workers, such as the host of a pipeline's stages. They know nothing of this
+    Other parts of the library have objects of their own that live on workers, such as the member of a pipeline. They know nothing of this
     package, nor this one of them: the top of the package registers their classes by name, a closed table. An adapter is made around objects that
     the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object. For work on
-    its own account it uses its `AdapterHost`. Gradients that it keeps back may be in doubt, like a context's: see `Adapter`.
+    its own account it uses its `AdapterWorker`. Gradients that it keeps back may be in doubt, like a context's: see `Adapter`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from aiograd.distributed.messages.library import (
     StateBegun,
     TrainModule,
 )
-from aiograd.distributed.objects.adapter_host import AdapterHost
-from aiograd.distributed.objects.chunks import join
+from aiograd.distributed.objects.adapter_worker import AdapterWorker
+from aiograd.distributed.objects.parameter_stream import ParameterStreams
 from aiograd.distributed.objects.reference_table import Held
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.distributed.objects.state_transfer import Transfers
 from aiograd.distributed.payload import Unpacking
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.service import Exposed, ExposedClass
@@ -73,7 +72,7 @@ ADAPTERS: dict[str, Callable[[], ExposedClass]] = {}
 def register_adapter(name: str, load: Callable[[], type[Any]]) -> None:
     """Let `RemoteRef.adapt` make adapters of a class on other workers.
 
-    ``cls(values, options, host)`` takes the objects behind the references, a dict of plain values, and the worker as an `AdapterHost`; it makes
+    ``cls(values, options, worker)`` takes the objects behind the references, a dict of plain values, and the worker as an `AdapterWorker`; it makes
     an `Adapter`. Its public methods may then be called by the principal that made it; they are ``async def``.
 
     Args:
@@ -104,7 +103,7 @@ class ObjectServer:
         #: those objects that are adapters, by key
         self.adapters: dict[bytes, Adapter] = {}
         #: states that are under way in several messages
-        self.transfers = Transfers(core.limits)
+        self.streams = ParameterStreams(core.limits)
         calls.register(
             {
                 CreateObject: self._create,
@@ -112,9 +111,9 @@ class ObjectServer:
                 ReadObject: self._read,
                 DeleteObject: self._delete,
                 CreateAdapter: self._create_adapter,
-                ReadMore: self.transfers.more,
+                ReadMore: self.streams.more,
                 PutChunks: self._put,
-                EndTransfer: self.transfers.end,
+                EndTransfer: self.streams.end,
                 ModuleParameters: self._parameters,
                 ReadModule: self._read_module,
                 LoadModule: self._load_module,
@@ -122,13 +121,13 @@ class ObjectServer:
             }
         )
         core.serve_promptly(Post, self._on_post)
-        core.on_lost.append(lambda identity, error: self.transfers.forget(identity))
+        core.on_lost.append(lambda identity, error: self.streams.forget(identity))
 
     def clear(self) -> None:
         """Let go of all objects; the worker closes."""
         self.table.clear()
         self.adapters.clear()
-        self.transfers.clear()
+        self.streams.clear()
 
     # ---------------------------------------------------------------- on the side that holds a reference
 
@@ -201,7 +200,7 @@ class ObjectServer:
         ref = message.ref
         is_removed = self.table.remove(ref.key, ref.epoch, caller.principal)
         if is_removed:
-            self.transfers.drop(ref.key)
+            self.streams.drop(ref.key)
             adapter = self.adapters.pop(ref.key, None)
             if adapter is not None:
                 adapter._leave()
@@ -219,14 +218,14 @@ class ObjectServer:
                 raise NotExposedError(f"{each!r} cannot be called by others: its class is not exposed with @service.reference")
             held.exposed.method(held.value, "__call__")
             values.append(held.value)
-        adapter = exposed.cls(values, message.options, AdapterHost(self.core, caller.principal))
+        adapter = exposed.cls(values, message.options, AdapterWorker(self.core, caller.principal))
         wire = self.table.add(adapter, exposed, caller.principal, caller.name)
         self.adapters[wire.id] = adapter
         return self.calls.reference(wire)
 
     async def _put(self, caller: PeerIdentity, message: PutChunks) -> bool:
         self.find(caller, message.ref)
-        return self.transfers.put(caller, message)
+        return self.streams.put(caller, message)
 
     # ---------------------------------------------------------------- modules
 
@@ -243,12 +242,15 @@ class ObjectServer:
         return {name: self.calls.reference(share(value, caller.principal, caller.name)) for name, value in named.items()}
 
     async def _read_module(self, caller: PeerIdentity, message: ReadModule) -> StateBegun:
-        state = self._module(caller, message.ref).state_dict()
-        return self.transfers.send(caller, message, None, [(name, plain(value)) for name, value in state.items()])
+        """Serve a `ReadModule`, for any object with a ``state_dict``."""
+        value = self.find(caller, message.ref).value
+        if not hasattr(value, "state_dict"):
+            raise ArgumentTypeError(f"{message.ref!r} is no module: it has no parameters and state")
+        return self.streams.send(caller, message, None, plain(value.state_dict()))
 
     async def _load_module(self, caller: PeerIdentity, message: LoadModule) -> bool:
         module = self._module(caller, message.ref)
-        state = dict(join(self.transfers.finish(caller, message)))
+        state = self.streams.finish(caller, message)
         try:
             await current_engine().offload(functools.partial(module.load_state_dict, state))
         except ArgumentError as error:  # what does not fit is told in further lines, and only the first would cross

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import functools
 import math
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 
-from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
-from aiograd.distributed.objects.chunks import flatten, join, unflatten
+from aiograd.coordination.message_form import WireMessage
+from aiograd.distributed.messages.library import CreateOptimizer, GradientSizes, LoadOptimizer, ReadOptimizer, ScaleGradients, SetOptions, ask_library
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.optimizer_step import OptimizerStep
+from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.distributed.objects.state_transfer import fetch, store
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError
 from aiograd.running import tracing
@@ -112,8 +112,8 @@ class DistributedOptimizer:
                 raise error
 
     async def _make(self, owner: str, timeout: float | None) -> None:
-        create = "aiograd.optimizer.create"
-        self._optimizers[owner] = await self.worker.call(owner, create, self._class, self._refs[owner], self.options, timeout=timeout)
+        message = CreateOptimizer(self._class, self._refs[owner], self.options)
+        self._optimizers[owner] = await ask_library(self.worker, owner, message, timeout)
 
     async def step(self, ctx: Any = None, *, timeout: float | None = None) -> None:
         """Update every parameter that has a gradient in `ctx`, on every worker.
@@ -183,7 +183,7 @@ class DistributedOptimizer:
             await self._prepare()
             owners = [owner for owner in self._refs if owner in self._optimizers]
             ask = functools.partial(self._ask, owners, timeout)
-            answers = await ask("gradient_sizes", norm_type)
+            answers = await ask(GradientSizes, norm_type)
             for answer in answers:
                 if isinstance(answer, BaseException):
                     raise answer
@@ -197,7 +197,7 @@ class DistributedOptimizer:
                 )
             factor = factor_for(norm, max_norm)
             if factor != 1.0:
-                answers = await ask("scale_gradients", make(np.asarray(factor)))
+                answers = await ask(ScaleGradients, make(np.asarray(factor)))
                 failed = {owner: answer for owner, answer in zip(owners, answers, strict=True) if isinstance(answer, BaseException)}
                 if failed:
                     ctx.in_doubt.add((CLIPPING, next(_clippings)))
@@ -209,9 +209,9 @@ class DistributedOptimizer:
                     ) from first
             return make(np.asarray(norm))
 
-    async def _ask(self, owners: Sequence[str], timeout: float | None, what: str, value: Any) -> list[Any]:
+    async def _ask(self, owners: Sequence[str], timeout: float | None, request: Callable[[RemoteRef, Any], WireMessage], value: Any) -> list[Any]:
         """The answer of each of these workers, or its error."""
-        calls = [self.worker.call(owner, f"aiograd.optimizer.{what}", self._optimizers[owner], value, timeout=timeout) for owner in owners]
+        calls = [ask_library(self.worker, owner, request(self._optimizers[owner], value), timeout) for owner in owners]
         return await asyncio.gather(*calls, return_exceptions=True)
 
     async def _carry_out(self, work: Coroutine[Any, Any, Any], what: str) -> Any:
@@ -256,9 +256,7 @@ class DistributedOptimizer:
         """
         async with self._lock:
             await self._prepare()
-            await asyncio.gather(
-                *(self.worker.call(owner, "aiograd.optimizer.set_options", ref, options) for owner, ref in self._optimizers.items())
-            )
+            await asyncio.gather(*(ask_library(self.worker, owner, SetOptions(ref, options), None) for owner, ref in self._optimizers.items()))
             self.options.update(options)
 
     async def delete(self) -> None:
@@ -290,8 +288,8 @@ class DistributedOptimizer:
             return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
 
     async def _state_of(self, ref: RemoteRef, timeout: float | None) -> dict[str, Any]:
-        head, chunks = await fetch(self.worker, ref, ReadOptimizer, timeout)
-        return {**head, "state": [[number, values] for number, values in unflatten(join(chunks))]}
+        head, state = await fetch(self.worker, ref, ReadOptimizer, timeout)
+        return {**head, "state": [[number, values] for number, values in state.items()]}
 
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Continue from a `state_dict`, on every worker.
@@ -419,9 +417,8 @@ class DistributedOptimizer:
     async def _load(self, states: Mapping[str, Any], steps: int, timeout: float | None) -> None:
         loading = []
         for owner, ref in [(owner, self._optimizers[owner]) for owner in states]:
-            head, values = dict(states[owner]), flatten((number, each) for number, each in states[owner]["state"])
-            del head["state"]
-            loading.append(store(self.worker, ref, LoadOptimizer, values, timeout, head))
+            head = dict(states[owner])
+            loading.append(store(self.worker, ref, LoadOptimizer, dict(head.pop("state")), timeout, head))
         await asyncio.gather(*loading)
         self._steps = steps
 
@@ -443,6 +440,6 @@ def _checked(state: Any, refs: Mapping[str, Any]) -> Mapping[str, Any]:
         raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(refs)}, as state_dict() returned it")
     for owner, each in states.items():
         is_whole = isinstance(each, Mapping) and {"taken", "groups", "state"} <= each.keys() and isinstance(each["state"], Sequence)
-        if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 for entry in each["state"]):
+        if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 and isinstance(entry[0], int | str) for entry in each["state"]):
             raise ArgumentError(f"load_state_dict: the state of worker {owner!r} is not what state_dict() of a DistributedOptimizer returned")
     return states

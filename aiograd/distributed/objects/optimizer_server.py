@@ -2,17 +2,16 @@
 
 Note [Optimizer steps]
     A step of an optimizer over several workers is a transaction in one phase: a request to take it says that it is decided, and a worker has nothing
-    to prepare. So it is not atomic over workers, but each takes it at most once: steps are numbered, and one that arrives a second time is answered
-    without being taken again. One that leaves a gap is refused, for then this worker has missed one and has to be restored; and so is one with a
-    number that was taken with the gradients of another context: its sender never heard of that, so other workers may not have taken it. A step that
-    has begun is carried out to its end, even if the request is cancelled or the context ends.
+    to prepare, to ask or to doubt. So it is not atomic over workers, but each takes it at most once: steps are numbered, and a request that arrives
+    a second time is answered without another step. One that leaves a gap is refused, because this worker has missed a step and has to be restored.
+    So is one with a number that was taken with the gradients of another context: its sender never heard of that step, so other workers may not have
+    taken it. A step that has begun is carried out to its end, even if the request is cancelled or the context ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +29,6 @@ from aiograd.distributed.messages.library import (
     StateBegun,
     StepOptimizer,
 )
-from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.object_server import ObjectServer, plain
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -40,7 +38,6 @@ from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import scaled, size_of
-from aiograd.transaction import Applied, Apply, ApplyFailed, CommitDecided, Participant
 
 #: optimizers that may be made on request, by name
 OPTIMIZERS: dict[str, Callable[..., Any]] = {}
@@ -60,56 +57,49 @@ def register_optimizers(*classes: type[Any]) -> None:
 
 
 class SteppedOptimizer:
-    """An optimizer of one worker's parameters, driven from another worker."""
+    """An optimizer of one worker's parameters; another worker requests its steps.
+
+    Args:
+        optimizer: the optimizer.
+        parameters: its parameters.
+    """
 
     def __init__(self, optimizer: Any, parameters: Sequence[Any] = ()) -> None:
         self.optimizer = optimizer
         self.parameters = parameters
-        #: number of the last step that was taken
+        #: number of the last step that was taken, and the context of its gradients; None after a restore
         self.taken = 0
-        #: the last requested step: its number and the context of its gradients; None after a restore
-        self._step: tuple[int, bytes] | None = None
-        self._transaction = Participant("", lease=math.inf, pause=math.inf, votes=False)
+        self._key: bytes | None = None
         self.lock = asyncio.Lock()
 
     def restored(self, taken: int) -> None:
-        """Go on after step `taken`, with another state."""
-        self.taken = taken
-        self._step = None
-
-    async def step(self, number: int, key: bytes, grads: Mapping[Any, Any] | None) -> None:
-        """Take step `number` with the gradients of the context `key`; see Note [Optimizer steps].
+        """Take note of another state.
 
         Args:
-            grads: by parameter; None: those in ``grad``, which are forgotten then.
+            taken: number of the last step in it.
+        """
+        self.taken, self._key = taken, None
+
+    async def step(self, number: int, key: bytes, grads: Mapping[Any, Any] | None) -> None:
+        """Take a step, unless it was taken before; see Note [Optimizer steps].
+
+        Args:
+            number: of the step.
+            key: of the context of its gradients.
+            grads: by parameter; None: the gradients in ``grad``, which are cleared then.
+
+        Raises:
+            DistributedError: another step is due.
         """
         async with self.lock:
-            transaction = self._transaction_of(number, key)
-            if Apply() not in transaction.handle(CommitDecided(), 0.0):
-                return  # it was taken before
-            try:
-                await self._apply(grads)
-            except BaseException:
-                transaction.handle(ApplyFailed(), 0.0)
-                raise
-            transaction.handle(Applied(), 0.0)
-            self.taken = number
-
-    def _transaction_of(self, number: int, key: bytes) -> Participant:
-        if self._step == (number, key):
-            return self._transaction
-        if number <= self.taken:
-            raise DistributedError(
-                f"step {number} of an optimizer that has taken {self.taken}, with the gradients of another context: its confirmation must have "
-                "been lost. Restore all workers from a checkpoint."
-            )
-        if number != self.taken + 1:
-            raise DistributedError(
-                f"step {number} of an optimizer that has taken {self.taken}: this worker has missed one. Restore all workers from a checkpoint."
-            )
-        self._step = number, key
-        self._transaction = Participant("", lease=math.inf, pause=math.inf, votes=False)
-        return self._transaction
+            if (number, key) == (self.taken, self._key):
+                return
+            if number != self.taken + 1:
+                other = ", with the gradients of another context: its confirmation must have been lost"
+                why = ": this worker has missed one" if number > self.taken else other
+                raise DistributedError(f"step {number} of an optimizer that has taken {self.taken}{why}. Restore all workers from a checkpoint.")
+            await self._apply(grads)
+            self.taken, self._key = number, key
 
     async def _apply(self, grads: Mapping[Any, Any] | None) -> None:
         if hasattr(self.optimizer, "astep"):
@@ -233,13 +223,13 @@ class OptimizerServer:
         stepped = self._optimizer(caller, message.ref)
         async with stepped.lock:
             state = stepped.optimizer.state_dict()
-            items = [(name, plain(value)) for name, value in state["state"].items()]
+            values = {name: plain(value) for name, value in state["state"].items()}
             head = {"taken": stepped.taken, "groups": plain(state["param_groups"])}
-        return self.objects.transfers.send(caller, message, head, flatten(items))
+        return self.objects.streams.send(caller, message, head, values)
 
     async def _load(self, caller: PeerIdentity, message: LoadOptimizer) -> bool:
         stepped, head = self._optimizer(caller, message.ref), message.head
-        values = dict(unflatten(join(self.objects.transfers.finish(caller, message))))
+        values = self.objects.streams.finish(caller, message)
         if "groups" not in head or head.get("taken").__class__ is not int:
             raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
         async with stepped.lock:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from aiograd.coordination.client import TransactionClient
 from aiograd.coordination.drive import CoordinatorDrive
+from aiograd.distributed.messages.library import StepOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.errors import StepError
@@ -31,7 +32,7 @@ class OptimizerStep(TransactionClient):
         self._worker = worker
         self._optimizers = dict(optimizers)
         self._number = number
-        self._own = () if attempt is None else (attempt,)
+        self._attempt = attempt
         self._timeout = timeout
         #: the workers that have confirmed the step, once all have been told
         self.confirmed: tuple[str, ...] | None = None
@@ -66,7 +67,7 @@ class OptimizerStep(TransactionClient):
 
     async def tell(self, peer: str, outcome: Outcome) -> None:
         """Let a worker take the step."""
-        await self._worker.call(peer, "aiograd.optimizer.step", self._optimizers[peer], self._number, *self._own, timeout=self._timeout)
+        await ask_library(self._worker, peer, StepOptimizer(self._optimizers[peer], self._number, self._attempt), self._timeout)
 
     def trouble(self, error: BaseException) -> Trouble:
         """As by default, but a worker that is lost has lost its context as well, so it is not told again."""

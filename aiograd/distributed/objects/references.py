@@ -125,7 +125,7 @@ class RemoteRef:
         return called(self._request(self, "call_all", (refs, method, list(args)), timeout), "RemoteRef.call_all")
 
     def adapt(self, name: str, others: list[RemoteRef], options: dict[str, Any], *, timeout: float | None = None) -> Coroutine[Any, Any, RemoteRef]:
-        """Make one of the library's own objects around this one, where it lives, for instance a host of a pipeline's stages.
+        """Make one of the library's own objects around this one, where it lives, for instance the member of a pipeline.
 
         Args:
             name: of the kind of object, as registered with `register_adapter`.

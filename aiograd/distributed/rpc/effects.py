@@ -1,4 +1,4 @@
-"""Effects: commands of a session to its driver. The session appends them to `Session.effects`, and the driver carries them out in order."""
+"""Effects: commands of a session to its `PeerSession`. The session appends them to `Session.effects`, which are carried out in order."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Note [Exactly once]
 
 Note [Limits]
     Before memory is taken for a message its bytes are reserved; before a request is delivered the running ones are counted. A request over
-    the limit is answered with the failure that the driver supplies, and that answer is remembered like any other, so that the refused request
+    the limit is answered with the failure that the `PeerSession` supplies, and that answer is remembered like any other, so that the refused request
     is never run by a late copy of itself. Answers are kept for the requester, so they count too: one that lets more than its budget of
     them pile up is refused new requests.
 """
@@ -29,17 +29,15 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
-from aiograd.distributed.rpc.budget import PeerBudget
-from aiograd.distributed.rpc.effects import Abandon, Deliver, Effect
+from aiograd.distributed.rpc.effects import Abandon, Deliver
 from aiograd.distributed.rpc.frames import Frame, FrameKind
-from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.outbound import UNRESOLVED
-from aiograd.distributed.rpc.outbox import Outgoing, SessionOutbox
+from aiograd.distributed.rpc.outbox import Outgoing
 from aiograd.distributed.rpc.reassembly import Assembly
-from aiograd.distributed.rpc.timer_queue import TimerQueue
+from aiograd.distributed.rpc.session_side import SessionSide
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ProtocolError
 
@@ -89,44 +87,28 @@ class InboundRequest:
         self.answer: Outgoing | None = None
 
 
-class InboundRequests:
+class InboundRequests(SessionSide):
     """The requests of the peer that it has not resolved. See Note [Exactly once].
+
+    Args:
+        *options: as of `SessionSide`.
 
     Attributes:
         requests: by id.
-        watermark: the lowest id that the peer has not resolved.
         running: requests that are assembled or run.
-        held: bytes reserved from the budget.
         stored: bytes of answers.
         delivered: the highest id of a request that was delivered.
     """
 
-    __slots__ = (
-        "requests", "watermark", "running", "held", "stored", "delivered", "timers",
-        "_limits", "_budget", "_outbox", "_effects", "_overloaded", "_most_requests",
-    )  # fmt: skip
+    __slots__ = ("requests", "running", "stored", "delivered", "_most_requests")
 
-    def __init__(
-        self,
-        limits: Limits,
-        budget: PeerBudget,
-        outbox: SessionOutbox,
-        effects: deque[Effect],
-        overloaded: Callable[[], Sequence[Buffer]],
-    ) -> None:
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
         self.requests: dict[int, InboundRequest] = {}
-        self.watermark = 1
         self.running = 0
-        self.held = 0
         self.stored = 0
         self.delivered = 0
-        self.timers = TimerQueue()
-        self._limits = limits
-        self._budget = budget
-        self._outbox = outbox
-        self._effects = effects
-        self._overloaded = overloaded
-        self._most_requests = UNRESOLVED_PER_RUNNING * limits.requests_per_peer + UNRESOLVED_ANYWAY
+        self._most_requests = UNRESOLVED_PER_RUNNING * self._limits.requests_per_peer + UNRESOLVED_ANYWAY
 
     # ---- heard from the peer
 
@@ -268,7 +250,7 @@ class InboundRequests:
         for request in [request for id, request in self.requests.items() if id < horizon and id not in unresolved]:
             self._drop(request)
 
-    # ---- asked by the driver
+    # ---- called by the session's owner
 
     def respond(self, id: int, message: Sequence[Buffer], failed: bool, held_until: float | None = None) -> None:
         """See `RpcSession.respond`."""

@@ -21,16 +21,16 @@ from __future__ import annotations
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
-from aiograd.distributed.rpc.budget import PeerBudget
-from aiograd.distributed.rpc.effects import Answered, Effect, Expired
+from aiograd.distributed.rpc.effects import Answered, Expired
 from aiograd.distributed.rpc.frames import Frame, FrameKind
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.distributed.rpc.outbox import OVERHEAD, Outgoing, SessionOutbox
+from aiograd.distributed.rpc.outbox import OVERHEAD, Outgoing
 from aiograd.distributed.rpc.reassembly import Assembly
-from aiograd.distributed.rpc.timer_queue import TimerQueue
+from aiograd.distributed.rpc.session_side import SessionSide
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ArgumentError, ProtocolError
 
@@ -55,7 +55,7 @@ class OutboundRequest(Outgoing):
         started: True if any of it has ever been sent.
         resent: True if it was sent or asked after more than once, so that its answer measures no round trip.
         received: True if the answerer has all of it.
-        cancelled: True if the driver has cancelled it.
+        cancelled: True if its caller has cancelled it.
         pause: seconds until its answer was last asked for again for lack of room.
         assembly: the answer so far.
         answer_kind: RESPONSE or FAILURE, once its first fragment came.
@@ -75,47 +75,31 @@ class OutboundRequest(Outgoing):
         self.answer_kind = FrameKind.RESPONSE
 
 
-class OutboundRequests:
+class OutboundRequests(SessionSide):
     """All requests of one side that are not resolved. See Note [Resending] and Note [Resolved requests].
+
+    Args:
+        *options: as of `SessionSide`.
 
     Attributes:
         requests: by id, ascending.
-        next_id: of the next request.
-        watermark: the lowest unresolved id, or `next_id`.
+        next_id: of the next request; the `watermark` where all are resolved.
         unacknowledged: bytes of answers that were resolved since the answerer was last told.
-        held: bytes reserved from the budget.
         resent: requests that were sent or asked after again, in all.
     """
 
-    __slots__ = (
-        "requests", "next_id", "watermark", "unacknowledged", "held", "resent", "timers",
-        "_times", "_limits", "_budget", "_outbox", "_effects", "_overloaded",
-    )  # fmt: skip
+    __slots__ = ("requests", "next_id", "unacknowledged", "resent", "_times")
 
-    def __init__(
-        self,
-        limits: Limits,
-        budget: PeerBudget,
-        outbox: SessionOutbox,
-        effects: deque[Effect],
-        overloaded: Callable[[], Sequence[Buffer]],
-    ) -> None:
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
         self.requests: dict[int, OutboundRequest] = {}
         self.next_id = 1
-        self.watermark = 1
         self.unacknowledged = 0
-        self.held = 0
         self.resent = 0
         #: seconds from requests to their answers, of late
         self._times: deque[float] = deque(maxlen=ROUND_TRIPS)
-        self.timers = TimerQueue()
-        self._limits = limits
-        self._budget = budget
-        self._outbox = outbox
-        self._effects = effects
-        self._overloaded = overloaded
 
-    # ---- asked by the driver
+    # ---- called by the session's owner
 
     def add(self, kind: int, message: Sequence[Buffer], timeout: float, now: float) -> int:
         """See `RpcSession.request`."""
@@ -289,7 +273,7 @@ class OutboundRequests:
             self.unacknowledged = 0
 
     def clear(self) -> list[int]:
-        """The session ends; returns the ids that the driver still waits for."""
+        """The session ends; returns the ids that are still awaited."""
         ids = [request.id for request in self.requests.values() if not request.cancelled]
         self._budget.release(self.held)
         self.held = 0

@@ -84,7 +84,7 @@ class RpcSession:
         overloaded: makes the message of the failure that refuses a request for lack of room.
 
     Attributes:
-        effects: the commands to the driver, in order; it removes them as it carries them out.
+        effects: the commands to the `PeerSession`, in order; it removes them as it carries them out.
         last_heard: when the last frame came, or the channel, seconds.
     """
 
@@ -423,7 +423,7 @@ class RpcSession:
         """The session ends: forget everything and give back its bytes.
 
         Returns:
-            Ids of requests of this side that are unresolved, cancelled ones excepted. Handlers that run are the driver's to cancel.
+            Ids of requests of this side that are unresolved, cancelled ones excepted. Handlers that run are for the `PeerSession` to cancel.
         """
         self._attached = False
         self._outbox.clear()

@@ -1,4 +1,4 @@
-"""Args and Returns of the functions of `aiograd.nn.functional`: texts that many functions share stand here once.
+"""Args and Returns of the functions of `aiograd.nn.functional` and `aiograd.nn.init`: texts that many functions share stand here once.
 
 The first line of a docstring is the function's own; `document` puts its Args and Returns behind that, before its Raises and examples.
 Classes of modules take theirs from the function, see `aiograd.nn.function_module`.
@@ -13,7 +13,8 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 _REDUCED = "A scalar, or elements of the shape of `input` where `reduction` is \"none\"."
-_SAMPLES = "A scalar, or one loss per sample where `reduction` is \"none\"."
+#: functions that draw values by the numbers of inputs and outputs of a unit
+_SCALED = ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_")
 
 #: text by parameter, or by ``function.parameter``
 PARAMETERS = {
@@ -57,6 +58,22 @@ PARAMETERS = {
     "binary_cross_entropy.target": "probabilities of the same shape",
     "binary_cross_entropy_with_logits.input": "logits",
     "binary_cross_entropy_with_logits.target": "probabilities of the same shape",
+    "tensor": "real floating, any shape",
+    **dict.fromkeys(("constant_.tensor", "zeros_.tensor", "ones_.tensor"), "any shape"),
+    "eye_.tensor": "a matrix",
+    **{f"{name}.tensor": "at least two axes, (out, in, ...)" for name in _SCALED},
+    "a": "the least value",
+    "b": "the largest value",
+    "uniform_.b": "the end, not included but by rounding",
+    "mean": "the mean",
+    "std": "the standard deviation, at least 0",
+    "trunc_normal_.mean": "the mean before cutting off",
+    "trunc_normal_.std": "the standard deviation before cutting off, above 0",
+    "val": "the number",
+    "gain": "the factor, see `calculate_gain`",
+    **dict.fromkeys(("kaiming_uniform_.a", "kaiming_normal_.a"), 'the slope of "leaky_relu"'),
+    "mode": '"fan_in" keeps variances forward, "fan_out" backward',
+    "nonlinearity": "as of `calculate_gain`",
 }
 
 RETURNS = {
@@ -65,6 +82,7 @@ RETURNS = {
     "glu": "A Tensor of half the length along the axis.",
     "attentions": "A Tensor of the shape of `input`; `input` itself if nothing is dropped.",
     "losses": _REDUCED,
+    "init": "`tensor`.",
 }
 
 

@@ -42,7 +42,7 @@ from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
-from aiograd.running.assembly import STAGE_HOST_ADAPTER
+from aiograd.running.assembly import STAGE_MEMBER_ADAPTER
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
 from aiograd.transaction import TransactionState
@@ -140,7 +140,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
 
     async def _make(self, remote: RemoteStages) -> None:
         refs = [reference(stage) for stage in remote.assignment.stages.values()]
-        remote.ref = await refs[0].adapt(STAGE_HOST_ADAPTER, refs[1:], remote.assignment.to_wire(), timeout=self._timeout)
+        remote.ref = await refs[0].adapt(STAGE_MEMBER_ADAPTER, refs[1:], remote.assignment.to_wire(), timeout=self._timeout)
 
     async def _join(self) -> None:
         """Let the members of each stage form a group. See Note [Replicas]."""

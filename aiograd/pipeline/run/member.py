@@ -12,12 +12,13 @@ from typing import Any
 from aiograd.coordination.client import StepWording
 from aiograd.coordination.decisions import StepOutcomes
 from aiograd.coordination.member import StepMember
-from aiograd.coordination.message_form import parse
+from aiograd.coordination.message_form import encode, parse
+from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession
 from aiograd.errors import PipelineError
 from aiograd.pipeline.run.messages import RankValue, ReplicaShare
 from aiograd.pipeline.run.remote_stages import RemoteStages
-from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
+from aiograd.pipeline.run.replicated_stages import ReplicatedStages, modules_of
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.stage_ranks import StageRanks
 from aiograd.pipeline.run.work import PipelineWork
@@ -71,9 +72,10 @@ class StageMember(StepMember[PipelineWork]):
         if work is not None:
             self._ranks.put(work, sent)
 
-    async def outline(self) -> list[list[Any]]:
-        """The parameters and buffers of the stages, as replicas compare them."""
-        return outline(self._ranks.assignment.stages)
+    async def outline(self) -> list[Any]:
+        """The `ModuleOutline` of the stages."""
+        modules = modules_of(self._ranks.assignment.stages)
+        return encode(ModuleOutline.of({f"{n}.": each for n, each in enumerate(modules)}))  # type: ignore[no-any-return]
 
     async def join(self, names: list[str], group: str, copies: bool) -> bool:
         """Join the members with the same stages in other replicas; gradients are added up with theirs from then on.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
+from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_code import Bound, shown
 from aiograd.coordination.message_form import WireMessage, message, parse
-from aiograd.errors import ProtocolError
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET
 
@@ -114,7 +114,7 @@ def received(kind: str, value: Any) -> Any:
     """
     expected = KINDS[kind]
     if value.__class__ is not expected:
-        raise ProtocolError(f"a malformed RankValue: field value of {kind} is {shown(value)}; expected {expected.__name__}", code="pipeline")
+        raise malformed(RankValue.form, f"{shown(value)} of kind {kind}", expected.__name__, "value")
     if kind == FORWARD:
         forward = parse(ForwardValue, value)
         return StageMessage(forward.values, forward.wants)

@@ -1,4 +1,4 @@
-"""ReplicatedStages: the stages of one host of a pipeline in replicas, which stay equal to the same stages of the others."""
+"""ReplicatedStages: the stages of one member of a pipeline in replicas, which stay equal to the same stages of other members."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
-from aiograd.coordination.outline import outline_of, tensors_of
+from aiograd.coordination.outline import tensors_of
 from aiograd.coordination.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.pipeline.step.stage import Stage
@@ -22,12 +22,12 @@ class ReplicatedStages:
 
     Args:
         stages: by number.
-        group: the hosts, in the order of the replicas.
+        group: the members, in the order of the replicas.
     """
 
     def __init__(self, stages: Mapping[int, Stage], group: ReducingGroup) -> None:
         self.group = group
-        self._modules = _modules_of(stages)
+        self._modules = modules_of(stages)
 
     async def copy_first(self) -> None:
         """Take parameters, buffers and gradients of the first replica, or give them. Cancelled or failed, nothing has changed here."""
@@ -56,7 +56,7 @@ class ReplicaReduction:
 
     Args:
         modules: of the stages, in their order.
-        group: the hosts that have them.
+        group: the members that have them.
     """
 
     def __init__(self, modules: list[Any], group: ReducingGroup) -> None:
@@ -111,12 +111,7 @@ class ReplicaReduction:
             self._sums.cancel()
 
 
-def outline(stages: Mapping[int, Stage]) -> list[list[Any]]:
-    """The parameters and buffers of some stages, as hosts of different replicas compare them."""
-    return [[f"{number}.{name}", *rest] for number, module in enumerate(_modules_of(stages)) for name, *rest in outline_of(module)]
-
-
-def _modules_of(stages: Mapping[int, Stage]) -> list[Any]:
+def modules_of(stages: Mapping[int, Stage]) -> list[Any]:
     """The modules with parameters and buffers, in the order of the stages."""
     modules = [stages[index].module for index in sorted(stages)]
     return [module for module in modules if callable(getattr(module, "named_parameters", None)) and callable(getattr(module, "named_buffers", None))]

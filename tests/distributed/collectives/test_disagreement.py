@@ -12,8 +12,8 @@ import pytest
 
 from aiograd import distributed as dist
 from aiograd.errors import CollectiveError, DeadlineError
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.groups import everywhere, groups
-from tests.distributed.workers import simulate
 
 Call = Callable[[dist.Group], Coroutine[Any, Any, Any]]
 
@@ -57,18 +57,14 @@ def may_agree(name: str, odd_name: str) -> bool:
 @pytest.mark.sim
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(("count", "odds"), [(2, (0,)), (4, (0, 1)), (17, (1,))], ids=["pair", "mesh", "ring"])
-def test_operations_that_differ_are_an_error_on_every_member(name: str, count: int, odds: tuple[int, ...]) -> None:
+async def test_operations_that_differ_are_an_error_on_every_member(virtual_clock: VirtualClock, name: str, count: int, odds: tuple[int, ...]) -> None:
     """Also on those that have got all that they need from members that agree with them."""
     outcomes: list[tuple[str, int, list[Any]]] = []
-
-    async def main() -> None:
-        for odd_name, odd in itertools.product(CALLS, odds):
-            if not may_agree(name, odd_name):
-                async with groups(*(f"w{rank}" for rank in range(count)), idle=False) as (_, joined):
-                    found = await everywhere(joined, lambda group, odd=odd, other=odd_name: CALLS[other if group.rank == odd else name](group))  # type: ignore[misc]
-                outcomes.append((odd_name, odd, found))
-
-    simulate(main)
+    for odd_name, odd in itertools.product(CALLS, odds):
+        if not may_agree(name, odd_name):
+            async with groups(*(f"w{rank}" for rank in range(count)), idle=False) as (_, joined):
+                found = await everywhere(joined, lambda group, odd=odd, other=odd_name: CALLS[other if group.rank == odd else name](group))  # type: ignore[misc]
+            outcomes.append((odd_name, odd, found))
     assert outcomes
     for odd_name, odd, found in outcomes:
         kinds = (CollectiveError, DeadlineError) if count == 17 else CollectiveError  # on a ring two may wait for each other
@@ -78,7 +74,7 @@ def test_operations_that_differ_are_an_error_on_every_member(name: str, count: i
 @pytest.mark.sim
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("count", [2, 4], ids=["pair", "mesh"])
-def test_what_begins_when_a_member_has_given_one_up_has_a_result_nowhere(name: str, count: int) -> None:
+async def test_what_begins_when_a_member_has_given_one_up_has_a_result_nowhere(virtual_clock: VirtualClock, name: str, count: int) -> None:
     """The one that is given up may have ended on some members."""
     operate = CALLS[name]
     cases = itertools.product((0, count - 1), (0, 2, 3, 5, 8, 13))
@@ -102,15 +98,13 @@ def test_what_begins_when_a_member_has_given_one_up_has_a_result_nowhere(name: s
             if any(isinstance(error, BaseException) for error in first):
                 second = await everywhere(joined, operate)
                 assert all(isinstance(error, CollectiveError) for error in second), (gives_up, turns, first, second)
-
-    async def main() -> None:
-        for case in cases:
-            await one(*case)
-
-    simulate(main)
+    for case in cases:
+        await one(*case)
 
 
-def test_the_parts_of_a_broadcast_say_its_shapes_even_after_a_message_that_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_parts_of_a_broadcast_say_its_shapes_even_after_a_message_that_could_not(
+    virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A rank that waits for the last one to begin learns the shapes meanwhile, and sends its part before the root's message arrives there."""
     send, released = dist.Group.ask, asyncio.Event()
 
@@ -120,17 +114,13 @@ def test_the_parts_of_a_broadcast_say_its_shapes_even_after_a_message_that_could
         return await send(group, peer, value, timeout)
 
     monkeypatch.setattr(dist.Group, "ask", ask)
-
-    async def main() -> None:
-        async with groups(*(f"w{rank}" for rank in range(4)), idle=False) as (_, joined):
-            values = np.arange(2.0**14)
-            running = [asyncio.ensure_future(group.broadcast([values] if group.rank == 0 else None, root=0)) for group in joined[:3]]
-            for delay in (1.0, 1.0):
-                await asyncio.sleep(delay)
-                if len(running) == 3:
-                    running.append(asyncio.ensure_future(joined[3].broadcast(None, root=0)))
-            released.set()
-            for (result,) in await asyncio.gather(*running):
-                assert np.array_equal(result, values)
-
-    simulate(main)
+    async with groups(*(f"w{rank}" for rank in range(4)), idle=False) as (_, joined):
+        values = np.arange(2.0**14)
+        running = [asyncio.ensure_future(group.broadcast([values] if group.rank == 0 else None, root=0)) for group in joined[:3]]
+        for delay in (1.0, 1.0):
+            await asyncio.sleep(delay)
+            if len(running) == 3:
+                running.append(asyncio.ensure_future(joined[3].broadcast(None, root=0)))
+        released.set()
+        for (result,) in await asyncio.gather(*running):
+            assert np.array_equal(result, values)

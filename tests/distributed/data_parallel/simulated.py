@@ -12,6 +12,7 @@ from aiograd import distributed as dist
 from aiograd.testing import Faults, SimulatedNetwork, simulated_run
 from tests.distributed.data_parallel.models import Net, bits, module_of, serial, service
 from tests.distributed.workers import SECRET
+from tests.support import run_by
 
 LEASE = 8.0
 LIMITS = dist.Limits(default_deadline=20.0, lease=LEASE)
@@ -127,6 +128,11 @@ class World:
             return result
 
         setattr(host, method, wrapped)
+
+
+def in_world(*names: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """A decorator of tests that run on the driver of such a world; each gets it first."""
+    return run_by(lambda main: World(*names, **options).simulate(main))
 
 
 async def expected(history: Sequence[Any], module: Any = Net, **options: Any) -> dict[str, bytes]:

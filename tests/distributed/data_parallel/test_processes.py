@@ -97,4 +97,4 @@ async def module_state(replicas: DataParallel, name: str) -> Any:
     await replicas.eval([x for x, _ in batches(1)[0]])  # all are there
     remote = replicas._coordinator.find(name)
     assert remote is not None
-    return await RemoteModule(replicas._coordinator.driver, name, remote.module).state_dict()
+    return await RemoteModule(replicas._coordinator.worker, name, remote.module).state_dict()

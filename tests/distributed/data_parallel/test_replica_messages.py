@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aiograd.coordination.message_form import WireMessage, parse
+from aiograd.coordination.message_json import from_json, to_json
 from aiograd.distributed.data_parallel.replica_messages import (
     PartOutline,
     PartStamp,
@@ -16,9 +17,6 @@ from aiograd.distributed.data_parallel.replica_messages import (
     ReplicaOutline,
     ReplicaVersion,
     StateEntry,
-    from_json,
-    pieces_from_json,
-    to_json,
 )
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, ProtocolError
@@ -50,9 +48,9 @@ def test_messages_that_do_not_fit(cls: type[WireMessage], value: Any, text: str)
 
 def test_outlines_of_states() -> None:
     outline = ReplicaOutline(["w"], [], [StateEntry(0, "step", False, np.int64(3))], [0], ReplicaVersion(1, 2))
-    assert to_json(outline) == json.dumps(STATE).encode(), "numbers of numpy are plain"
+    assert json.loads(to_json(outline)) == STATE, "numbers of numpy are plain"
     assert from_json(ReplicaOutline, as_bytes(to_json(outline))) == outline
-    with pytest.raises(ArgumentError, match="has a complex, which cannot be sent"):
+    with pytest.raises(ArgumentError, match="^PartOutline: a value of type complex has no JSON"):
         to_json(PartOutline([{"lr": 1j}], []))
     for text, found in (
         (b"{", "it is 1 bytes; expected JSON"),
@@ -62,6 +60,3 @@ def test_outlines_of_states() -> None:
     ):
         with pytest.raises(ProtocolError, match=f"a malformed ReplicaOutline: {found}"):
             from_json(ReplicaOutline, as_bytes(text))
-    for text, found in ((b"{}", "expected a JSON list"), (b"[", "expected a JSON list"), (b"[[0, 0, 1, 2, 3]]", "field name is 2")):
-        with pytest.raises(ProtocolError, match=found):
-            pieces_from_json(as_bytes(text))

@@ -31,7 +31,7 @@ from tests.distributed.data_parallel.models import (
     serial,
     service,
 )
-from tests.distributed.data_parallel.simulated import World, expected, whole
+from tests.distributed.data_parallel.simulated import World, expected, in_world, whole
 from tests.distributed.workers import workers
 
 NAMES = ("w0", "w1", "w2", "w3")
@@ -206,29 +206,26 @@ async def test_the_state_is_divided_anew_when_replicas_come_and_go() -> None:
 FOUR, THREE, TWO = batches(6, (4, 4, 4, 4)), batches(6, seed=1), batches(6, (4, 4), seed=2)
 
 
-def test_a_replica_sends_both_of_its_parts() -> None:
+@in_world(NAMES, shard_optimizer=True)
+async def test_a_replica_sends_both_of_its_parts(world: World) -> None:
     """After a division that not all have come to use, a replica may have two parts of it that others have lost."""
-
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        for shards in FOUR[:2]:
-            await replicas.step(shards)
-        replica, others = world.host("w0")._replica, [world.host(name)._replica.sharded.flatten() for name in ("w1", "w2")]
-        waiting = replica.sharded.divided(4, (2, 1))
-        waiting.load_parts(others)
-        waiting.loads, waiting.taken = replica.sharded.stamp[:2]
-        replica.divide(waiting)
-        for name in ("w1", "w2"):
-            world.network.kill(name)
-        with pytest.raises(WorkerLostError):
-            await replicas.step(FOUR[2])
-        for name in ("w1", "w2"):
-            await replicas.remove(name)
-        await replicas.step(TWO[0])
-        weights, alone = await whole([*FOUR[:2], TWO[0]])
-        assert world.states == [weights] * 2 and comparable(await replicas.optimizer_state_dict()) == comparable(alone)
-
-    World(NAMES, shard_optimizer=True).simulate(main)
+    replicas = world.replicas
+    for shards in FOUR[:2]:
+        await replicas.step(shards)
+    replica, others = world.host("w0")._replica, [world.host(name)._replica.sharded.flatten() for name in ("w1", "w2")]
+    waiting = replica.sharded.divided(4, (2, 1))
+    waiting.load_parts(others)
+    waiting.loads, waiting.taken = replica.sharded.stamp[:2]
+    replica.divide(waiting)
+    for name in ("w1", "w2"):
+        world.network.kill(name)
+    with pytest.raises(WorkerLostError):
+        await replicas.step(FOUR[2])
+    for name in ("w1", "w2"):
+        await replicas.remove(name)
+    await replicas.step(TWO[0])
+    weights, alone = await whole([*FOUR[:2], TWO[0]])
+    assert world.states == [weights] * 2 and comparable(await replicas.optimizer_state_dict()) == comparable(alone)
 
 
 def test_a_part_of_the_state_that_is_not_whole_is_refused() -> None:
@@ -268,124 +265,111 @@ def test_a_replica_that_is_lost_takes_no_state_with_it(name: str, comes_back: bo
     World(NAMES, shard_optimizer=True, accumulate=accumulate).simulate(main)
 
 
-def test_two_that_have_a_shard_between_them_are_lost_at_once() -> None:
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        await replicas.step(FOUR[0])
-        checkpoint, state = await replicas.state_dict(), await replicas.optimizer_state_dict()
-        await replicas.step(FOUR[1])
-        for name in ("w1", "w2"):
-            world.network.kill(name)
-        with pytest.raises(WorkerLostError):
-            await replicas.step(FOUR[2])
-        await replicas.remove("w1")
-        await replicas.remove("w2")
-        before = world.states
-        for attempt in (replicas.step(TWO[0]), replicas.optimizer_state_dict()):
-            with pytest.raises(DistributedError, match="load_optimizer_state_dict"):
-                await attempt
-        assert world.states == before
-        await replicas.load_optimizer_state_dict(state)
-        await replicas.load_state_dict(checkpoint)
-        await replicas.step(TWO[0])
-        assert world.states == [await expected([FOUR[0], TWO[0]])] * 2
-
-    World(NAMES, shard_optimizer=True).simulate(main)
+@in_world(NAMES, shard_optimizer=True)
+async def test_two_that_have_a_shard_between_them_are_lost_at_once(world: World) -> None:
+    replicas = world.replicas
+    await replicas.step(FOUR[0])
+    checkpoint, state = await replicas.state_dict(), await replicas.optimizer_state_dict()
+    await replicas.step(FOUR[1])
+    for name in ("w1", "w2"):
+        world.network.kill(name)
+    with pytest.raises(WorkerLostError):
+        await replicas.step(FOUR[2])
+    await replicas.remove("w1")
+    await replicas.remove("w2")
+    before = world.states
+    for attempt in (replicas.step(TWO[0]), replicas.optimizer_state_dict()):
+        with pytest.raises(DistributedError, match="load_optimizer_state_dict"):
+            await attempt
+    assert world.states == before
+    await replicas.load_optimizer_state_dict(state)
+    await replicas.load_state_dict(checkpoint)
+    await replicas.step(TWO[0])
+    assert world.states == [await expected([FOUR[0], TWO[0]])] * 2
 
 
-def test_a_shard_that_is_out_of_reach_is_not_called_lost() -> None:
+@in_world(NAMES, shard_optimizer=True)
+async def test_a_shard_that_is_out_of_reach_is_not_called_lost(world: World) -> None:
     """Of the two that have a shard one is lost, and the other may only be slow: its state is there again when it is."""
-
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        await replicas.step(FOUR[0])
-        state = await replicas.optimizer_state_dict()
-        world.network.kill("w1")
-        world.network.freeze("w2", 6.0)
-        with pytest.raises(WorkerLostError, match="shard of the state .*; w2 may have it, and cannot be reached.* once they can") as caught:
-            await replicas.optimizer_state_dict()
-        assert caught.value.worker == "w2" and not caught.value.is_gone
-        await asyncio.sleep(8.0)
-        assert comparable(await replicas.optimizer_state_dict()) == comparable(state)
-        world.network.kill("w2")
-        with pytest.raises(DistributedError, match="all replicas that had a shard .* are lost: go on with that of a checkpoint") as lost:
-            await replicas.optimizer_state_dict()
-        assert not isinstance(lost.value, WorkerLostError)
-
-    World(NAMES, shard_optimizer=True).simulate(main)
+    replicas = world.replicas
+    await replicas.step(FOUR[0])
+    state = await replicas.optimizer_state_dict()
+    world.network.kill("w1")
+    world.network.freeze("w2", 6.0)
+    with pytest.raises(WorkerLostError, match="shard of the state .*; w2 may have it, and cannot be reached.* once they can") as caught:
+        await replicas.optimizer_state_dict()
+    assert caught.value.worker == "w2" and not caught.value.is_gone
+    await asyncio.sleep(8.0)
+    assert comparable(await replicas.optimizer_state_dict()) == comparable(state)
+    world.network.kill("w2")
+    with pytest.raises(DistributedError, match="all replicas that had a shard .* are lost: go on with that of a checkpoint") as lost:
+        await replicas.optimizer_state_dict()
+    assert not isinstance(lost.value, WorkerLostError)
 
 
-def test_a_state_that_is_out_of_reach_is_not_called_lost() -> None:
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        await replicas.step(TWO[0])
-        world.network.kill("w0")
-        world.network.freeze("w1", 6.0)
-        with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
-            await replicas.state_dict()
-        with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
-            await replicas.add("w1")
-        await asyncio.sleep(8.0)
-        assert await replicas.state_dict()
-        await replicas.add("w1")  # it is there
-        assert replicas.names == ("w0", "w1")
-        world.network.kill("w1")
-        with pytest.raises(DistributedError, match="all replicas that had the state after step 1 are lost: make new replicas"):
-            await replicas.state_dict()
-
-    World(NAMES[:2]).simulate(main)
+@in_world(NAMES[:2])
+async def test_a_state_that_is_out_of_reach_is_not_called_lost(world: World) -> None:
+    replicas = world.replicas
+    await replicas.step(TWO[0])
+    world.network.kill("w0")
+    world.network.freeze("w1", 6.0)
+    with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
+        await replicas.state_dict()
+    with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
+        await replicas.add("w1")
+    await asyncio.sleep(8.0)
+    assert await replicas.state_dict()
+    await replicas.add("w1")  # it is there
+    assert replicas.names == ("w0", "w1")
+    world.network.kill("w1")
+    with pytest.raises(DistributedError, match="all replicas that had the state after step 1 are lost: make new replicas"):
+        await replicas.state_dict()
 
 
 @pytest.mark.parametrize("method", ["divide", "join"])
 @pytest.mark.parametrize("is_before", [True, False])
 @pytest.mark.parametrize("victim", ["w0", "w2"])
-def test_a_replica_is_lost_while_the_state_is_divided_anew(victim: str, is_before: bool, method: str) -> None:
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        for shards in THREE[:2]:
-            await replicas.step(shards)
-        world.around(victim, method, lambda: world.network.kill(victim), is_before=is_before)
-        await replicas.add("w3")
-        with pytest.raises(WorkerLostError):
-            await replicas.step(FOUR[2])
-        await replicas.remove(victim)
-        for shards in THREE[2:4]:
-            await replicas.step(shards)
-        assert world.states == [await expected(THREE[:4])] * 3
-        assert comparable(await replicas.optimizer_state_dict()) == comparable((await whole(THREE[:4]))[1])
-
-    World(NAMES, 3, shard_optimizer=True).simulate(main)
+@in_world(NAMES, 3, shard_optimizer=True)
+async def test_a_replica_is_lost_while_the_state_is_divided_anew(world: World, victim: str, is_before: bool, method: str) -> None:
+    replicas = world.replicas
+    for shards in THREE[:2]:
+        await replicas.step(shards)
+    world.around(victim, method, lambda: world.network.kill(victim), is_before=is_before)
+    await replicas.add("w3")
+    with pytest.raises(WorkerLostError):
+        await replicas.step(FOUR[2])
+    await replicas.remove(victim)
+    for shards in THREE[2:4]:
+        await replicas.step(shards)
+    assert world.states == [await expected(THREE[:4])] * 3
+    assert comparable(await replicas.optimizer_state_dict()) == comparable((await whole(THREE[:4]))[1])
 
 
-def test_the_old_division_is_there_until_all_have_the_new_one() -> None:
-    async def main(world: World) -> None:
-        def fail(divided: Any) -> None:
-            raise ZeroDivisionError("by nought")
+@in_world((*NAMES, "w4"), 4, shard_optimizer=True)
+async def test_the_old_division_is_there_until_all_have_the_new_one(world: World) -> None:
+    def fail(divided: Any) -> None:
+        raise ZeroDivisionError("by nought")
 
-        replicas = world.replicas
-        await replicas.step(FOUR[0])
-        troubled = [world.host(name)._replica for name in ("w0", "w1")]
-        for each in troubled:
-            each.divide = fail
-        await replicas.add("w4")
-        for each in troubled:
-            del each.divide
-        await replicas.step(batches(1, (4,) * 5)[0])
-        assert world.states == [await expected([FOUR[0], batches(1, (4,) * 5)[0]])] * 5
-
-    World((*NAMES, "w4"), 4, shard_optimizer=True).simulate(main)
+    replicas = world.replicas
+    await replicas.step(FOUR[0])
+    troubled = [world.host(name)._replica for name in ("w0", "w1")]
+    for each in troubled:
+        each.divide = fail
+    await replicas.add("w4")
+    for each in troubled:
+        del each.divide
+    await replicas.step(batches(1, (4,) * 5)[0])
+    assert world.states == [await expected([FOUR[0], batches(1, (4,) * 5)[0]])] * 5
 
 
-def test_before_the_first_step_there_is_no_state_to_lose() -> None:
-    async def main(world: World) -> None:
-        for name in ("w1", "w2"):
-            world.network.kill(name)
-        for name in ("w1", "w2"):
-            await world.replicas.remove(name)
-        await world.replicas.step(TWO[0])
-        assert world.states == [await expected(TWO[:1])] * 2
-
-    World(NAMES, shard_optimizer=True).simulate(main)
+@in_world(NAMES, shard_optimizer=True)
+async def test_before_the_first_step_there_is_no_state_to_lose(world: World) -> None:
+    for name in ("w1", "w2"):
+        world.network.kill(name)
+    for name in ("w1", "w2"):
+        await world.replicas.remove(name)
+    await world.replicas.step(TWO[0])
+    assert world.states == [await expected(TWO[:1])] * 2
 
 
 @pytest.mark.sim
@@ -402,41 +386,37 @@ def test_steps_on_networks_and_workers_that_fail(block: int) -> None:
 
 @pytest.mark.parametrize("name", ["w0", "w2"])
 @pytest.mark.parametrize("when", ["loss", "compute", "exchange"])
-def test_a_step_that_fails_on_one_replica_leaves_nothing(name: str, when: str) -> None:
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        await replicas.step(THREE[0])
-        before, state = world.states, comparable(await replicas.optimizer_state_dict())
-        host = world.host(name)
-        if when == "loss":
-            module_of(host).fails = True
-        else:
+@in_world(NAMES[:3], shard_optimizer=True)
+async def test_a_step_that_fails_on_one_replica_leaves_nothing(world: World, name: str, when: str) -> None:
+    replicas = world.replicas
+    await replicas.step(THREE[0])
+    before, state = world.states, comparable(await replicas.optimizer_state_dict())
+    host = world.host(name)
+    if when == "loss":
+        module_of(host).fails = True
+    else:
 
-            def fail(*args: Any) -> Any:
-                raise ZeroDivisionError("by nought")
+        def fail(*args: Any) -> Any:
+            raise ZeroDivisionError("by nought")
 
-            setattr(host._replica.optimizer, when, fail)
-        with pytest.raises(RemoteError, match="by nought"):
-            await replicas.step(THREE[1])
-        assert world.states == before and comparable(await replicas.optimizer_state_dict()) == state
-        module_of(host).fails = False
-        vars(host._replica.optimizer).pop(when, None)
-        for shards in THREE[1:3]:
-            await replicas.step(shards)
-        assert world.states == [await expected(THREE[:3])] * 3
-
-    World(NAMES[:3], shard_optimizer=True).simulate(main)
+        setattr(host._replica.optimizer, when, fail)
+    with pytest.raises(RemoteError, match="by nought"):
+        await replicas.step(THREE[1])
+    assert world.states == before and comparable(await replicas.optimizer_state_dict()) == state
+    module_of(host).fails = False
+    vars(host._replica.optimizer).pop(when, None)
+    for shards in THREE[1:3]:
+        await replicas.step(shards)
+    assert world.states == [await expected(THREE[:3])] * 3
 
 
-def test_a_parameter_that_cannot_be_written_to() -> None:
-    async def main(world: World) -> None:
-        before = world.states
-        module_of(world.host("w1")).first.weight._data.flags.writeable = False
-        with pytest.raises(RemoteError, match=r"shape \[6, 4\] is read-only"):
-            await world.replicas.step(THREE[0])
-        assert world.states == before
-
-    World(NAMES[:3], shard_optimizer=True).simulate(main)
+@in_world(NAMES[:3], shard_optimizer=True)
+async def test_a_parameter_that_cannot_be_written_to(world: World) -> None:
+    before = world.states
+    module_of(world.host("w1")).first.weight._data.flags.writeable = False
+    with pytest.raises(RemoteError, match=r"shape \[6, 4\] is read-only"):
+        await world.replicas.step(THREE[0])
+    assert world.states == before
 
 
 # ---------------------------------------------------------------- bad input

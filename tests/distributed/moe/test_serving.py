@@ -68,18 +68,15 @@ async def test_a_batch_that_the_next_task_would_overfill_waits_for_nobody(virtua
     assert seen == [2, 3]
 
 
-def test_a_task_is_not_split_and_too_large_ones_are_refused() -> None:
-    async def main() -> None:
-        pool = moe.TaskPool(lambda x: x, 2)
-        with pytest.raises(ArgumentError, match="3 rows; a task is not split"):
-            await pool.submit(rows(1, 2, 3))
-        with pytest.raises(ArgumentError, match="same number of rows"):
-            await pool.submit(rows(1), rows(1, 2))
-        await pool.aclose()
-        with pytest.raises(DistributedError, match="closed"):
-            await pool.submit(rows(1))
-
-    simulated_run(main)
+async def test_a_task_is_not_split_and_too_large_ones_are_refused(virtual_clock: VirtualClock) -> None:
+    pool = moe.TaskPool(lambda x: x, 2)
+    with pytest.raises(ArgumentError, match="3 rows; a task is not split"):
+        await pool.submit(rows(1, 2, 3))
+    with pytest.raises(ArgumentError, match="same number of rows"):
+        await pool.submit(rows(1), rows(1, 2))
+    await pool.aclose()
+    with pytest.raises(DistributedError, match="closed"):
+        await pool.submit(rows(1))
     with pytest.raises(ArgumentError):
         moe.TaskPool(lambda x: x, 2, 3)
 

@@ -20,6 +20,7 @@ from aiograd.pipeline.step.message import pack
 from aiograd.pipeline.step.rank import failure
 from aiograd.pipeline.step.stage_run import StageRun
 from tests.pipeline.models import ZERO_BUBBLE, blocks, schedule
+from tests.support import cancel
 
 
 def one(rows: int = 2) -> tuple[StageRun, Any]:
@@ -104,9 +105,7 @@ async def test_a_mailbox_gives_each_value_once() -> None:
     other = ("forward", 1, 1)
     cancelled = asyncio.ensure_future(box.receive(other))
     await asyncio.sleep(0)
-    cancelled.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await cancelled
+    await cancel(cancelled)
     box.put(other, "kept")
     assert await box.receive(other) == "kept"
 

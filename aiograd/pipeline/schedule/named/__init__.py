@@ -57,12 +57,7 @@ def build_named(name: str, ranks: int, microbatches: int, stages_per_rank: int =
     family = find_family(name)
     if family is None:
         raise ArgumentError(f"no pipeline schedule is called {name!r}: there are {', '.join(known.name for known in FAMILIES)} and auto")
-    size = Size(ranks, microbatches, stages_per_rank)
-    for field, value in zip(("ranks", "microbatches", "stages_per_rank"), size, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentTypeError(f"{field} of a pipeline schedule is an int, not {type(value).__name__}")
-        if value < 1:
-            raise ArgumentError(f"{field} of a pipeline schedule is at least 1, not {value}")
+    size = Size.checked(ranks, microbatches, stages_per_rank)
     complaint = family.check(size)
     if complaint:
         raise ArgumentError(f"cannot make the schedule {family.name} for {ranks} ranks, {microbatches} microbatches: it {complaint}")

@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias
 
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.layout import Layout
 
 
 class Size(NamedTuple):
-    """How large a pipeline is.
+    """The size of a pipeline.
 
     Attributes:
         ranks: number of ranks.
@@ -29,6 +30,20 @@ class Size(NamedTuple):
     ranks: int
     microbatches: int
     chunks: int
+
+    @classmethod
+    def checked(cls, ranks: int, microbatches: int, stages_per_rank: int) -> Size:
+        """The size of a pipeline that a user asks for.
+
+        Raises:
+            ArgumentTypeError: a number is no int. ArgumentError: one is below 1.
+        """
+        for field, value in {"ranks": ranks, "microbatches": microbatches, "stages_per_rank": stages_per_rank}.items():
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ArgumentTypeError(f"{field} of a pipeline schedule is an int, not {type(value).__name__}")
+            if value < 1:
+                raise ArgumentError(f"{field} of a pipeline schedule is at least 1, not {value}")
+        return cls(ranks, microbatches, stages_per_rank)
 
     @property
     def stages(self) -> int:

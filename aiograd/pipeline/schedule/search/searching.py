@@ -81,12 +81,7 @@ def search_schedule(
         ArgumentError: numbers that do not fit, or a limit that does not hold a single microbatch.
         ArgumentTypeError: values of other types.
     """
-    size = Size(ranks, microbatches, stages_per_rank)
-    for field, value in zip(("ranks", "microbatches", "stages_per_rank"), size, strict=True):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ArgumentTypeError(f"{field} of a pipeline schedule is an int, not {type(value).__name__}")
-        if value < 1:
-            raise ArgumentError(f"{field} of a pipeline schedule is at least 1, not {value}")
+    size = Size.checked(ranks, microbatches, stages_per_rank)
     if costs is not None and not isinstance(costs, Costs):
         raise ArgumentTypeError(f"costs of a search for a pipeline schedule must be Costs(forward, ...), not {type(costs).__name__}")
     if memory_limit is not None and (isinstance(memory_limit, bool) or not isinstance(memory_limit, int | float)):

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aiograd.cli.demo.alone import DECAY, RATE
-from aiograd.cli.demo.model import cut
 from aiograd.distributed import DistributedOptimizer, RemoteModule, Worker
 from aiograd.errors import DistributedError
 from aiograd.nn.functional import cross_entropy
 from aiograd.profiler import scope
+from aiograd.running.cli.demo.alone import DECAY, RATE
+from aiograd.running.cli.demo.model import cut
 from aiograd.running.modes import no_grad
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.tensor import Tensor

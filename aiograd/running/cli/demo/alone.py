@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aiograd.cli.demo.data import batches
-from aiograd.cli.demo.model import Network
 from aiograd.nn.functional import cross_entropy
 from aiograd.optim import AdamW
+from aiograd.running.cli.demo.data import batches
+from aiograd.running.cli.demo.model import Network
 from aiograd.running.modes import no_grad
 from aiograd.tensors.passes import grad
 from aiograd.tensors.tensor import Tensor

@@ -15,6 +15,6 @@
 
 from __future__ import annotations
 
-from aiograd.cli.demo.story import Options, show
+from aiograd.running.cli.demo.story import Options, show
 
 __all__ = ["Options", "show"]

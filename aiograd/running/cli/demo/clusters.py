@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from aiograd.distributed import Cluster, JoinCluster, Limits, LocalCluster, RayCluster
 from aiograd.errors import DeadlineError
 
-SERVICE = "aiograd.cli.demo.service:service"
+SERVICE = "aiograd.running.cli.demo.service:service"
 #: on a machine that has other things to do, a worker may be silent for a while; one that is gone is noticed at once all the same
 PATIENT = Limits(missed_heartbeats=12)
 #: seconds until processes have joined

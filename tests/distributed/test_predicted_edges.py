@@ -1,4 +1,4 @@
-"""Passes whose initiator knows what takes part without asking; see Note [Foresight] in `discovery`."""
+"""Passes whose initiator knows what takes part without asking; see Note [Predicted edges] in `discovery`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aiograd.distributed.autograd import discovery
-from aiograd.distributed.autograd.discovery import FORESEEN_EDGES, FORESIGHT
+from aiograd.distributed.autograd.discovery import PREDICTED_EDGES, PREDICTED_NODES
 from aiograd.distributed.autograd.exchange import SMART
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import WireTensor
@@ -19,12 +19,12 @@ from tests.distributed.workers import values, view
 from tests.tolerance import assert_close
 
 #: the number of operations that are one more than a worker looks at
-LONG = FORESIGHT + 1
+LONG = PREDICTED_NODES + 1
 
 
-@pytest.fixture(params=[0, FORESIGHT], ids=["asked", "foreseen"])
+@pytest.fixture(params=[0, PREDICTED_NODES], ids=["asked", "predicted"])
 def sight(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(discovery, "FORESIGHT", request.param)
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", request.param)
     return int(request.param)
 
 
@@ -74,7 +74,7 @@ async def test_others_are_asked_where_a_result_depends_on_a_third_worker() -> No
         assert values(view(c, ctx).grads[stage.weights["c"]]) == values(stage.x)
 
 
-@pytest.mark.parametrize("count", [FORESEEN_EDGES, FORESEEN_EDGES + 1])
+@pytest.mark.parametrize("count", [PREDICTED_EDGES, PREDICTED_EDGES + 1])
 async def test_workers_with_many_edges_are_asked(count: int) -> None:
     stage = Stage("ab")
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -82,7 +82,7 @@ async def test_workers_with_many_edges_are_asked(count: int) -> None:
         ys = [await a.call("b", "weigh", stage.x) for _ in range(count)]
         log = Log().watch(*opened)
         await ctx.backward(sum(ys[1:], ys[0]).sum())
-        assert ("MARK" in log.count()) is (count > FORESEEN_EDGES)
+        assert ("MARK" in log.count()) is (count > PREDICTED_EDGES)
         assert_close(view(b, ctx).grads[stage.weights["b"]].numpy(), stage.x.numpy() * count)
 
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from aiograd.cli.demo import Options, show
-from aiograd.cli.demo.model import BLOCKS
 from aiograd.distributed.cluster.factory import KINDS
 from aiograd.engine.run import run
+from aiograd.running.cli.demo import Options, show
+from aiograd.running.cli.demo.model import BLOCKS
 
 
 def add_demo(commands: Any) -> None:

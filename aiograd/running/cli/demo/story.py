@@ -15,15 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cli.demo.alone import accuracy, rate
-from aiograd.cli.demo.clusters import Pids, cluster_on
-from aiograd.cli.demo.data import Digits
-from aiograd.cli.demo.display import Bar, Display, megabytes
-from aiograd.cli.demo.model import Network
-from aiograd.cli.demo.training import Checkpoint, Training
 from aiograd.distributed import Cluster, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
+from aiograd.running.cli.demo.alone import accuracy, rate
+from aiograd.running.cli.demo.clusters import Pids, cluster_on
+from aiograd.running.cli.demo.data import Digits
+from aiograd.running.cli.demo.display import Bar, Display, megabytes
+from aiograd.running.cli.demo.model import Network
+from aiograd.running.cli.demo.training import Checkpoint, Training
 from aiograd.running.scalars import log
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.tensor import Tensor

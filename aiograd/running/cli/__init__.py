@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aiograd import __version__
-from aiograd.cli.worker import add_worker
 from aiograd.errors import AiogradError
+from aiograd.running.cli.worker import add_worker
 from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
-    from aiograd.cli import doctor, trace
-    from aiograd.cli.demo import command as demo_command
+    from aiograd.running.cli import doctor, trace
+    from aiograd.running.cli.demo import command as demo_command
 else:  # a worker needs none of these, and is the sooner there
-    demo_command, doctor, trace = LateModule("aiograd.cli.demo.command"), LateModule("aiograd.cli.doctor"), LateModule("aiograd.cli.trace")
+    demo_command = LateModule("aiograd.running.cli.demo.command")
+    doctor = LateModule("aiograd.running.cli.doctor")
+    trace = LateModule("aiograd.running.cli.trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

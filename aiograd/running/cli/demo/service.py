@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-from aiograd.cli.demo.alone import gradients_alone, train_alone
-from aiograd.cli.demo.model import Network
 from aiograd.distributed import RemoteRef, Service, current_context, current_worker
 from aiograd.errors import ArgumentTypeError
 from aiograd.profiler import profile
+from aiograd.running.cli.demo.alone import gradients_alone, train_alone
+from aiograd.running.cli.demo.model import Network
 from aiograd.tensors.tensor import Tensor
 
 service = Service()

@@ -1,4 +1,4 @@
-"""AdapterHost: the worker that an adapter lives on, as the adapter sees it.
+"""AdapterWorker: the worker that an adapter lives on, as the adapter sees it.
 
 An adapter answers requests, and each of them runs for its caller and with the rest of its deadline. Work that an adapter does by itself, because no
 request has come for too long, belongs to no request: it runs here, for the principal that made the adapter.
@@ -17,7 +17,7 @@ from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.worker_core import WorkerCore
 
 
-class AdapterHost:
+class AdapterWorker:
     """A worker, as an adapter sees it.
 
     Args:
