@@ -84,11 +84,11 @@ class Batcher:
 
     @property
     def rate(self) -> float:
-        """Rows per second in the last batches, while there were rows to run; 0 before the first batch has ended."""
+        """Rows per second of the last batches, idle time left out; 0 before the first batch has ended."""
         return self._recent_rows / self._recent_seconds if self._recent_seconds else 0.0
 
     def require_room(self, size: int) -> None:
-        """Refuse rows that `admit` would refuse, to be asked for a request of several tasks before the first is admitted.
+        """Refuse rows as `admit` does; for a request of several tasks, before its first is admitted.
 
         Args:
             size: rows of the request.
@@ -105,7 +105,8 @@ class Batcher:
             if size > (limit := queue.max_rows or 0):
                 raise ArgumentError(f"{self._name}: {size} rows; expected at most the {limit} rows that may wait at once")
             self.refused += 1
-            seconds = self._seconds_for(queue.rows + size - limit)
+            rate = self.rate
+            seconds = min(60.0, (queue.rows + size - limit) / rate) if rate else 1.0
             raise QueueFullError(
                 f"{self._name}: {queue.rows} of {limit} rows wait, no room for {size}; try again in {seconds:.3g} s", retry_after=seconds
             )
@@ -151,7 +152,7 @@ class Batcher:
     async def wait(self, task: Task) -> Any:
         """The part of the outputs for an admitted task.
 
-        Cancelling takes the rows out; where their batch runs already, their result is dropped.
+        Cancelling takes the rows out. If their batch has begun, their result is dropped, and a batch of cancelled tasks only is cancelled.
 
         Args:
             task: from `admit`.
@@ -272,7 +273,7 @@ class Batcher:
         except Exception as error:
             self.failed += self._fail(batch.tasks, error)
         except asyncio.CancelledError:
-            if self._is_cancelled_from_outside():
+            if self._worker is not None and self._worker.cancelling() > self._is_abandoned:  # from outside
                 self._fail(batch.tasks, self._closed_error("the batch of this task was cancelled"))
                 raise
             text = f"{self._name}: the function that runs batches was cancelled, by itself or by something it waits for"
@@ -283,9 +284,6 @@ class Batcher:
                 self._worker.uncancel()
             self._is_abandoned = False
             self._settle(batch, loop.time())
-
-    def _is_cancelled_from_outside(self) -> bool:
-        return self._worker is not None and self._worker.cancelling() > self._is_abandoned
 
     def _settle(self, batch: TaskBatch, now: float) -> None:
         """Count a batch that has ended, and let go of its tasks: they refer to it, so they would live until the collector finds them."""
@@ -352,10 +350,6 @@ class Batcher:
             self._is_abandoned = True
             self._worker.cancel()
 
-    def _seconds_for(self, rows: int) -> float:
-        """Seconds that so many rows take by the measured rate; 1 as long as there is none."""
-        return min(60.0, rows / self.rate) if self.rate else 1.0
-
 
 def _size_of(tensors: tuple[Any, ...]) -> int | None:
     """The number of rows; None where there are no Tensors or different numbers."""
@@ -404,7 +398,7 @@ class TaskPool:
     async def submit(self, *rows: Any) -> Any:
         """Run `fn` on these rows, together with other callers' rows, as one batch.
 
-        Cancelling takes the rows out unless their batch has begun; then the result is dropped.
+        Cancelling takes the rows out. If their batch has begun, their result is dropped, and a batch of cancelled tasks only is cancelled.
 
         Args:
             rows: a Tensor per argument of `fn`, or one tuple of them; all with the same number of rows.

@@ -215,9 +215,9 @@ class BatchQueue:
             if not task.answer.done():
                 return TaskBatch([task], now)
         while (line := self._due(now)) is not None:
-            tasks, is_due = self._chosen(line, now)
-            if is_due:
-                self._remove(line, tasks)
+            tasks, answered = self._next(line)
+            self._remove(line, answered or tasks)
+            if not answered:
                 return TaskBatch(tasks, now)
         return None
 
@@ -312,21 +312,17 @@ class BatchQueue:
             return None if full is None else full[1]
         return line
 
-    def _chosen(self, line: _Line, now: float) -> tuple[list[Task], bool]:
-        """The next tasks of a line that fit into a batch, and True if they are due. Removes answered tasks on the way."""
+    def _next(self, line: _Line) -> tuple[list[Task], list[Task]]:
+        """The tasks of a line that fit into its next batch, and the answered tasks among them."""
         tasks: list[Task] = []
         answered: list[Task] = []
-        size, is_full = 0, False
+        size = 0
         for task in line.tasks:
             if task.answer.done():
                 answered.append(task)
             elif size + task.size > self.max_batch:
-                is_full = True
                 break
             else:
                 tasks.append(task)
                 size += task.size
-        if answered:
-            self._remove(line, answered)
-        is_full = is_full or size == self.max_batch
-        return tasks, is_full or (size >= self.min_batch and tasks[0].arrived + self.max_delay <= now)
+        return tasks, answered
