@@ -15,11 +15,14 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import aiohttp.web
 import numpy as np
 import pytest
 
@@ -74,9 +77,11 @@ class Linear(ag.nn.Linear):
 
 
 async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> dict[str, Any]:
-    """The names that an example of `distributed` or `pipeline` finds, as far as its text has them."""
+    """The names that an example of `distributed`, `pipeline` or `serving` finds, as far as its text has them."""
     if ".cluster." in example.name:
         return {"dist": dist, "cluster": await stack.enter_async_context(dist.LocalCluster(1, service="tests.distributed.cluster_service:service"))}
+    if ".serving." in example.name:
+        return {"dist": dist, "aiohttp": aiohttp, "folder": stack.enter_context(tempfile.TemporaryDirectory())}
     service = dist.Service()
     service.reference(Linear)
     service.function("cubed")(lambda x: x**3)
@@ -113,7 +118,7 @@ def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.Te
 
         monkeypatch.setattr(doctest, "exec", execute, raising=False)
         example.globs.update(ag=ag, np=np, asyncio=asyncio)
-        if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline.", "aiograd.serving.batcher.")):
+        if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline.", "aiograd.serving.")):
             example.globs.update(runner.run(ready(stack, example)))
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         results = doctest.DocTestRunner(Checker(), optionflags=flags).run(example, compileflags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
