@@ -431,16 +431,26 @@ async def test_outputs_of_other_rows_are_an_error_of_the_batch(result: Any, virt
     assert batcher.failed == 2
 
 
-async def test_a_function_that_is_cancelled_by_itself_fails_its_batch_and_the_next_runs(virtual_clock: VirtualClock) -> None:
+@pytest.mark.parametrize("after_a_cancelled_batch", [False, True])
+async def test_a_function_that_is_cancelled_by_itself_fails_its_batch_and_the_next_runs(
+    after_a_cancelled_batch: bool, virtual_clock: VirtualClock
+) -> None:
     async def run(batch: Any) -> Any:
-        if 13 in numbers(batch.columns()[0]):
+        (value,) = numbers(batch.columns()[0])
+        await asyncio.sleep(value)
+        if value == 13:
             raise asyncio.CancelledError
         return batch.columns()[0]
 
     batcher = Batcher(run, max_batch=1, name="test")
-    results = await asyncio.gather(*(ask(batcher, rows(value)) for value in (13, 2)), return_exceptions=True)
-    assert [type(result) for result in results] == [ServingError, ag.Tensor] and "was cancelled" in str(results[0])
-    assert (batcher.failed, batcher.cancelled) == (1, 0)
+    asked = [asyncio.ensure_future(ask(batcher, rows(value))) for value in (5, 13, 2)]
+    await asyncio.sleep(1)
+    if after_a_cancelled_batch:
+        asked[0].cancel()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    first = asyncio.CancelledError if after_a_cancelled_batch else ag.Tensor
+    assert [type(result) for result in results] == [first, ServingError, ag.Tensor] and "was cancelled" in str(results[1])
+    assert (batcher.failed, batcher.cancelled) == (1, after_a_cancelled_batch)
 
 
 @pytest.mark.parametrize("min_batch", [1, 4])

@@ -143,6 +143,17 @@ def test_the_queue_gives_the_batches_of_a_plain_one(operations: list[tuple[Any, 
     assert queue.rows == 0 and len(queue) == 0 and queue.wait(now) is None
 
 
+def test_full_batches_do_not_wait_behind_an_older_one_that_does() -> None:
+    queue = BatchQueue(4, max_delay=5)
+    queue.add(task(1, group="old"))
+    for size in (2, 2, 4, 3, 2):
+        queue.add(task(size, group="full", now=1))
+    found = [queue.take(1) for _ in range(4)]
+    assert [batch and (batch.group, batch.size) for batch in found] == [("full", 4), ("full", 4), ("full", 3), None]
+    assert queue.wait(1) == 4
+    assert [batch and (batch.group, batch.size) for batch in (queue.take(6), queue.take(6))] == [("old", 1), ("full", 2)]
+
+
 def test_rows_of_another_dtype_or_group_wait_in_a_line_of_their_own() -> None:
     queue = BatchQueue(8)
     for rows, group in ((np.float32, None), (np.float64, None), (np.float32, 1), (np.float32, None)):

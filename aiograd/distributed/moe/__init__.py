@@ -1,7 +1,8 @@
 """Mixtures of experts over workers.
 
 `gating` chooses experts and combines their answers; `runtime` asks many at once, one request for all rows of a batch that go to the same expert,
-batches requests of several callers, and lets experts learn; `expert` is an expert on another worker, `mixture` puts them together.
+and lets experts learn; `serving.batcher` batches requests of several callers; `expert` is an expert on another worker, `mixture` puts them
+together.
 """
 
 from __future__ import annotations
