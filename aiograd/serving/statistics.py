@@ -24,6 +24,11 @@ class Comparison:
         requests: the number of requests that it computed too.
         errors: the number of requests for which it failed, or returned other shapes.
         mean_difference: mean absolute difference of its values from the answers; 0.0 where there is none yet.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     server.shadow(1)
+    ...     server.statistics().comparisons
+    {1: Comparison(requests=0, errors=0, mean_difference=0.0)}
     """
 
     requests: int
@@ -52,6 +57,12 @@ class ServingStatistics:
         answers_by_version: the number of answers by the number of the version.
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     answer = await server.predict(np.ones((3, 2), np.float32))
+    ...     statistics = server.statistics()
+    >>> statistics.answers, statistics.rows, statistics.answers_by_version
+    (1, 3, {1: 1})
     """
 
     version: int
