@@ -235,6 +235,11 @@ class Server:
     # ---------------------------------------------------------------- versions
 
     @property
+    def has_version(self) -> bool:
+        """True once a version serves."""
+        return self._publisher.serving is not None
+
+    @property
     def current(self) -> Version:
         """The version that serves."""
         return self._publisher.bound_now().version
@@ -456,6 +461,7 @@ class Server:
             failed=batcher.failed,
             answers_by_version=dict(self._answer_counts.by_version),
             latency=self._answer_counts.latency,
+            latency_sum=self._answer_counts.seconds,
             comparisons={number: total.comparison for number, total in self._difference_sums.items()},
         )
 

@@ -57,6 +57,7 @@ class ServingStatistics:
         answers_by_version: the number of answers by the number of the version.
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.
+        latency_sum: the sum of the durations in `latency`, in seconds.
 
     >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
     ...     answer = await server.predict(np.ones((3, 2), np.float32))
@@ -81,6 +82,7 @@ class ServingStatistics:
     answers_by_version: Mapping[int, int]
     latency: Mapping[float, int]
     comparisons: Mapping[int, Comparison]
+    latency_sum: float = 0.0
 
 
 class AnswerCounts:
@@ -89,11 +91,13 @@ class AnswerCounts:
     def __init__(self) -> None:
         self.by_version: Counter[int] = Counter()
         self._by_bound = [0] * len(BOUNDS)
+        self.seconds = 0.0
 
     def add(self, number: int, seconds: float) -> None:
         """Count an answer of a version."""
         self.by_version[number] += 1
         self._by_bound[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
 
     @property
     def latency(self) -> dict[float, int]:
