@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias, dataclass_transform
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import M, WireMessage, encode, message, parse_answer
+from aiograd.coordination.message_form import M, Positive, WireMessage, encode, message, parse_answer
 from aiograd.distributed.objects.references import RemoteRef
 
-Positive: TypeAlias = Annotated[int, Bound("an int from 1", lambda number: number >= 1)]
 #: the number of a transfer, which its caller draws
 TransferNumber: TypeAlias = Annotated[bytes, Bound("16 bytes", lambda number: len(number) == 16)]
 _FUNCTIONS: dict[str, type[WireMessage]] = {}
