@@ -18,6 +18,7 @@ import pytest
 import aiograd
 from aiograd.dashboard.pages import SCRIPTS
 from tests.support import assert_raises
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -111,7 +112,7 @@ LATE = (
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("module", LATE)
+@pytest.mark.parametrize("module", swept(LATE, keep=4))
 def test_a_part_is_there_when_it_is_asked_for(module: str) -> None:
     name = module.rpartition(".")[2]
     script = f"""
