@@ -103,14 +103,7 @@ class RemotePipelineError(RemoteError, PipelineError):
     """
 
     def __init__(
-        self,
-        message: str,
-        *,
-        stage: int | None = None,
-        microbatch: int | None = None,
-        action: str = "",
-        rank: int | None = None,
-        **origin: Any,
+        self, message: str, *, stage: int | None = None, microbatch: int | None = None, action: str = "", rank: int | None = None, **origin: Any
     ) -> None:
         super().__init__(message, **origin)
         self.stage = stage

@@ -12,14 +12,7 @@ from aiograd.ops.nn_convolution import col2im, conv2d, conv2d_input_grad, conv2d
 from aiograd.ops.nn_embedding import embedding, embedding_grad
 from aiograd.ops.nn_gru import gru, gru_cell, rnn
 from aiograd.ops.nn_linear import linear
-from aiograd.ops.nn_loss import (
-    binary_cross_entropy_with_logits,
-    cross_entropy,
-    huber_loss,
-    mse_loss,
-    nll_loss,
-    smooth_l1_loss,
-)
+from aiograd.ops.nn_loss import binary_cross_entropy_with_logits, cross_entropy, huber_loss, mse_loss, nll_loss, smooth_l1_loss
 from aiograd.ops.nn_normalization import batch_norm, group_norm, layer_norm, rms_norm
 from aiograd.ops.nn_pooling import avg_pool2d, avg_pool2d_input_grad, max_pool2d, max_pool2d_gather, max_pool2d_input_grad
 from aiograd.ops.nn_recurrent import lstm, lstm_cell

@@ -45,10 +45,8 @@ FAULTS: Mapping[int, Fault] = {
         "a worker is killed during a backward pass, at any point, the commit included",
         "committed everywhere, or nowhere, or reported as CommitUnknown with the names of the workers; never counted twice",
         (
-            "distributed/test_backward_failures.py::test_a_worker_that_dies_in_a_pass",
-            "distributed/test_commit.py::test_a_prepared_worker_that_is_lost_before_the_decision_aborts_the_pass",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_commit.py::test_a_prepared_worker_that_is_lost_after_the_decision_is_named",
-            "distributed/test_commit.py::test_nobody_can_tell_until_the_lease_ends",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
             "distributed/test_chaos.py::test_workers_that_are_killed",
         ),
@@ -59,7 +57,7 @@ FAULTS: Mapping[int, Fault] = {
         "the others abort or settle its passes at once and drop its contexts when their lease ends; contexts of others do not notice",
         (
             "distributed/test_backward_failures.py::test_participants_give_up_at_once_when_the_initiator_dies",
-            "distributed/test_commit.py::test_an_initiator_that_dies_after_telling_some_workers",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_leases.py::test_contexts_of_a_dead_worker_are_dropped_when_their_lease_ends",
             "distributed/test_leases.py::test_other_contexts_do_not_notice",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
@@ -74,7 +72,7 @@ FAULTS: Mapping[int, Fault] = {
             "distributed/test_session_schedules.py::test_whatever_the_link_does",
             "distributed/test_session.py::test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next",
             "distributed/test_session.py::test_what_is_sent_again_after_channels_that_break_soon_is_bounded",
-            "distributed/test_commit.py::test_frames_that_are_held_up_for_a_while",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
         ),
         ("seeds", "cells"),
@@ -83,7 +81,6 @@ FAULTS: Mapping[int, Fault] = {
         "a message comes again over the next connection: while the first runs, after it, or after its context is gone",
         "it joins the first or gets the stored answer; a late one is told that the context was released and opens nothing",
         (
-            "distributed/test_session.py::test_a_copy_joins_the_running_request_and_then_gets_the_answer",
             "distributed/test_session_states.py::test_answerer",
             "distributed/test_commit.py::test_a_second_commit_joins_the_first_and_counts_nothing_twice",
             "distributed/test_contexts.py::test_a_released_context_is_named_as_such_to_those_who_used_it",
@@ -117,8 +114,8 @@ FAULTS: Mapping[int, Fault] = {
         "the work is done and its answer is lost",
         "asking again gets the stored answer; nothing is computed or applied a second time",
         (
-            "distributed/test_session.py::test_a_copy_joins_the_running_request_and_then_gets_the_answer",
-            "distributed/test_commit.py::test_a_connection_that_breaks_at_any_message",
+            "distributed/test_session_states.py::test_answerer",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_distributed_optimizer.py::test_a_step_is_taken_once_however_often_it_is_asked_for",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
         ),
@@ -152,7 +149,7 @@ FAULTS: Mapping[int, Fault] = {
         "the network is partitioned, in both directions or in one, and heals",
         "no split decision; what was undecided is settled once it heals, and work goes on",
         (
-            "distributed/test_commit.py::test_a_commit_that_is_half_told_when_the_network_breaks_is_completed_when_it_heals",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_commit.py::test_who_cannot_reach_the_initiator_learns_of_the_commit_from_others",
             "distributed/test_peer.py::test_unreachable_for_a_moment",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
@@ -165,7 +162,7 @@ FAULTS: Mapping[int, Fault] = {
         (
             "distributed/test_peer.py::test_requests_survive_resets_and_run_once",
             "distributed/test_peer.py::test_a_restarted_peer_is_another_one",
-            "distributed/test_backward_failures.py::test_a_pass_survives_connections_that_break",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_cluster.py::test_a_running_worker_can_be_restarted",
             "distributed/test_chaos.py::test_workers_behind_proxies_that_do_harm",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
@@ -316,8 +313,7 @@ FAULTS: Mapping[int, Fault] = {
         (
             "distributed/test_intruders.py::test_ids_of_another_tenant_are_no_better_than_invented_ones",
             "distributed/test_intruders.py::test_references_of_another_tenant_are_no_better_than_invented_ones",
-            "distributed/test_intruders.py::test_nothing_of_a_tenant_is_reached_by_another_with_leaked_ids",
-            "distributed/test_contexts.py::test_another_principal_sees_none_of_it",
+            "distributed/test_foreign_contexts.py::test_a_message_about_a_foreign_context_is_answered_as_one_about_a_context_that_never_was",
             "distributed/test_references.py::test_objects_belong_to_the_principal_that_had_them_made",
             "distributed/test_chaos.py::test_whatever_a_seed_does",
         ),
@@ -393,7 +389,6 @@ FAULTS: Mapping[int, Fault] = {
         (
             "distributed/test_anomalies.py::test_any_bits_cross_in_values_and_gradients",
             "distributed/test_anomalies.py::test_anomaly_mode_names_the_node_where_a_nan_arises_on_whatever_worker",
-            "distributed/test_backward.py::test_values_and_gradients_that_are_no_numbers_cross_bit_by_bit",
         ),
     ),
     34: Fault(
