@@ -45,10 +45,8 @@ FAULTS: Mapping[int, Fault] = {
         "a worker is killed during a backward pass, at any point, the commit included",
         "committed everywhere, or nowhere, or reported as CommitUnknown with the names of the workers; never counted twice",
         (
-            "distributed/test_backward_failures.py::test_a_worker_that_dies_in_a_pass",
-            "distributed/test_commit.py::test_a_prepared_worker_that_is_lost_before_the_decision_aborts_the_pass",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_commit.py::test_a_prepared_worker_that_is_lost_after_the_decision_is_named",
-            "distributed/test_commit.py::test_nobody_can_tell_until_the_lease_ends",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
             "distributed/test_chaos.py::test_workers_that_are_killed",
         ),
@@ -59,7 +57,7 @@ FAULTS: Mapping[int, Fault] = {
         "the others abort or settle its passes at once and drop its contexts when their lease ends; contexts of others do not notice",
         (
             "distributed/test_backward_failures.py::test_participants_give_up_at_once_when_the_initiator_dies",
-            "distributed/test_commit.py::test_an_initiator_that_dies_after_telling_some_workers",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_leases.py::test_contexts_of_a_dead_worker_are_dropped_when_their_lease_ends",
             "distributed/test_leases.py::test_other_contexts_do_not_notice",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
@@ -74,7 +72,7 @@ FAULTS: Mapping[int, Fault] = {
             "distributed/test_session_schedules.py::test_whatever_the_link_does",
             "distributed/test_session.py::test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next",
             "distributed/test_session.py::test_what_is_sent_again_after_channels_that_break_soon_is_bounded",
-            "distributed/test_commit.py::test_frames_that_are_held_up_for_a_while",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
         ),
         ("seeds", "cells"),
@@ -118,7 +116,7 @@ FAULTS: Mapping[int, Fault] = {
         "asking again gets the stored answer; nothing is computed or applied a second time",
         (
             "distributed/test_session.py::test_a_copy_joins_the_running_request_and_then_gets_the_answer",
-            "distributed/test_commit.py::test_a_connection_that_breaks_at_any_message",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_distributed_optimizer.py::test_a_step_is_taken_once_however_often_it_is_asked_for",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
         ),
@@ -152,7 +150,7 @@ FAULTS: Mapping[int, Fault] = {
         "the network is partitioned, in both directions or in one, and heals",
         "no split decision; what was undecided is settled once it heals, and work goes on",
         (
-            "distributed/test_commit.py::test_a_commit_that_is_half_told_when_the_network_breaks_is_completed_when_it_heals",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_commit.py::test_who_cannot_reach_the_initiator_learns_of_the_commit_from_others",
             "distributed/test_peer.py::test_unreachable_for_a_moment",
             "distributed/test_chaos.py::test_every_fault_at_every_point",
@@ -165,7 +163,7 @@ FAULTS: Mapping[int, Fault] = {
         (
             "distributed/test_peer.py::test_requests_survive_resets_and_run_once",
             "distributed/test_peer.py::test_a_restarted_peer_is_another_one",
-            "distributed/test_backward_failures.py::test_a_pass_survives_connections_that_break",
+            "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_cluster.py::test_a_running_worker_can_be_restarted",
             "distributed/test_chaos.py::test_workers_behind_proxies_that_do_harm",
             "distributed/test_chaos.py::test_every_fault_at_every_point",

@@ -380,27 +380,6 @@ def test_a_walk_that_fails_leaves_nobody_waiting(how: str) -> None:
     assert simulate(main) < 60
 
 
-def test_cancelling_during_the_walk_stops_it_everywhere() -> None:
-    async def main() -> None:
-        stage = Stage()
-        async with stage.open() as opened, opened[0].context() as ctx:
-            loss = await GRAPHS["chain"](stage.here(opened[0]), stage.x)
-            with before(opened[3], Kind.MARK, lambda: asyncio.sleep(10)):
-                running = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
-                await asyncio.sleep(1)
-                assert passes(opened) == [1, 1, 1, 0]
-                log = Log().watch(*opened)
-                running.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await running
-                assert passes(opened) == [0, 0, 0, 0] and log.count().keys() == {"ABORT"}
-                await asyncio.sleep(20)
-            assert passes(opened) == [0, 0, 0, 0]
-            await ctx.backward(loss)
-
-    simulate(main)
-
-
 def test_an_abort_that_overtakes_the_walk_is_remembered() -> None:
     """The message that asks d is on its way while the pass is given up; when it arrives nothing may begin."""
 
@@ -549,57 +528,6 @@ async def test_messages_of_a_pass_that_is_over_are_refused_and_change_nothing() 
 # -------------------------------------------------------------------- workers that are lost
 
 
-@pytest.mark.parametrize("mode", ["smart", "fast"])
-@pytest.mark.parametrize("when", ["before its gradients", "in its rule", "after its gradients"])
-@pytest.mark.parametrize("who", "bcd")
-def test_a_worker_that_dies_in_a_pass(who: str, when: str, mode: str) -> None:
-    board = Net()
-    kill = [False]
-
-    def die(name: str) -> None:
-        if kill[0] and name == who:
-            board.kill(name)
-
-    async def rule(g: Any, name: str) -> Any:
-        if when == "in its rule":
-            die(name)
-        await asyncio.sleep(0.1)
-        return g
-
-    async def via(here: Here, path: str, x: Any) -> Any:
-        y = Suspend.apply(x * here.weight, lambda g: rule(g, here.name))
-        return await here.call(path[0], "via", path[1:], y) if path else y
-
-    async def main() -> None:
-        stage = Stage()
-        stage.functions["via"] = via
-        async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
-            loss = await GRAPHS["chain"](stage.here(opened[0]), stage.x)
-            alive = [worker for worker in opened if worker.name != who]
-            (victim,) = [worker for worker in opened if worker.name == who]
-            kill[0] = True
-            with contextlib.ExitStack() as stack:
-                if when == "before its gradients":
-                    stack.enter_context(before(victim, Kind.GRADIENT, lambda: die(who)))
-                if when == "after its gradients":
-                    stack.enter_context(after(victim, Kind.GRADIENT, lambda: die(who)))
-                began = asyncio.get_running_loop().time()
-                with pytest.raises(WorkerLostError) as caught:
-                    await ctx.backward(loss, mode=mode)
-                assert caught.value.worker == who and not caught.value.committed
-                assert asyncio.get_running_loop().time() - began < 2.5
-            if mode == "fast":
-                await asyncio.sleep(1)  # only the dead worker knew of some that were prepared: those have to ask
-            assert not any(passes(alive))
-            assert nothing(stage.found(ctx, alive))
-            (other,) = [name for name in "bc" if name != who][:1]
-            kill[0] = False
-            await ctx.backward((await opened[0].call(other, "weigh", stage.x)).sum())
-            assert values(ctx.grads[stage.x]) == values(stage.weights[other])
-
-    simulate(main)
-
-
 def test_participants_give_up_at_once_when_the_initiator_dies() -> None:
     """Also those that have never talked to it."""
 
@@ -637,28 +565,6 @@ def test_participants_give_up_at_once_when_the_initiator_dies() -> None:
             await block.__aexit__(None, None, None)
 
     assert simulate(main) < 60
-
-
-def test_a_pass_survives_connections_that_break() -> None:
-    """Nobody is lost: what was under way is said again, and nothing is counted twice."""
-
-    async def main() -> None:
-        board = Net()
-        stage = Stage()
-        for name, graph in GRAPHS.items():
-            wanted = await stage.reference(graph)
-            async with stage.open(board := Net()) as opened, opened[0].context() as ctx:
-                loss = await graph(stage.here(opened[0]), stage.x)
-                loop = asyncio.get_running_loop()
-                board.latency = 0.01
-                for n in range(1, 12):
-                    loop.call_later(n * 0.013, board.reset)
-                await ctx.backward(loss)
-                same(stage.found(ctx, opened), wanted)
-                assert name == "alone" or board.dials > 3, "there was something to survive"
-                await asyncio.sleep(0.2)
-
-    simulate(main)
 
 
 # -------------------------------------------------------------------- after the commit

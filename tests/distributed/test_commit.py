@@ -18,11 +18,11 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.errors import CommitUnknown, ContextError, PassAbortedError, StepError, WorkerLostError
+from aiograd.errors import CommitUnknown, ContextError, PassAbortedError, StepError
 from aiograd.transaction import Outcome
 from tests.chaos.broken import without
 from tests.distributed.passes_kit import Here, Net, Stage, after, before, passes, same
-from tests.distributed.workers import knows, simulate, values, view
+from tests.distributed.workers import simulate, values, view
 
 LIMITS = Limits(default_deadline=10.0, lease=30.0)
 
@@ -281,42 +281,6 @@ async def test_doubt_ends_with_the_news_that_the_pass_was_given_up() -> None:
 # -------------------------------------------------------------------- messages and connections that are lost
 
 
-@pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])
-@pytest.mark.parametrize("side", ["before", "after"])
-@pytest.mark.parametrize("who", ["b", "c"])
-def test_a_connection_that_breaks_at_any_message(who: str, side: str, kind: Kind) -> None:
-    """Before it is served, or before it is answered; the session says it again, and it counts once."""
-
-    async def main() -> None:
-        async with scene() as s:
-            (worker,) = [worker for worker in s.opened if worker.name == who]
-            with (before if side == "before" else after)(worker, kind, s.board.reset):
-                await s.ctx.backward(s.loss)
-            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0]
-            assert not s.ctx.in_doubt
-
-    assert simulate(main) < 5
-
-
-@pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])
-@pytest.mark.parametrize("side", ["before", "after"])
-def test_frames_that_are_held_up_for_a_while(side: str, kind: Kind) -> None:
-    async def main() -> None:
-        async with scene() as s:
-            begun = now()
-
-            def cut() -> None:
-                if now() < begun + 0.5:
-                    s.board.cut("c")
-                    asyncio.get_running_loop().call_later(1.0, s.board.heal, "c")
-
-            with (before if side == "before" else after)(s.c, kind, cut):
-                await s.ctx.backward(s.loss)
-            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0] and not s.ctx.in_doubt
-
-    assert simulate(main) < 5
-
-
 def _cut_at_commit(s: Scene, seconds: float, *pairs: str) -> Callable[[], None]:
     """When c is about to be told of the commit, it loses sight of others for a while."""
     request = s.a._core.endpoint.request
@@ -332,20 +296,6 @@ def _cut_at_commit(s: Scene, seconds: float, *pairs: str) -> Callable[[], None]:
 
     s.a._core.endpoint.request = spied  # type: ignore[method-assign]
     return lambda: setattr(s.a._core.endpoint, "request", request)
-
-
-def test_a_commit_that_is_half_told_when_the_network_breaks_is_completed_when_it_heals() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            _cut_at_commit(s, 3.0, "ca", "cb")
-            running = s.start()
-            await asyncio.sleep(2.5)
-            assert s.committed() == "ab" and passes(s.opened)[2] == 1
-            await running
-            assert s.committed() == "abc" and not s.ctx.in_doubt
-            await s.ctx.backward((s.stage.x * 1).sum())
-
-    assert simulate(main) < 10
 
 
 def test_who_cannot_reach_the_initiator_learns_of_the_commit_from_others() -> None:
@@ -375,52 +325,6 @@ def test_that_another_worker_knows_nothing_of_a_pass_settles_nothing() -> None:
             assert s.committed() == "ab" and passes(s.opened) == [0, 0, 1], "b has forgotten what it has done"
             await asyncio.sleep(15)
             assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0]
-
-    simulate(main)
-
-
-def test_who_can_reach_nobody_asks_until_it_can() -> None:
-    async def main() -> None:
-        async with scene() as s:
-            _cut_at_commit(s, 20.0, "ca", "cb")
-            with pytest.raises(CommitUnknown):
-                await s.start()
-            await asyncio.sleep(8)
-            assert s.committed() == "ab" and passes(s.opened) == [0, 0, 1], "prepared, and in doubt"
-            await asyncio.sleep(12)
-            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0], "settled, once"
-
-    simulate(main)
-
-
-def test_who_was_never_told_of_an_abort_asks_when_its_time_is_over() -> None:
-    """a is cancelled while c is prepared, and c cannot be reached just then, but nobody is lost."""
-
-    async def main() -> None:
-        async with scene() as s:
-            ready = asyncio.Event()
-
-            async def hold() -> None:
-                ready.set()
-                await asyncio.sleep(1000)
-
-            with after(s.b, Kind.GRADIENT, hold):
-                running = s.start(timeout=6, retain_graph=True)
-                await ready.wait()
-            assert view(s.c, s.ctx).participants and [part.state for part in view(s.c, s.ctx).participants.values()] == ["prepared"]
-            s.board.cut("c", "a")
-            s.board.cut("c", "b")
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            assert passes(s.opened)[2] == 1
-            s.board.heal("c", "a")
-            s.board.heal("c", "b")
-            await asyncio.sleep(6)
-            assert passes(s.opened) == [0, 0, 0] and s.committed() == ""
-            assert await s.outcome(s.c) == ["aborted"]
-            await s.ctx.backward(s.loss)
-            assert s.committed() == "abc"
 
     simulate(main)
 
@@ -461,22 +365,6 @@ async def _error_of(part: Any) -> None:
 # -------------------------------------------------------------------- workers that are lost
 
 
-def test_a_prepared_worker_that_is_lost_before_the_decision_aborts_the_pass() -> None:
-    async def main() -> None:
-        async with scene(idle=False) as s:
-
-            async def die() -> None:
-                s.board.kill("c")
-                await asyncio.sleep(1)
-
-            with after(s.b, Kind.GRADIENT, die), pytest.raises(WorkerLostError) as caught:
-                await s.start()
-            assert caught.value.worker == "c" and not caught.value.committed
-            assert s.committed() == "" and passes((s.a, s.b)) == [0, 0] and not s.ctx.in_doubt
-
-    simulate(main)
-
-
 @pytest.mark.parametrize("when", ["before it is told", "while it commits", "before it answers"])
 def test_a_prepared_worker_that_is_lost_after_the_decision_is_named(when: str) -> None:
     async def main() -> None:
@@ -493,47 +381,6 @@ def test_a_prepared_worker_that_is_lost_after_the_decision_is_named(when: str) -
             assert s.a.statistics().in_doubt == 1
 
     assert simulate(main) < 10
-
-
-def test_an_initiator_that_dies_after_telling_some_workers() -> None:
-    async def main() -> None:
-        async with scene(idle=False) as s:
-            with after(s.b, Kind.COMMIT, lambda: s.board.kill("a")), before(s.c, Kind.COMMIT, lambda: asyncio.sleep(1000)):
-                running = s.start()
-                await asyncio.sleep(5)
-                assert s.committed() == "abc", "c has asked b"
-                assert passes((s.b, s.c)) == [0, 0] and not view(s.c, s.ctx).in_doubt
-            with contextlib.suppress(CommitUnknown):
-                await running
-
-    simulate(main)
-
-
-def test_nobody_can_tell_until_the_lease_ends() -> None:
-    """The initiator dies with its decision, and b and c are both prepared: neither commits, and neither steps."""
-
-    async def main() -> None:
-        async with scene(idle=False) as s:
-            refused: list[BaseException] = []
-            with after(s.b, Kind.GRADIENT, lambda: s.board.kill("a")):
-                running = s.start()
-                await asyncio.sleep(5)
-                assert passes((s.b, s.c)) == [1, 1], "prepared"
-                for worker in (s.b, s.c):
-                    with worker.within(view(worker, s.ctx)):
-                        optimizer = dist.DistributedOptimizer(worker, ag.optim.SGD, [s.stage.weights[worker.name]], lr=1.0)
-                        with pytest.raises((CommitUnknown, StepError)) as caught:
-                            await optimizer.step(view(worker, s.ctx))
-                        refused.append(caught.value)
-                assert len(refused) == 2 and "does not know whether the gradients" in str(refused[0])
-                await asyncio.sleep(2 * LIMITS.lease_seconds)
-                for worker in (s.b, s.c):
-                    assert not worker.statistics().passes and (not knows(worker, s.ctx) or view(worker, s.ctx).in_doubt)
-                assert s.committed() in ("", "a")
-            running.cancel()
-            await asyncio.wait([running])
-
-    simulate(main)
 
 
 def test_in_doubt_is_for_good_where_the_context_outlives_the_doubt() -> None:

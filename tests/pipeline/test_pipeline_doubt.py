@@ -85,6 +85,10 @@ class World:
                 self.find_hosts()
                 return await main(self)
 
+    def run(self, main: Main) -> None:
+        """Run `main` on the driver to its end."""
+        simulate(self, ended, main)
+
     def find_hosts(self) -> None:
         for remote in self.pipe._coordinator.remotes:
             self.hosts[remote.owner] = behind(dist.RemoteModule(self.driver, remote.owner, remote.ref), *self.workers.values())
@@ -175,31 +179,15 @@ def simulate(world: World, test: Callable[[asyncio.Future[Any]], Awaitable[None]
     assert not simulated_run(run).leftover_tasks
 
 
+async def ended(driving: asyncio.Future[Any]) -> None:
+    await driving
+
+
 async def step(world: World) -> list[float]:
     return values(await world.pipe.step(*BATCH))
 
 
 # ---------------------------------------------------------------- the driver dies
-
-
-@pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("after", [0.05, 0.25, 0.45])
-def test_the_driver_dies_before_anything_is_prepared(after: float, silent: bool) -> None:
-    world = World()
-
-    async def main(world: World) -> None:
-        asyncio.get_running_loop().call_later(after, lambda: world.network.kill("driver", silent=silent))
-        await step(world)
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        with pytest.raises(HostKilledError):
-            await driving
-        assert world.staged
-        await asyncio.sleep(LEASE)
-        assert world.staged == [] and world.state == "a:aborted b:aborted"
-        assert [world.found(0), world.found(1)] == [NOTHING, NOTHING]
-
-    simulate(world, test, main)
 
 
 @pytest.mark.parametrize("silent", [False, True])
@@ -236,47 +224,6 @@ def test_the_driver_dies_when_all_are_prepared(silent: bool) -> None:
     simulate(world, test, main)
 
 
-@pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("told", ["a", "b"])
-def test_the_driver_dies_when_one_has_committed(told: str, silent: bool) -> None:
-    world = World()
-    other = "b" if told == "a" else "a"
-
-    async def main(world: World) -> None:
-        world.at_decision(lambda: world.cut("driver", other))
-        world.after(told, "commit", lambda: world.network.kill("driver", silent=silent))
-        await step(world)
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        with pytest.raises(HostKilledError):
-            await driving
-        assert world.staged == [other]
-        await asyncio.sleep(LEASE)
-        assert world.staged == [] and world.state == "a:committed b:committed"
-        assert [world.found(0), world.found(1)] == wanted
-
-    wanted = expected()
-    assert NOTHING not in wanted
-    simulate(world, test, main)
-
-
-def test_one_that_has_dropped_the_step_settles_it_too() -> None:
-    world = World()
-
-    async def main(world: World) -> None:
-        world.at_decision(lambda: world.network.kill("driver"))
-        await step(world)
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        with pytest.raises(HostKilledError):
-            await driving
-        await world.hosts["b"].abort(2)
-        await asyncio.sleep(2.5)
-        assert world.staged == [] and world.state == "a:aborted b:aborted"
-
-    simulate(world, test, main)
-
-
 # ---------------------------------------------------------------- the driver is frozen
 
 
@@ -285,7 +232,7 @@ def test_a_driver_that_was_frozen_decides_nothing_on_old_promises(lease: float, 
     """Hosts have told it that they are prepared, and have dropped the step by the time it hears that."""
     world = World(lease=lease)
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         world.after("b", "check", lambda: world.network.freeze("driver", seconds))
         with pytest.raises(PipelineError, match="has dropped a step of a pipeline that it had prepared") as caught:
             await step(world)
@@ -294,29 +241,9 @@ def test_a_driver_that_was_frozen_decides_nothing_on_old_promises(lease: float, 
         await asyncio.sleep(LIMITS.silence)  # until old connections are forgotten
         await step(world)
         assert world.staged == [] and [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
 
     wanted = expected()
-    simulate(world, test, main)
-
-
-def test_a_driver_that_is_frozen_for_a_moment_goes_on() -> None:
-    world = World()
-
-    async def main(world: World) -> str:
-        world.after("b", "check", lambda: world.network.freeze("driver", LIMITS.silence / 2))
-        await step(world)
-        assert [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    wanted = expected()
-    simulate(world, test, main)
+    world.run(main)
 
 
 # ---------------------------------------------------------------- a worker is cut off, or frozen
@@ -327,7 +254,7 @@ def test_a_worker_that_is_not_told_asks_the_others(homes: str) -> None:
     """With another worker it learns of the commit from that one; else from the driver, when they can reach each other again."""
     world = World(homes, lease=60.0)
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         optimizer = dist.DistributedOptimizer(world.driver, ag.optim.SGD, world.modules[homes.count(".") :], lr=0.1)
         await optimizer.set_options(lr=0.1)
         world.at_decision(lambda: world.cut("driver", "b"))
@@ -356,20 +283,16 @@ def test_a_worker_that_is_not_told_asks_the_others(homes: str) -> None:
         assert [world.found(0), world.found(1)] == twice
         await optimizer.step()
         assert optimizer.steps == 1 and world.found(1) == NOTHING
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
 
     wanted, twice = expected(), expected(2)
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_worker_that_is_cut_off_for_longer_than_its_lease() -> None:
     """It has lost its gradients: the pipeline says so, for good; a new one over restored workers works."""
     world = World()
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         world.at_decision(lambda: world.cut("b", "driver", "a"))
         with pytest.raises(CommitUnknown):
             await step(world)
@@ -385,68 +308,9 @@ def test_a_worker_that_is_cut_off_for_longer_than_its_lease() -> None:
         async with Pipeline(world.modules, order(2), loss_fn=mean_square) as pipe:
             await pipe.step(*BATCH)
         assert [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
 
     wanted = expected()
-    simulate(world, test, main)
-
-
-@pytest.mark.parametrize("seconds", [2.0, 2 * LEASE])
-def test_a_step_that_is_given_up_while_a_worker_is_cut_off(seconds: float) -> None:
-    """It cannot know, or has dropped its gradients without knowing; told of the failure it goes on."""
-    world = World()
-
-    async def main(world: World) -> str:
-        world.before("a", "check", lambda: world.cut("b", "driver", "a"))
-        with pytest.raises(DistributedError):
-            await step(world)
-        assert world.state == "a:aborted b:prepared"
-        with pytest.raises(CommitUnknown, match="step 3 .* cannot begin .*step 2 of a pipeline is prepared on b, which does not know yet"):
-            world.hosts["b"]._take((3, 1, "forward", 1, 0, ((), ())))
-        await asyncio.sleep(seconds)
-        assert world.state == ("a:aborted b:prepared" if seconds < LEASE else "a:aborted b:unknown")
-        world.heal()
-        await step(world)
-        assert [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    wanted = expected()
-    simulate(world, test, main)
-
-
-@pytest.mark.parametrize("is_cut", [False, True])
-@pytest.mark.parametrize("seconds", [6.0, 3 * LEASE])
-def test_a_worker_that_was_frozen_asks_before_it_gives_up(seconds: float, is_cut: bool) -> None:
-    """More than once, since the network may need a moment as well."""
-    world = World()
-
-    async def main(world: World) -> str:
-        def trouble() -> None:
-            world.network.freeze("b", seconds)
-            if is_cut:
-                world.cut("b", "driver", "a")
-                asyncio.get_running_loop().call_later(seconds + 1.5, world.heal)
-
-        world.at_decision(trouble)
-        with pytest.raises(CommitUnknown):
-            await step(world)
-        await asyncio.sleep(seconds + 5)
-        assert world.state == "a:committed b:committed" and world.staged == []
-        assert [world.found(0), world.found(1)] == wanted
-        await world.pipe.settle()
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    wanted = expected()
-    simulate(world, test, main)
+    world.run(main)
 
 
 # ---------------------------------------------------------------- nothing is wrong
@@ -457,7 +321,7 @@ def test_one_that_waits_for_others_for_longer_than_its_lease_keeps_its_gradients
     for homes, by_reference in (("ab", False), (".b", False), ("ab", True)):
         world = World(homes)
 
-        async def main(world: World, by_reference: bool = by_reference) -> str:
+        async def main(world: World, by_reference: bool = by_reference) -> None:
             getattr(world.real[0], "inner", world.real[0])[0].weight.register_hook(lambda grad: asyncio.sleep(LEASE))
             if not by_reference:
                 await step(world)
@@ -467,12 +331,8 @@ def test_one_that_waits_for_others_for_longer_than_its_lease_keeps_its_gradients
                     await pipe.step(*BATCH)
                     assert pipe._coordinator._outcomes_ref is None
             assert NOTHING not in [world.found(0), world.found(1)]
-            return "done"
 
-        async def test(driving: asyncio.Future[Any]) -> None:
-            assert await driving == "done"
-
-        simulate(world, test, main)
+        world.run(main)
 
 
 async def place_head(world: World) -> Any:
@@ -485,7 +345,7 @@ def test_an_evaluation_may_take_longer_on_another_worker_than_a_lease() -> None:
     """The one that is done asks, and hears that the others are still at it."""
     world = World()
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         late = getattr(world.real[1], "inner", world.real[1])
         forward, took = late.forward, []
 
@@ -499,18 +359,14 @@ def test_an_evaluation_may_take_longer_on_another_worker_than_a_lease() -> None:
         world.real[1].forward = slow
         await world.pipe.eval(BATCH[0])
         assert took
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_step_that_a_host_was_asked_about_and_never_heard_of_cannot_run_there() -> None:
     world = World()
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         host, ref = world.hosts["b"], world.pipe._coordinator.remotes[1].ref
         assert await ref.call("outcome", 2) == "aborted"
         await ref.post([(2, 1, "forward", 1, 0, ((), ()))])
@@ -524,36 +380,28 @@ def test_a_step_that_a_host_was_asked_about_and_never_heard_of_cannot_run_there(
         assert await ref.call("outcome", 3) == "committed" and await ref.call("outcome", 2) == "aborted"
         await host.abort(100)
         assert await ref.call("outcome", 3) == "committed" and await ref.call("outcome", 4) == "unknown", "too long ago"
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_values_for_a_step_that_nobody_runs_are_dropped() -> None:
     world = World()
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         ref = world.pipe._coordinator.remotes[0].ref
         await ref.post([(2, 0, "entry", 0, 0, (BATCH[:1], {}))])
         await asyncio.sleep(kept_for(LEASE) - 1)
         assert world.staged == ["a"]
         await asyncio.sleep(LEASE - kept_for(LEASE) + 1)
         assert world.staged == [] and world.state.startswith("a:aborted")
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_host_that_is_let_go_of_drops_what_it_holds() -> None:
     world = World()
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         world.at_decision(lambda: world.cut("b", "a", "driver"))
         with pytest.raises(CommitUnknown):
             await step(world)
@@ -562,18 +410,14 @@ def test_a_host_that_is_let_go_of_drops_what_it_holds() -> None:
         world.network.heal("driver", "b")
         await held.delete()
         assert world.staged == [] and not world.workers["b"]._objects.adapters
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_pipeline_that_is_closed_tells_of_the_commit_first() -> None:
     world = World(".b")
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         world.at_decision(lambda: world.cut("b", "driver"))
         with pytest.raises(CommitUnknown):
             await step(world)
@@ -585,73 +429,16 @@ def test_a_pipeline_that_is_closed_tells_of_the_commit_first() -> None:
         assert world.state == "b:prepared"
         await world.pipe.aclose()
         assert world.staged == [] and [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
 
     wanted = expected()
-    simulate(world, test, main)
-
-
-def test_a_commit_is_told_again_where_contact_was_lost_for_a_moment() -> None:
-    world = World()
-
-    async def main(world: World) -> str:
-        def trouble() -> None:
-            world.cut("b", "driver", "a")
-            asyncio.get_running_loop().call_later(LIMITS.silence + 0.5, world.heal)
-
-        world.at_decision(trouble)
-        await step(world)
-        assert [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    wanted = expected()
-    simulate(world, test, main)
-
-
-@pytest.mark.parametrize("tries", [1, 4])
-def test_a_commit_is_told_again_to_a_worker_that_is_short_of_memory(tries: int) -> None:
-    world = World()
-
-    async def main(world: World) -> str:
-        left = [MemoryError("no room")] * tries
-
-        def short() -> None:
-            if left:
-                raise left.pop()
-
-        def trouble() -> None:
-            execution = world.hosts["b"]._session.work.execution
-            commit = execution.commit
-
-            def scarce() -> None:
-                short()
-                commit()
-
-            execution.commit = scarce
-
-        world.at_decision(trouble)
-        await step(world)
-        assert not left and [world.found(0), world.found(1)] == wanted
-        return "done"
-
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    wanted = expected()
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_driver_that_cannot_commit_itself() -> None:
     """It has decided nothing then, and says so."""
     world = World(".b")
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         decisions = world.pipe._coordinator.decisions
 
         def fail(decision: Any) -> Any:
@@ -663,18 +450,14 @@ def test_a_driver_that_cannot_commit_itself() -> None:
             await step(world)
         assert not getattr(caught.value, "committed", False)
         assert world.state == "b:aborted" and world.staged == [] and [world.found(0), world.found(1)] == [NOTHING, NOTHING]
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_driver_without_stages_is_asked_too_and_long_after_the_request() -> None:
     world = World(lease=300.0)
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         head = dist.RemoteModule(world.driver, "b", await place_head(world))
         async with Pipeline([world.modules[0], head], order(2), timeout=3.0) as world.pipe:
             await world.pipe.eval(BATCH[0])
@@ -687,18 +470,14 @@ def test_a_driver_without_stages_is_asked_too_and_long_after_the_request() -> No
             world.network.heal("driver", "b")
             await asyncio.sleep(3)
             assert world.state == "a:committed b:committed"
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_a_host_that_says_for_how_long_it_keeps_a_step_counts_from_then() -> None:
     world = World()
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         def forget() -> None:
             world.hosts["b"]._session.transaction.due = 0.0
 
@@ -707,12 +486,8 @@ def test_a_host_that_says_for_how_long_it_keeps_a_step_counts_from_then() -> Non
         world.at_decision(lambda: due.append(world.hosts["b"]._session.transaction.due))
         await step(world)
         assert due[0] > asyncio.get_running_loop().time() + LEASE / 8 - 0.1
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 def test_hosts_ask_on_behalf_of_whom_they_were_made_for() -> None:
@@ -721,17 +496,13 @@ def test_hosts_ask_on_behalf_of_whom_they_were_made_for() -> None:
     world.secrets["b"] = Keyring(b"another secret!!" * 2, principal="somebody")
     world.secrets["b"].add(kid_of(SECRET), SECRET)
 
-    async def main(world: World) -> str:
+    async def main(world: World) -> None:
         world.at_decision(lambda: world.cut("b", "driver"))
         with pytest.raises(CommitUnknown):
             await step(world)
         assert world.state == "a:committed b:committed"
-        return "done"
 
-    async def test(driving: asyncio.Future[Any]) -> None:
-        assert await driving == "done"
-
-    simulate(world, test, main)
+    world.run(main)
 
 
 # ---------------------------------------------------------------- anything may happen

@@ -10,13 +10,13 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import CommitUnknown, PipelineError, WorkerLostError
+from aiograd.errors import PipelineError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
 from aiograd.testing import simulated_run
 from tests.pipeline.models import blocks, data, gradients, values
 from tests.pipeline.remote import behind
 from tests.pipeline.replicas import place_replicas, serial_replicas
-from tests.pipeline.test_pipeline_doubt import FORWARD, World, simulate
+from tests.pipeline.test_pipeline_doubt import FORWARD, World
 
 BATCH = data(16)
 REPLICAS = [["a0", "a1"], ["b0", "b1"], ["c0", "c1"]]
@@ -61,14 +61,7 @@ def expected(*replicas: int) -> Any:
     return simulated_run(alone).value
 
 
-async def ended(driving: asyncio.Future[Any]) -> None:
-    await driving
-
-
 # ---------------------------------------------------------------- lost workers
-
-#: seconds after the begin of a step: forwards, backwards, sums, preparing and deciding
-PHASES = [0.0, 0.15, 0.25, *(0.3 + 0.002 * number for number in range(9)), 0.34]
 
 
 def duration(schedule: str) -> float:
@@ -81,52 +74,8 @@ def duration(schedule: str) -> float:
         await world.pipe.step(*BATCH)
         took.append(asyncio.get_running_loop().time() - began)
 
-    simulate(world, ended, main)
+    world.run(main)
     return took[0]
-
-
-def test_the_phases_cover_a_step() -> None:
-    assert PHASES[-2] - 0.002 < duration("ZB-H1") < PHASES[-1]
-
-
-@pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("after", PHASES)
-@pytest.mark.parametrize("name", ["a0", "b1"])
-def test_a_worker_is_lost_and_the_others_go_on(name: str, after: float, silent: bool) -> None:
-    """The step is given up everywhere, or taken everywhere; then the rest takes steps, and another replica takes part."""
-    once, twice, thrice = expected(2), expected(2, 1), expected(2, 1, 2)
-    alone, both = expected(1), expected(1, 2)
-
-    async def main(world: Any) -> None:
-        pipe = world.pipe
-        asyncio.get_running_loop().call_later(after, lambda: world.network.kill(name, silent=silent))
-        taken = True
-        try:
-            await pipe.step(*BATCH)
-        except CommitUnknown as error:
-            assert error.workers == (name,) and getattr(error, "committed", False)
-        except WorkerLostError as error:
-            assert not getattr(error, "committed", False) and error.worker == name and f"pipe.remove({name!r})" in str(error)
-            taken = False
-        await asyncio.sleep(0.1 if not silent else 2.0)
-        rest = [module for replica in pipe.replicas for module in replica if module.peer != name]
-        wanted = once if taken else NOTHING
-        for module in rest:
-            part = slice(0, 2) if module.peer.endswith("0") else slice(2, 4)
-            assert world.gradients_of([module]) == wanted[part]
-        with pytest.raises((WorkerLostError, CommitUnknown)):
-            await pipe.step(*BATCH)
-        await pipe.remove(name)
-        (left,) = pipe.replicas
-        assert world.found == [wanted]
-        await pipe.step(*BATCH)
-        assert world.found == [twice if taken else alone]
-        fresh = await place_replicas(world.driver, [REPLICAS[2]])
-        await pipe.add(fresh[0])
-        await pipe.step(*BATCH)
-        assert world.found == [thrice if taken else both] * 2
-
-    simulate(ReplicatedWorld(), ended, main)
 
 
 @pytest.mark.parametrize("kind", ["1F1B", "ZB-H1"])
@@ -144,7 +93,7 @@ def test_a_lost_stage_is_replaced_and_the_other_one_of_its_replica_stays(kind: s
         await pipe.step(*BATCH)
         assert world.found == [bits] * 2 and [[each.peer for each in replica] for replica in pipe.replicas] == [["a0", "a1"], ["b0", "c1"]]
 
-    simulate(ReplicatedWorld(kind), ended, main)
+    ReplicatedWorld(kind).run(main)
 
 
 def test_a_worker_that_comes_back_without_its_stage() -> None:
@@ -165,7 +114,7 @@ def test_a_worker_that_comes_back_without_its_stage() -> None:
         await world.pipe.step(*BATCH)
         assert world.found == [bits] * 2
 
-    simulate(ReplicatedWorld(), ended, main)
+    ReplicatedWorld().run(main)
 
 
 def test_clipping_goes_on_where_a_lost_stage_is_put_elsewhere() -> None:
@@ -191,7 +140,7 @@ def test_clipping_goes_on_where_a_lost_stage_is_put_elsewhere() -> None:
             assert [each.peer for each in pipe.stages] == ["c0", "a1"]
             assert world.gradients_of(pipe.stages) == await clipped()
 
-    simulate(ReplicatedWorld(), ended, main)
+    ReplicatedWorld().run(main)
 
 
 async def clipped() -> Any:
@@ -219,27 +168,7 @@ def test_a_stage_that_fails_changes_nothing_anywhere(replica: int, stage: int, c
         assert values(await world.pipe.step(*BATCH))
         assert world.found == [bits] * 2
 
-    simulate(ReplicatedWorld(), ended, main)
-
-
-@pytest.mark.parametrize("after", PHASES)
-def test_a_step_that_is_cancelled_is_taken_everywhere_or_nowhere(after: float) -> None:
-    once, twice = expected(2), expected(2, 2)
-
-    async def main(world: Any) -> None:
-        stepping = asyncio.ensure_future(world.pipe.step(*BATCH))
-        await asyncio.sleep(after)
-        stepping.cancel()
-        committed = True
-        try:
-            await stepping
-        except asyncio.CancelledError as error:
-            committed = getattr(error, "committed", False)
-        assert world.found == [once if committed else NOTHING] * 2
-        await world.pipe.step(*BATCH)
-        assert world.found == [twice if committed else once] * 2
-
-    simulate(ReplicatedWorld(), ended, main)
+    ReplicatedWorld().run(main)
 
 
 def test_clipping_is_part_of_the_transaction() -> None:
@@ -272,7 +201,7 @@ def test_clipping_is_part_of_the_transaction() -> None:
         (found,) = world.found
         assert found == await clipped()
 
-    simulate(ReplicatedWorld(), ended, main)
+    ReplicatedWorld().run(main)
 
 
 @pytest.mark.parametrize("name", ["a0", "b1"])
@@ -298,4 +227,4 @@ def test_nobody_waits_for_a_worker_that_is_known_to_be_lost(name: str) -> None:
         await pipe.step(*BATCH)
         assert loop.time() - began < 0.1 + step + 0.2
 
-    simulate(ReplicatedWorld(), ended, main)
+    ReplicatedWorld().run(main)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, TypeAlias
 
-from aiograd.coordination.message_form import Bound, WireMessage, message
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, message
 from aiograd.distributed.messages.fields import Count
 from aiograd.distributed.messages.library import Positive
 from aiograd.distributed.objects.references import RemoteRef

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from aiograd.coordination.message_form import Bound, WireMessage, message
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, message
 from aiograd.running import tracing
 
 #: the largest depth of nested calls in one context, each made by the handler of the one before

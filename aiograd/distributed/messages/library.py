@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias, dataclass_transform
 
-from aiograd.coordination.message_form import Bound, M, WireMessage, encode, message, parse_answer
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import M, WireMessage, encode, message, parse_answer
 from aiograd.distributed.objects.references import RemoteRef
 
 Positive: TypeAlias = Annotated[int, Bound("an int from 1", lambda number: number >= 1)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final, TypeAlias
 
-from aiograd.coordination.message_form import Bound, WireMessage, message
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, message
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.messages.fields import ContextKey, Count, Place, TraceContext
 from aiograd.distributed.rpc.codec import WireTensor

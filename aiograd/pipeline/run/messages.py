@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, TypeAlias
 
 from aiograd.coordination.malformed import malformed
-from aiograd.coordination.message_form import Bound, WireMessage, message, parse, shown
+from aiograd.coordination.message_code import Bound, shown
+from aiograd.coordination.message_form import WireMessage, message, parse
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET
 

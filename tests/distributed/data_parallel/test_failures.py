@@ -12,8 +12,6 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentError, CommitUnknown, DeadlineError, DistributedError, RemoteError, WorkerLostError
-from aiograd.testing import HostKilledError, simulated_run
-from aiograd.transaction import TransactionState
 from tests.distributed.data_parallel.models import BatchNet, FailingSGD, Net, all_bits, batches, bits, module_of, replicas_behind, service
 from tests.distributed.data_parallel.simulated import LEASE, World, expected
 from tests.distributed.workers import workers
@@ -124,27 +122,6 @@ async def test_buffers_are_rolled_back_and_a_loss_that_runs_on_is_waited_for() -
 # ---------------------------------------------------------------- cancellation
 
 
-@pytest.mark.parametrize("after", [0.0, 0.001, 0.0025, 0.004, 0.006, 0.008, 0.01, 0.012, 0.014, 0.016, 0.02])
-def test_a_step_that_is_cancelled_is_taken_everywhere_or_nowhere(after: float) -> None:
-    async def main(world: World) -> None:
-        await world.replicas.step(GIVEN[0])
-        stepping = asyncio.ensure_future(world.replicas.step(GIVEN[1]))
-        await asyncio.sleep(after)
-        stepping.cancel()
-        committed = True
-        try:
-            await stepping
-        except asyncio.CancelledError as error:
-            committed = getattr(error, "committed", False)
-        taken = GIVEN[:2] if committed else GIVEN[:1]
-        assert world.states == [await expected(taken)] * 3
-        for shards in GIVEN[len(taken) : 4]:
-            await world.replicas.step(shards)
-        assert world.states == [await expected(GIVEN[:4])] * 3
-
-    World().simulate(main)
-
-
 async def test_steps_take_turns() -> None:
     async with workers("driver", "w0", "w1", service=service) as opened:
         options: dict[str, Any] = {"optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 0.05}}
@@ -154,94 +131,6 @@ async def test_steps_take_turns() -> None:
 
 
 # ---------------------------------------------------------------- lost replicas
-
-
-@pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("after", [0.0, 0.002, 0.004, 0.006, 0.008, 0.01, 0.012, 0.014, 0.016])
-@pytest.mark.parametrize("name", ["w0", "w2"])
-def test_a_worker_that_dies_during_a_step(name: str, after: float, silent: bool) -> None:
-    async def main(world: World) -> None:
-        replicas = world.replicas
-        await replicas.step(GIVEN[0])
-        asyncio.get_running_loop().call_later(after, lambda: world.network.kill(name, silent=silent))
-        history = GIVEN[:1]
-        try:
-            await replicas.step(GIVEN[1])
-            history = GIVEN[:2]
-        except WorkerLostError as error:
-            assert error.worker == name and f"remove('{name}')" in str(error) and not getattr(error, "committed", False)
-        await asyncio.sleep(0.02)
-        rest = [other for other in replicas.names if other != name]
-        assert [world.state(other) for other in rest] == [await expected(history)] * 2
-        if len(history) == 2:
-            with pytest.raises(WorkerLostError, match="worker") as caught:
-                await replicas.step(GIVEN[2])
-            assert caught.value.worker == name
-        await replicas.remove(name)
-        assert list(replicas.names) == rest
-        for shards in TWO[:2]:
-            await replicas.step(shards)
-        assert world.states == [await expected([*history, *TWO[:2]])] * 2
-
-    World().simulate(main)
-
-
-@pytest.mark.parametrize("name", ["w0", "w2"])
-def test_a_replica_that_is_lost_after_it_has_prepared(name: str) -> None:
-    """Its answer never arrives: the step is given up, and the replica settles it when it is reached again."""
-
-    async def main(world: World) -> None:
-        loop = asyncio.get_running_loop()
-        world.around(name, "run", lambda: world.network.cut(name, "driver"), is_before=False)
-        with pytest.raises(WorkerLostError) as caught:
-            await world.replicas.step(GIVEN[0])
-        assert caught.value.worker == name
-        assert world.states == [await expected([])] * 3
-        assert world.host(name)._session.state in (TransactionState.PREPARED, TransactionState.UNCERTAIN, TransactionState.ABORTED)
-        world.network.heal_all()
-        began = loop.time()
-        await world.replicas.step(GIVEN[0])
-        assert world.states == [await expected(GIVEN[:1])] * 3 and loop.time() - began < 5.0
-
-    World().simulate(main)
-
-
-@pytest.mark.parametrize("name", ["w0", "w2"])
-def test_a_replica_that_is_lost_before_it_hears_of_the_commit_has_taken_the_step(name: str) -> None:
-    async def main(world: World) -> None:
-        at_decision(world, lambda: world.network.cut(name, "driver"))
-        assert len(await world.replicas.step(GIVEN[0])) == 3, "the others have taken it"
-        others = [each for each in world.replicas.names if each != name]
-        assert [world.state(each) for each in others] == [await expected(GIVEN[:1])] * 2
-        await asyncio.sleep(3.0)
-        assert world.state(name) == await expected(GIVEN[:1]), "it has asked the others"
-        with pytest.raises(WorkerLostError) as caught:
-            await world.replicas.step(GIVEN[1])
-        assert caught.value.worker == name and world.states == [await expected(GIVEN[:1])] * 3
-        world.network.heal_all()
-        await world.replicas.step(GIVEN[1])
-        assert world.states == [await expected(GIVEN[:2])] * 3
-
-    World().simulate(main)
-
-
-def test_a_replica_that_nobody_could_tell_gets_the_state_of_another() -> None:
-    """It is alone until its lease has ended, and has dropped what it had prepared."""
-
-    async def main(world: World) -> None:
-        def part() -> None:
-            for other in ("driver", "w0", "w2"):
-                world.network.cut("w1", other)
-
-        at_decision(world, part)
-        await world.replicas.step(GIVEN[0])
-        await asyncio.sleep(2 * LEASE)
-        assert world.host("w1")._session.state is TransactionState.IN_DOUBT and world.state("w1") == await expected([])
-        world.network.heal_all()
-        await world.replicas.step(GIVEN[1])
-        assert world.states == [await expected(GIVEN[:2])] * 3
-
-    World().simulate(main)
 
 
 def test_a_step_that_all_replicas_have_dropped_before_they_hear_of_its_commit_was_not_taken() -> None:
@@ -272,27 +161,6 @@ def test_a_step_that_nobody_confirms_is_in_doubt() -> None:
         assert world.states == [await expected(GIVEN[:2])] * 3
 
     World().simulate(main)
-
-
-@pytest.mark.parametrize("after", [0.002, 0.006, 0.008, 0.01, 0.012, 0.014])
-def test_the_driver_dies_and_no_replica_is_half_a_step_ahead_for_ever(after: float) -> None:
-    world = World()
-
-    async def main(world: World) -> None:
-        world.network.loop.call_later(after, world.network.kill, "driver")
-        await world.replicas.step(GIVEN[0])
-        await asyncio.sleep(100.0)
-
-    async def run() -> None:
-        async with world.running(main) as driving:
-            with pytest.raises(HostKilledError):
-                await driving
-            await asyncio.sleep(3 * LEASE)
-            states = world.states
-            assert states in ([await expected([])] * 3, [await expected(GIVEN[:1])] * 3)
-            assert not any(host._session and host._session.work.execution for host in map(world.host, world.names))
-
-    assert not simulated_run(run).leftover_tasks
 
 
 def at_decision(world: World, action: Any) -> None:

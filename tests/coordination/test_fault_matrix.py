@@ -1,0 +1,99 @@
+"""Every protocol, at every moment of its transaction, meets every fault: the living agree, nothing is half done, and the next transaction works."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from aiograd.testing import HostKilledError, simulated_run
+from tests.coordination.faults import COORDINATOR, FAULTS, LIMITS, Scene, ending
+from tests.coordination.worlds import SCENES
+
+#: how a transaction ends for its caller, and which of the living have its work in the end, as a letter
+OUTCOMES = {
+    ("done", "all"): "C",
+    ("failed", "none"): "A",
+    ("cancelled", "none"): "X",
+    ("cancelled after the commit", "all"): "Y",
+    ("cancelled", "all"): "Z",  # of groups and optimizers, where a cancellation says nothing of the transaction
+    ("in doubt", "all"): "U",
+    ("in doubt", "all but b"): "L",  # which knows that it lacks it, or is named by the error
+    ("done", "all but b"): "R",  # which gets the state of another replica, or whose group fails
+    ("killed", "all"): "K",
+    ("killed", "all but b"): "H",  # which knows that it lacks it: members ask those that they exchange values with
+    ("killed", "none"): "D",
+    ("killed", "none, in doubt"): "?",
+    ("killed", "some"): "P",  # of optimizers, which take a step in one phase
+}
+
+#: a letter for each moment of a protocol; a dot where the fault has nothing to meet
+TABLE = """
+protocol                                          | pass   | pipeline | replicas | replicated pipeline | agreement | optimizer
+the caller is cancelled                           | XXXYYY | XXXYYY   | XXXYYY   | XXXYYY              | XXZCC     | ZZZ
+all connections break                             | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCC
+a member is short of memory                       | AACCC. | AACCC.   | ACCCC.   | AAACC.              | .....     | CC.
+a member is cut off for a moment                  | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCC
+a member is cut off from the coordinator          | CCCCCC | AAACCC   | AACCCC   | AACCCC              | AACCC     | LLU
+a member is cut off                               | AAACCC | AAACCC   | AACCCC   | AACCCC              | AACCC     | LLU
+a member is cut off for longer than its lease     | AAALLU | AAALLU   | AARRRC   | AAALLU              | AARRC     | LLU
+a member is frozen for a moment                   | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCC
+a member is frozen for longer than its lease      | AAAUUC | AAAUUC   | AACCCC   | AAAUUC              | CACCC     | LLC
+a member is killed                                | AAAUUU | AAAUUU   | AACCCC   | AAAUUU              | AACCC     | UUU
+a member is killed silently                       | AAAUUU | AAAUUU   | AACCCC   | AAAUUU              | AACCC     | UUU
+the coordinator is frozen for a moment            | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCC
+the coordinator is frozen for longer than a lease | AAAUUC | AAACCC   | AAACCC   | AAALCC              | AACCC     | CCC
+the coordinator is killed                         | DDD?KK | DD??KK   | D???KK   | D???HK              | ???KK     | DPK
+the coordinator is killed silently                | DDD?KK | DD??KK   | D???KK   | D???HK              | ???KK     | DPK
+"""
+
+
+async def outcome_of(scene: Scene, moment: str, fault: str) -> str:
+    """The letter of a cell, for which everything that always holds has been checked."""
+    loop, network = asyncio.get_running_loop(), scene.network
+    scene.start()
+    driving = network.spawn(COORDINATOR, scene.drive(scene.moments[moment], FAULTS[fault]))
+    while not scene.struck.is_set():
+        assert not driving.done() and loop.time() < LIMITS.default_deadline, f"the moment has come ({driving})"
+        await asyncio.sleep(0.01)
+    began = loop.time()
+    while not driving.done() and not scene.stepping.done():
+        await asyncio.sleep(0.1)
+        assert loop.time() < began + LIMITS.default_deadline + scene.trouble, "every await ends"
+    await asyncio.sleep(began + scene.trouble - loop.time())
+    while any(map(scene.left, scene.living)):
+        await asyncio.sleep(0.1)
+        assert loop.time() < began + scene.trouble + LIMITS.default_deadline + LIMITS.lease_seconds, "nothing stays prepared"
+    assert not scene.short, "the request that found no memory"
+    ended, seen = ending(scene.stepping) if COORDINATOR in scene.living else "killed", scene.seen
+    if ended == "killed":
+        with pytest.raises(HostKilledError):
+            await driving
+        network.restart(COORDINATOR)
+        driving = network.spawn(COORDINATOR, scene.drive_anew())
+    scene.rested.set()
+    await asyncio.wait_for(driving, LIMITS.default_deadline)
+    scene.over.set()
+    await asyncio.gather(*scene.servers, return_exceptions=True)
+    return OUTCOMES.get((ended, seen), f"{ended}, {seen}")
+
+
+def cells() -> Iterator[Any]:
+    """The cells of the table. Faults that end as others do are sweeps."""
+    (_, *protocols), *rows = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
+    assert protocols == [*SCENES] and [row[0] for row in rows] == [*FAULTS]
+    for fault, *row in rows:
+        for protocol, letters in zip(protocols, row, strict=True):
+            for moment, letter in zip(SCENES[protocol].moments, letters, strict=True):
+                if letter != ".":
+                    marks = [pytest.mark.sweep] if fault.endswith(("silently", "for a moment")) else []
+                    yield pytest.param(protocol, moment, fault, letter, marks=marks)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize(("protocol", "moment", "fault", "expected"), list(cells()))
+def test_a_fault_at_a_moment(protocol: str, moment: str, fault: str, expected: str) -> None:
+    run = simulated_run(lambda: outcome_of(SCENES[protocol](), moment, fault))
+    assert run.value == expected and not run.leftover_tasks
