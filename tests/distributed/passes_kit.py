@@ -21,6 +21,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
+from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.memory import MemoryChannel, MemoryTransport, Switchboard
 from tests.distributed.workers import knows, view, workers
 
@@ -71,6 +72,14 @@ class Stage:
             return await self.functions[name](Here(worker.name, self.weights[worker.name], worker.call), *args)
 
         return exposed
+
+    def suspend(self, name: str, rule: Callable[[Any], Awaitable[Any]]) -> None:
+        """Have a function weigh its argument; `rule` is what its backward awaits."""
+
+        async def weigh(here: Here, x: Any) -> Any:
+            return Suspend.apply(x * here.weight, rule)
+
+        self.functions[name] = weigh
 
     async def local(self, name: str, function: str, *args: Any) -> Any:
         """Call a function in this process."""
@@ -338,6 +347,11 @@ class Suspend(ag.Function):
         return await ctx.rule(g), None
 
 
+async def forever(g: Any) -> Any:
+    """A rule that does not end."""
+    await asyncio.sleep(10_000)
+
+
 # -------------------------------------------------------------------- messages
 
 
@@ -456,3 +470,13 @@ class _Transport(MemoryTransport):
             async with asyncio.timeout(timeout):
                 await asyncio.Event().wait()
         return await super().connect(url, timeout)
+
+
+class Slowly:
+    """Transports of a network on which every frame takes its own time."""
+
+    def __init__(self, seed: int) -> None:
+        self.network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
+
+    def transport(self, host: str, **options: Any) -> Any:
+        return self.network.transport(host)

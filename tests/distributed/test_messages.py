@@ -176,7 +176,7 @@ LIBRARY_EXAMPLES: list[tuple[WireMessage, Any]] = [
     (Dismiss(), True),
     (Restart(), True),
     (JoinRequest("http://a", "1.0"), True),
-    (ReportRequest("{}"), "{}"),
+    (ReportRequest(4, True, 5, "12", 100), "{}"),
 ]
 
 

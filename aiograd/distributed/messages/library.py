@@ -279,8 +279,16 @@ class JoinRequest(WireMessage):
 class ReportRequest(WireMessage):
     """Ask a worker for its report to a dashboard. The answer is JSON."""
 
-    #: JSON, see `aiograd.dashboard.reporter`
-    question: str
+    #: the number of the last event of the report before; 0 at first
+    after: int
+    #: also the graphs of the last passes, and the last steps of pipelines
+    with_graphs: bool
+    #: the number of the last logged scalar of the report before
+    scalars_after: int
+    #: the process that asks, by `ScalarLog.process`; another one is also told of scalars that belong to no worker
+    asker: Annotated[str, Bound("at most 128 characters", lambda asker: len(asker) <= 128)]
+    #: events per second to record
+    rate: Positive
 
 
 async def ask_library(worker: Any, peer: str, message: WireMessage, timeout: float | None) -> Any:
