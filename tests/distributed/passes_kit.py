@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -163,7 +164,12 @@ async def tie(here: Here, u: Any) -> Any:
     return u * await here.call("b", "weigh", u.detach())
 
 
-FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie)}
+async def onward(here: Here, x: Any) -> Any:
+    """What c makes of it."""
+    return await here.call("c", "weigh", x)
+
+
+FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie, onward)}
 
 
 async def chain(here: Here, x: Any) -> Any:
@@ -384,16 +390,17 @@ class Log:
 
 
 @contextlib.contextmanager
-def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
+def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None], *, is_after: bool = False) -> Iterator[None]:
     """Run `action` whenever a message of a kind has come, before it is served; what it raises is the answer."""
     handlers = worker._core.handlers
     serve = handlers[kind]
 
     async def served(caller: Any, value: Any, timeout: float) -> Any:
+        answer = await serve(caller, value, timeout) if is_after else None
         waiting = action()
         if waiting is not None:
             await waiting
-        return await serve(caller, value, timeout)
+        return answer if is_after else await serve(caller, value, timeout)
 
     handlers[kind] = served
     try:
@@ -402,24 +409,8 @@ def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None]
         handlers[kind] = serve
 
 
-@contextlib.contextmanager
-def after(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
-    """Run `action` whenever a message of a kind has been served, before it is answered."""
-    handlers = worker._core.handlers
-    serve = handlers[kind]
-
-    async def served(caller: Any, value: Any, timeout: float) -> Any:
-        answer = await serve(caller, value, timeout)
-        waiting = action()
-        if waiting is not None:
-            await waiting
-        return answer
-
-    handlers[kind] = served
-    try:
-        yield
-    finally:
-        handlers[kind] = serve
+#: as `before`, when the message has been served and before it is answered
+after = functools.partial(before, is_after=True)
 
 
 # -------------------------------------------------------------------- a network

@@ -177,38 +177,32 @@ async def open_(scene: Scene) -> AsyncIterator[None]:
     yield
 
 
-@state
-async def marked(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(after(scene.b, Kind.MARK, scene.hold)):
-        yield
+def held_up(name: str, within: Callable[[Scene], contextlib.AbstractContextManager[Any]], there: Callable[[Any], bool], here: str = "") -> None:
+    """A state in which a pass is held up; `there` looks at the participant on b, `here` is the outcome on a."""
+
+    async def held(scene: Scene) -> AsyncIterator[None]:
+        async with scene.running(within(scene)):
+            assert there(view(scene.b, scene.ctx).participants[scene.pass_id])
+            assert not here or scene.ctx.history.outcomes[scene.pass_id] == here
+            yield
+
+    STATES[name] = contextlib.asynccontextmanager(held)
 
 
-@state
-async def running(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(hook(scene.weight.register_hook, scene)):
-        assert view(scene.b, scene.ctx).participants[scene.pass_id].state == "active"
-        yield
-
-
-@state
-async def prepared(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(after(scene.b, Kind.GRADIENT, scene.hold)):
-        assert view(scene.b, scene.ctx).participants[scene.pass_id].state == "prepared"
-        yield
-
-
-@state
-async def committed_where_it_began(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(before(scene.b, Kind.COMMIT, scene.hold)):
-        assert scene.ctx.history.outcomes[scene.pass_id] == "committed" and view(scene.b, scene.ctx).participants[scene.pass_id].state == "prepared"
-        yield
-
-
-@state
-async def committed_with_hooks_that_run(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(hook(scene.weight.register_post_accumulate_grad_hook, scene)):
-        assert view(scene.b, scene.ctx).participants[scene.pass_id].is_decided
-        yield
+held_up("marked", lambda scene: after(scene.b, Kind.MARK, scene.hold), lambda participant: True)
+held_up("running", lambda scene: hook(scene.weight.register_hook, scene), lambda participant: participant.state == "active")
+held_up("prepared", lambda scene: after(scene.b, Kind.GRADIENT, scene.hold), lambda participant: participant.state == "prepared")
+held_up(
+    "committed where it began",
+    lambda scene: before(scene.b, Kind.COMMIT, scene.hold),
+    lambda participant: participant.state == "prepared",
+    here="committed",
+)
+held_up(
+    "committed with hooks that run",
+    lambda scene: hook(scene.weight.register_post_accumulate_grad_hook, scene),
+    lambda participant: participant.is_decided,
+)
 
 
 @state
