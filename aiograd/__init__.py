@@ -73,7 +73,8 @@ device = _DeviceName
 _PARTS = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
-    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "utils", "viz",
+    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "testing",
+    "transaction", "utils", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "saving.training_state",
@@ -110,6 +111,8 @@ if _typing.TYPE_CHECKING:
     from aiograd import profiler as profiler
     from aiograd import saving as saving
     from aiograd import stats as stats
+    from aiograd import testing as testing
+    from aiograd import transaction as transaction
     from aiograd import utils as utils
     from aiograd import viz as viz
     from aiograd.compiler import compile as compile

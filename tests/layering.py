@@ -47,7 +47,7 @@ LEVELS: Mapping[str, int] = {
 SIBLINGS = 5
 
 #: modules that gather names by star imports
-GATHERING = ("__init__", "array_functions.public")
+GATHERING = ("__init__", "array_functions.public", "errors")
 
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
@@ -91,7 +91,7 @@ SANS_IO = (
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    *(f"coordination.{name}" for name in "buckets malformed message_form message_json outline".split()),
+    *(f"coordination.{name}" for name in "buckets malformed message_code message_form message_json outline".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
@@ -103,8 +103,8 @@ BANNED = frozenset("pickle cPickle cloudpickle dill marshal shelve multiprocessi
 #: the call -> the modules that may make it
 BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "eval": (),
-    "exec": ("tensors.codegen", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
-    "compile": ("tensors.codegen", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
+    "exec": ("tensors.codegen", "coordination.message_code", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
+    "compile": ("tensors.codegen", "coordination.message_code", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
     "__import__": (),
     "importlib.import_module": ("data.serving", "distributed.cluster.loading", "kernels.selection", "cuda.loading", "interop.extras"),
     "np.load": (),

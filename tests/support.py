@@ -16,9 +16,9 @@ import pytest
 import aiograd as ag
 
 
-def leaf(values: Any, grad: Any = None) -> ag.Tensor:
-    """A leaf that requires grad, of float64 or complex128, with a gradient if one is given."""
-    dtype = np.result_type(np.asarray(values).dtype, np.float64)
+def leaf(values: Any, dtype: Any = None, *, grad: Any = None) -> ag.Tensor:
+    """A leaf that requires grad, of float64 or complex128 unless asked otherwise, with a gradient if one is given."""
+    dtype = np.result_type(np.asarray(values).dtype, np.float64) if dtype is None else dtype
     made = ag.tensor(values, dtype=dtype, requires_grad=True)
     if grad is not None:
         made.grad = ag.tensor(grad, dtype=dtype)

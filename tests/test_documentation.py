@@ -367,13 +367,9 @@ print(json.dumps(shown))
 def test_a_jupyter_kernel_runs_them_and_shows_what_the_guide_says() -> None:
     pytest.importorskip("ipykernel", reason="it comes with the extra `docs`")
     views = {
-        "loss": "text/html",
-        "model": "text/html",
-        "summary": "text/html",
-        "picture": "image/svg+xml",
-        "schedule": "text/html",
+        "loss": "text/html", "model": "text/html", "summary": "text/html", "picture": "image/svg+xml", "schedule": "text/html",
         "pipeline.simulate(schedule, pipeline.Costs(1, 1, 1))": "image/svg+xml",
-    }
+    }  # fmt: skip
     setting = "from aiograd import pipeline\nschedule = pipeline.make_schedule('1F1B', 2, 2)"
     cells = json.dumps([*NOTEBOOK, setting, *views])
     done = subprocess.run([sys.executable, "-c", IN_A_KERNEL], input=cells, capture_output=True, text=True, check=False)

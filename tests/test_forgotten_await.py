@@ -54,25 +54,15 @@ async def calls() -> AsyncIterator[dict[str, Call]]:
         group, ref = groups[0], await here.remote("there", "Box")
         array = x.detach().numpy()
         yield {
-            "backward": lambda: ag.backward(y),
-            "grad": lambda: ag.grad(y, [x]),
-            "Tensor.backward": lambda: y.backward(),
-            "offload": lambda: ag.offload(abs, 1),
-            "Context.backward": lambda: ctx.backward(y),
-            "Context.grad": lambda: ctx.grad(y, [x]),
-            "Worker.call": lambda: here.call("there", "squared", x),
-            "RemoteRef.call": lambda: ref.call("sum"),
-            "RemoteRef.post": lambda: ref.post([1]),
-            "RemoteRef.call_all": lambda: ref.call_all([ref], "sum"),
-            "RemoteRef.adapt": lambda: ref.adapt("stages", [], {}),
-            "RemoteRef.get": lambda: ref.get(),
-            "RemoteRef.delete": lambda: ref.delete(),
-            "Group.all_reduce": lambda: group.all_reduce(array),
-            "Group.reduce_scatter": lambda: group.reduce_scatter(array),
-            "Group.all_gather": lambda: group.all_gather(array),
-            "Group.broadcast": lambda: group.broadcast(array),
+            "backward": lambda: ag.backward(y), "grad": lambda: ag.grad(y, [x]), "Tensor.backward": lambda: y.backward(),
+            "offload": lambda: ag.offload(abs, 1), "Context.backward": lambda: ctx.backward(y), "Context.grad": lambda: ctx.grad(y, [x]),
+            "Worker.call": lambda: here.call("there", "squared", x), "RemoteRef.call": lambda: ref.call("sum"),
+            "RemoteRef.post": lambda: ref.post([1]), "RemoteRef.call_all": lambda: ref.call_all([ref], "sum"),
+            "RemoteRef.adapt": lambda: ref.adapt("stages", [], {}), "RemoteRef.get": lambda: ref.get(), "RemoteRef.delete": lambda: ref.delete(),
+            "Group.all_reduce": lambda: group.all_reduce(array), "Group.reduce_scatter": lambda: group.reduce_scatter(array),
+            "Group.all_gather": lambda: group.all_gather(array), "Group.broadcast": lambda: group.broadcast(array),
             "Group.barrier": lambda: group.barrier(),
-        }
+        }  # fmt: skip
 
 
 def forgotten(call: Call) -> str:
@@ -182,17 +172,12 @@ async def test_a_compiled_function_that_forgets_says_so_too() -> None:
 @pytest.mark.parametrize(
     "use",
     [
-        lambda coroutine: ag.exp(coroutine),
-        lambda coroutine: ag.tensor(coroutine),
-        lambda coroutine: ag.tensor([1.0, coroutine]),
-        lambda coroutine: leaf([1.0]).sum().backward(coroutine),
-        lambda coroutine: ag.stack([coroutine]),
-        lambda coroutine: ag.nn.Linear(1, 1)(coroutine),
-        lambda coroutine: ag.backward(coroutine),
-        lambda coroutine: ag.backward([coroutine]),
+        lambda coroutine: ag.exp(coroutine), lambda coroutine: ag.tensor(coroutine), lambda coroutine: ag.tensor([1.0, coroutine]),
+        lambda coroutine: leaf([1.0]).sum().backward(coroutine), lambda coroutine: ag.stack([coroutine]),
+        lambda coroutine: ag.nn.Linear(1, 1)(coroutine), lambda coroutine: ag.backward(coroutine), lambda coroutine: ag.backward([coroutine]),
         lambda coroutine: ag.optim.SGD([leaf([1.0])], lr=0.1).step(coroutine),
     ],
-)
+)  # fmt: skip
 async def test_what_takes_tensors_says_which_call_is_not_awaited(use: Callable[[Any], Any]) -> None:
     x = leaf([2.0])
     coroutine = ag.grad((x * x).sum(), [x])

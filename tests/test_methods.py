@@ -147,18 +147,12 @@ async def test_values_and_graph(call: Any, array: Any, expected: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "expected"),
     [
-        (lambda t: t.argmax(1), A.argmax(1)),
-        (lambda t: t.argmin(0, True), A.argmin(0, keepdims=True)),
-        (lambda t: t.argsort(1), A.argsort(1)),
-        (lambda t: t.argsort(0, True), (-A).argsort(0)),
-        (lambda t: (t > 3).all(1), (A > 3).all(1)),
-        (lambda t: (t > 3).any([0]), (A > 3).any(0)),
-        (lambda t: t.count_nonzero(), 6),
-        (lambda t: t.eq(1).logical_or(t.gt(5)), (A == 1) | (A > 5)),
-        (lambda t: t.isnan().logical_not(), np.ones_like(A, bool)),
-        (lambda t: t.nonzero(), np.nonzero(A)),
+        (lambda t: t.argmax(1), A.argmax(1)), (lambda t: t.argmin(0, True), A.argmin(0, keepdims=True)), (lambda t: t.argsort(1), A.argsort(1)),
+        (lambda t: t.argsort(0, True), (-A).argsort(0)), (lambda t: (t > 3).all(1), (A > 3).all(1)), (lambda t: (t > 3).any([0]), (A > 3).any(0)),
+        (lambda t: t.count_nonzero(), 6), (lambda t: t.eq(1).logical_or(t.gt(5)), (A == 1) | (A > 5)),
+        (lambda t: t.isnan().logical_not(), np.ones_like(A, bool)), (lambda t: t.nonzero(), np.nonzero(A)),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_gradient(call: Any, expected: Any) -> None:
     result = call(ag.tensor(A, requires_grad=True))
     for ours, theirs in zip(result, expected, strict=True) if isinstance(expected, tuple) else [(result, expected)]:
@@ -169,16 +163,12 @@ def test_what_has_no_gradient(call: Any, expected: Any) -> None:
 def test_parts() -> None:
     t = ag.tensor(C)
     for parts, expected in (
-        (t.split(2, 2), np.split(C, 2, 2)),
-        (t.split([1], 2), np.split(C, [1], 2)),
-        (t.chunk(2, 1), [C[:, :2], C[:, 2:]]),
-        (t.chunk(3, -1), [C[..., :2], C[..., 2:]]),
-        (t.chunk(9), [C[:1], C[1:]]),
-        (t.unbind(1), list(C.swapaxes(0, 1))),
+        (t.split(2, 2), np.split(C, 2, 2)), (t.split([1], 2), np.split(C, [1], 2)), (t.chunk(2, 1), [C[:, :2], C[:, 2:]]),
+        (t.chunk(3, -1), [C[..., :2], C[..., 2:]]), (t.chunk(9), [C[:1], C[1:]]), (t.unbind(1), list(C.swapaxes(0, 1))),
     ):
         assert isinstance(parts, tuple) and len(parts) == len(expected)
         for ours, theirs in zip(parts, expected, strict=True):
-            np.testing.assert_array_equal(ours.numpy(), theirs)
+            np.testing.assert_array_equal(ours.numpy(), theirs)  # fmt: skip
 
 
 def test_flatten_of_nothing() -> None:
@@ -200,23 +190,14 @@ def test_dtypes_and_counts() -> None:
 @pytest.mark.parametrize(
     ("call", "error"),
     [
-        (lambda t: t.chunk(0), ArgumentError),
-        (lambda t: t.chunk(2, 5), IndexRangeError),
-        (lambda t: t.narrow(1, 2, 2), IndexRangeError),
-        (lambda t: t.narrow(1, 0, -1), IndexRangeError),
-        (lambda t: t.narrow(2, 0, 1), IndexRangeError),
-        (lambda t: t.unflatten(3, (1, 1)), IndexRangeError),
-        (lambda t: t.unflatten(1, (2, 2)), ShapeError),
-        (lambda t: t.expand(3), ShapeError),
-        (lambda t: t.expand(3, 7), ShapeError),
-        (lambda t: t.masked_fill(np.ones((4, 2, 3), bool), 0.0), ShapeError),
-        (lambda t: t.permute(0, 0), ShapeError),
-        (lambda t: t.add("a"), ArgumentTypeError),
-        (lambda t: t.matmul("a"), ArgumentTypeError),
-        (lambda t: t.sum(axis="a"), ArgumentTypeError),
-        (lambda t: t.index_select(0, [0.5]), ArgumentTypeError),
+        (lambda t: t.chunk(0), ArgumentError), (lambda t: t.chunk(2, 5), IndexRangeError), (lambda t: t.narrow(1, 2, 2), IndexRangeError),
+        (lambda t: t.narrow(1, 0, -1), IndexRangeError), (lambda t: t.narrow(2, 0, 1), IndexRangeError),
+        (lambda t: t.unflatten(3, (1, 1)), IndexRangeError), (lambda t: t.unflatten(1, (2, 2)), ShapeError), (lambda t: t.expand(3), ShapeError),
+        (lambda t: t.expand(3, 7), ShapeError), (lambda t: t.masked_fill(np.ones((4, 2, 3), bool), 0.0), ShapeError),
+        (lambda t: t.permute(0, 0), ShapeError), (lambda t: t.add("a"), ArgumentTypeError), (lambda t: t.matmul("a"), ArgumentTypeError),
+        (lambda t: t.sum(axis="a"), ArgumentTypeError), (lambda t: t.index_select(0, [0.5]), ArgumentTypeError),
     ],
-)
+)  # fmt: skip
 def test_wrong_arguments(call: Any, error: type[Exception]) -> None:
     assert_raises(error, None, lambda: call(ag.tensor(A, requires_grad=True)))
 

@@ -161,27 +161,13 @@ def test_draws_of_several_threads_are_all_different_parts_of_one_stream() -> Non
 @pytest.mark.parametrize(
     "call",
     [
-        lambda g: Generator(-1),
-        lambda g: Generator(1.5),
-        lambda g: Generator([]),
-        lambda g: Generator(True),
-        lambda g: g.normal((-1,)),
-        lambda g: g.normal("ab"),
-        lambda g: g.normal(std=-1.0),
-        lambda g: g.normal(mean=float("nan")),
-        lambda g: g.normal(dtype=np.int32),
-        lambda g: g.uniform(low=2.0, high=1.0),
-        lambda g: g.uniform(high=float("inf")),
-        lambda g: g.integers(3, 3),
-        lambda g: g.integers(0, 300, dtype=np.uint8),
-        lambda g: g.integers(0, 3, dtype=np.float32),
-        lambda g: g.bernoulli(1.5),
-        lambda g: g.dropout_mask((2,), -0.1),
-        lambda g: g.permutation(-1),
-        lambda g: g.permutation(2.0),
-        lambda g: g.spawn(-1),
+        lambda g: Generator(-1), lambda g: Generator(1.5), lambda g: Generator([]), lambda g: Generator(True), lambda g: g.normal((-1,)),
+        lambda g: g.normal("ab"), lambda g: g.normal(std=-1.0), lambda g: g.normal(mean=float("nan")), lambda g: g.normal(dtype=np.int32),
+        lambda g: g.uniform(low=2.0, high=1.0), lambda g: g.uniform(high=float("inf")), lambda g: g.integers(3, 3),
+        lambda g: g.integers(0, 300, dtype=np.uint8), lambda g: g.integers(0, 3, dtype=np.float32), lambda g: g.bernoulli(1.5),
+        lambda g: g.dropout_mask((2,), -0.1), lambda g: g.permutation(-1), lambda g: g.permutation(2.0), lambda g: g.spawn(-1),
     ],
-)
+)  # fmt: skip
 def test_bad_arguments_are_refused_and_draw_nothing(call: Any) -> None:
     g = Generator(0)
     before = g.state_dict()

@@ -67,16 +67,9 @@ async def test_a_nested_state_comes_back_as_it_was(tmp_path: Path) -> None:
     await model(ag.tensor(np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32))).square().sum().backward()
     optimizer.step()
     state = {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "schedule": schedule.state_dict(),
-        "epoch": 3,
-        "best": 0.25,
-        "never": float("inf"),
-        "name": "ünï",
-        "flags": (True, None, [1, ag.tensor([1.0])]),
-        "empty": {},
-    }
+        "model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "epoch": 3, "best": 0.25,
+        "never": float("inf"), "name": "ünï", "flags": (True, None, [1, ag.tensor([1.0])]), "empty": {},
+    }  # fmt: skip
     path = tmp_path / "checkpoint.safetensors"
     save(state, path)
     loaded = load(path)
@@ -115,14 +108,10 @@ def test_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("state", "where"),
     [
-        ({"a": {"b": object()}}, "a.b is a object"),
-        ({"a": [1, {2, 3}]}, "a.1 is a set"),
-        ({"a": {1.5: 2}}, "a has a key of type float"),
-        ({"a": np.array(["text"])}, "a has dtype <U4"),
-        ({"a": np.ones(1, np.complex128)}, "a has dtype complex128"),
-        ([1, 2], "found list"),
+        ({"a": {"b": object()}}, "a.b is a object"), ({"a": [1, {2, 3}]}, "a.1 is a set"), ({"a": {1.5: 2}}, "a has a key of type float"),
+        ({"a": np.array(["text"])}, "a has dtype <U4"), ({"a": np.ones(1, np.complex128)}, "a has dtype complex128"), ([1, 2], "found list"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, state: Any, where: str) -> None:
     assert_raises(ArgumentTypeError, where, lambda: save(state, tmp_path / "x"))
     assert os.listdir(tmp_path) == []
@@ -231,17 +220,11 @@ def test_headers_that_lie(tmp_path: Path, entry: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "description",
     [
-        "not json",
-        "{}",
-        '{"version": 2, "state": 3}',
-        '{"version": 1, "state": {"tensor": "missing"}}',
-        '{"version": 1, "state": {"module": "os"}}',
-        '{"version": 1, "state": {"dict": [1, 2]}}',
-        '{"version": 1, "state": [1]}',
-        '{"version": 1, "state": {"dict": [[["key"], 1]]}}',
-        '{"version": 1, "state": ' + '{"list": [' * 3000 + "1" + "]}" * 3000 + "}",
+        "not json", "{}", '{"version": 2, "state": 3}', '{"version": 1, "state": {"tensor": "missing"}}',
+        '{"version": 1, "state": {"module": "os"}}', '{"version": 1, "state": {"dict": [1, 2]}}', '{"version": 1, "state": [1]}',
+        '{"version": 1, "state": {"dict": [[["key"], 1]]}}', '{"version": 1, "state": ' + '{"list": [' * 3000 + "1" + "]}" * 3000 + "}",
     ],
-)
+)  # fmt: skip
 def test_descriptions_that_do_not_fit(tmp_path: Path, description: str) -> None:
     raw(tmp_path / "x", {"__metadata__": {"aiograd": description}})
     assert_raises(ArgumentError, None, lambda: load(tmp_path / "x"))

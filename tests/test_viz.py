@@ -64,15 +64,10 @@ def test_svg_of_a_network() -> None:
     loss, params = network()
     svg = graph_svg(loss, params=params, saved=True)
     assert texts(svg) == [
-        ["output", "scalar float32"],
-        ["SumBackward", "scalar float32", "saves nothing"],
-        ["LinearBackward", "5×2 float32", "saves 112 B"],
-        ["ReluBackward", "5×4 float32", "saves 80 B"],
-        ["second.weight", "2×4 float32"],
-        ["LinearBackward", "5×4 float32", "saves 60 B"],
-        ["first.weight", "4×3 float32"],
-        ["first.bias", "4 float32"],
-    ]
+        ["output", "scalar float32"], ["SumBackward", "scalar float32", "saves nothing"], ["LinearBackward", "5×2 float32", "saves 112 B"],
+        ["ReluBackward", "5×4 float32", "saves 80 B"], ["second.weight", "2×4 float32"], ["LinearBackward", "5×4 float32", "saves 60 B"],
+        ["first.weight", "4×3 float32"], ["first.bias", "4 float32"],
+    ]  # fmt: skip
     assert svg.count('class="a"') == 7
     assert [box[0] for box in texts(graph_svg(loss))].count("leaf") == 3
     assert all(len(box) == 1 for box in texts(graph_svg(loss, shapes=False)))

@@ -118,15 +118,7 @@ def arange(
 
 
 def linspace(
-    start: complex,
-    stop: complex,
-    /,
-    num: int,
-    *,
-    dtype: Any = None,
-    device: str | None = None,
-    endpoint: bool = True,
-    requires_grad: bool = False,
+    start: complex, stop: complex, /, num: int, *, dtype: Any = None, device: str | None = None, endpoint: bool = True, requires_grad: bool = False
 ) -> Tensor:
     """`num` evenly spaced numbers from `start` to `stop`, the latter included where `endpoint`."""
     start, stop = number_of(start), number_of(stop)

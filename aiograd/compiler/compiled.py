@@ -80,7 +80,6 @@ class CompiledFunction:
         programs: one per signature that has one.
     """
 
-    is_compiled_function = True
 
     def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int) -> None:
         functools.update_wrapper(self, function, updated=())

@@ -6,16 +6,12 @@ import dis
 import functools
 import inspect
 import linecache
-import os
 import sys
-import sysconfig
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
 from typing import Any
 
 _PACKAGE = "aiograd"
 _PREFIX = f"{_PACKAGE}."
-#: where Python's own and installed modules lie
-INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")])
 
 
 def user_line() -> tuple[str, str]:
@@ -47,16 +43,6 @@ def is_of_package(frame: Any) -> bool:
     """True if a frame is of the package's own code."""
     name = frame.f_globals.get("__name__", "")
     return bool(name == _PACKAGE or name.startswith(_PREFIX))
-
-
-def is_installed(thing: Any) -> bool:
-    """True for a function, class or Python module that is this package's, or of the standard library or an installed package."""
-    name = thing.__name__ if isinstance(thing, ModuleType) else thing.__module__
-    module = sys.modules.get(name or "")
-    if name is None or name == "builtins" or name.partition(".")[0] == _PACKAGE:
-        return True
-    file = getattr(module, "__file__", None)
-    return (file is not None and file.startswith(INSTALLED)) or (module is not None and file is None and name in sys.builtin_module_names)
 
 
 def described_line(file: str, number: int, names: dict[str, Any]) -> tuple[str, str]:

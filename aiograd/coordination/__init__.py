@@ -13,6 +13,7 @@ in steps on one worker. It is an adapter (see `aiograd.distributed.register_adap
 `decisions`           `StepDecisions`: the decisions of the coordinating process, told until acknowledged
 `coordinator`         `StepCoordinator`: asks members if they are prepared, decides, and tells them
 `message_form`        messages between workers as frozen dataclasses: `encode` and `parse`; pure
+`message_code`        the functions that make, parse and encode the messages of a class, compiled from its fields; pure
 `message_json`        the same as JSON, where they go in arrays of bytes; pure
 `malformed`           the error that names message, field and bound; pure
 `buckets`             groups of parameters for sums of gradients over equal members; pure

@@ -19,7 +19,7 @@ def malformed(form: NamedForm, found: str, expected: str, field: str = "", *, pe
 
     Args:
         form: of the message.
-        found: the value, in words; see `message_form.shown`.
+        found: the value, in words; see `message_code.shown`.
         expected: the type or bound, in words.
         field: the path of the field; "": the whole message.
         peer: name of the worker that has sent it; "": the error does not name it.

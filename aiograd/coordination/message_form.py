@@ -8,30 +8,18 @@ at the end of a message are left out where they are None.
 from __future__ import annotations
 
 import dataclasses
-import operator
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from aiograd.coordination.malformed import malformed
+from aiograd.coordination.message_code import SHOWN, Bound, MessageFields, MismatchError, ValueForm, compile_message
 
 M = TypeVar("M", bound="WireMessage")
-T = TypeVar("T")
-#: turns a value of the wire into one of a field, or back
-Convert: TypeAlias = Callable[[Any], Any]
-
-#: characters of a value that an error shows
-SHOWN = 40
-
-
-class Bound(NamedTuple):
-    """A bound of a field, in `Annotated`."""
-
-    #: in words, as in "expected 16 bytes"
-    text: str
-    #: True for values within the bound; the type has been checked
-    holds: Callable[[Any], bool]
+#: a number that counts something, and one of at least 1
+Count: TypeAlias = typing.Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
+Positive: TypeAlias = typing.Annotated[int, Bound("an int from 1", lambda count: count >= 1)]
 
 
 class MessageKind(int):
@@ -74,7 +62,7 @@ def message(
     """
 
     def decorate(cls: type[M]) -> type[M]:
-        made = dataclasses.dataclass(frozen=True, slots=True)(cls)
+        made = dataclasses.dataclass(frozen=True, init=False, slots=True)(cls)
         made.form = MessageForm(
             made, f"{name or made.__name__} {word}".strip(), code, wire, MessageKind(kind, name), word, value_form(answer), failpoints
         )
@@ -83,47 +71,21 @@ def message(
     return decorate
 
 
-class _MismatchError(Exception):
-    """A value that does not fit its field; on its way out it collects the path of fields."""
-
-    def __init__(self, found: str, expected: str) -> None:
-        super().__init__(found)
-        self.found = found
-        self.expected = expected
-        self.path: list[str] = []
-
-    @property
-    def field(self) -> str:
-        return "".join(reversed(self.path)).lstrip(".")
-
-
-class ValueForm(NamedTuple):
-    """The wire form of the values of one annotation."""
-
-    #: the classes of the wire that fit; None: all
-    classes: frozenset[type] | None
-    #: checks more than the class and converts; None: there is nothing to do
-    read: Convert | None
-    write: Convert | None
-    #: the annotation in words
-    expected: str
-
-    def parse(self, value: Any) -> Any:
-        """Check and convert a value from the wire."""
-        if self.classes is not None and value.__class__ not in self.classes:
-            raise _MismatchError(shown(value), self.expected)
-        return value if self.read is None else self.read(value)
-
-
 class MessageForm:
     """The wire form of one class of messages: its fields, compiled once.
 
     Args:
-        cls: the class.
+        cls: the class, which gets its constructor.
         name: of the message, in errors.
         code, wire, word, failpoints: see `message`.
         kind: of the request; 0: it is none.
         answer: the form of its answer.
+
+    Attributes:
+        names, forms: of its fields, in order.
+        required: the number of fields without a default.
+        parse: the message of a wire value without its word; raises MismatchError.
+        encode: the wire value of a message without its word.
     """
 
     def __init__(
@@ -137,7 +99,6 @@ class MessageForm:
         answer: ValueForm,
         failpoints: tuple[str, ...],
     ) -> None:
-        self.cls = cls
         self.name = name
         self.code = code
         self.wire = wire
@@ -150,69 +111,8 @@ class MessageForm:
         self.names = tuple(field.name for field in fields)
         self.forms = tuple(value_form(hints[name]) for name in self.names)
         self.required = sum(field.default is dataclasses.MISSING for field in fields)
-        self._read = operator.attrgetter(*self.names) if self.names else lambda _: ()
-        self._classes = tuple(form.classes for form in self.forms)
-        self._readers = tuple((i, form.read) for i, form in enumerate(self.forms) if form.read is not None)
-        self._writers = tuple((i, form.write) for i, form in enumerate(self.forms) if form.write is not None)
-        #: the types of the fields of messages that have been parsed: equal types are not examined again
-        self._seen: set[tuple[type, ...]] = set()
-
-    def encode(self, message: WireMessage) -> Any:
-        """The wire value of a message."""
-        values = self._encode(message)
-        return values if self.wire is tuple else dict(zip(self.names, values, strict=False)) if self.wire is dict else list(values)
-
-    def _encode(self, message: WireMessage) -> tuple[Any, ...]:
-        values: tuple[Any, ...] = self._read(message)
-        if len(self.names) == 1:
-            values = (values,)
-        count, required = len(values), self.required
-        while count > required and values[count - 1] is None:
-            count -= 1
-        if count < len(values):
-            values = values[:count]
-        if not self._writers:
-            return values
-        written = list(values)
-        for i, write in self._writers:
-            if i < count:
-                written[i] = write(written[i])
-        return tuple(written)
-
-    def parse(self, value: Any) -> Any:
-        """The message of a wire value."""
-        wire = self.wire
-        if value.__class__ is not wire or not self.required <= len(value) <= len(self.names):
-            found = f"a {wire.__name__} of {len(value)} values" if value.__class__ is wire else shown(value)
-            raise _MismatchError(found, f"a {wire.__name__} ({', '.join(self.names)})")
-        if wire is dict:
-            missing = [name for name in self.names[: len(value)] if name not in value]
-            if missing:
-                raise _MismatchError(f"without {missing[0]}", f"a dict ({', '.join(self.names)})")
-            value = [value[name] for name in self.names[: len(value)]]
-        if len(value) > self.required and value[-1] is None:
-            raise self._mismatch(self.names[len(value) - 1], None, "to be left out")
-        types = tuple(map(type, value))
-        if types not in self._seen:
-            for name, form, cls, item in zip(self.names, self._classes, types, value, strict=False):
-                if form is not None and cls not in form:
-                    raise self._mismatch(name, item, self.forms[self.names.index(name)].expected)
-            if len(self._seen) < 64:
-                self._seen.add(types)
-        if self._readers:
-            value = list(value)
-            count = len(value)
-            for i, read in self._readers:
-                if i < count:
-                    try:
-                        value[i] = read(value[i])
-                    except _MismatchError as error:
-                        error.path.append(f".{self.names[i]}")
-                        raise
-        return self.cls(*value)
-
-    def _mismatch(self, name: str, item: Any, expected: str) -> _MismatchError:
-        return _at(f".{name}", _MismatchError(shown(item), expected))
+        make, self.parse, self.encode = compile_message(cls, MessageFields(self.names, self.forms, self.required, wire))
+        cls.__new__ = make  # type: ignore[method-assign]
 
 
 # ---------------------------------------------------------------- forms of annotations
@@ -231,9 +131,9 @@ def value_form(hint: Any) -> ValueForm:
         TypeError: it is no annotation of a message.
     """
     if hint is Any:
-        return ValueForm(None, None, None, "any value")
+        return ValueForm(None, (), None, None, "any value")
     if hint is None or hint is types.NoneType:
-        return ValueForm(frozenset({types.NoneType}), None, None, "None")
+        return ValueForm(frozenset({types.NoneType}), (), None, None, "None")
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         return _bounded(value_form(inner[0]), [each for each in inner[1:] if isinstance(each, Bound)])
@@ -242,8 +142,8 @@ def value_form(hint: Any) -> ValueForm:
     if origin is None and isinstance(hint, type):
         if issubclass(hint, WireMessage):
             form = hint.form
-            return ValueForm(frozenset({form.wire}), form.parse, form.encode, f"{form.name} ({', '.join(form.names)})")
-        return ValueForm(frozenset({hint}), None, None, hint.__name__)
+            return ValueForm(frozenset({form.wire}), (), form.parse, form.encode, f"{form.name} ({', '.join(form.names)})")
+        return ValueForm(frozenset({hint}), (), None, None, hint.__name__)
     if origin is list:
         return _items(value_form(inner[0]), list, "list")
     if origin is tuple and inner[-1] is Ellipsis:
@@ -256,18 +156,11 @@ def value_form(hint: Any) -> ValueForm:
 
 
 def _bounded(form: ValueForm, bounds: list[Bound]) -> ValueForm:
+    if form.optional is not None or form.classes is None:
+        raise TypeError(f"messages: a bound needs a type; {form.expected} has none, or several with None among them")
     for bound in bounds:
-        form = ValueForm(form.classes, _checked(form.read, *bound), form.write, bound.text)
+        form = form._replace(bounds=(bound, *form.bounds), expected=bound.text)
     return form
-
-
-def _checked(inner: Convert | None, text: str, holds: Callable[[Any], bool]) -> Convert:
-    def read(value: Any) -> Any:
-        if not holds(value):
-            raise _MismatchError(shown(value), text)
-        return value if inner is None else inner(value)
-
-    return read
 
 
 def _union(forms: list[ValueForm]) -> ValueForm:
@@ -277,45 +170,43 @@ def _union(forms: list[ValueForm]) -> ValueForm:
         for cls in form.classes or ():
             if by_class.setdefault(cls, form) is not form:
                 raise TypeError(f"messages: two types of a union are {cls.__name__} on the wire")
-    readers = {cls: form.read for cls, form in by_class.items() if form.read is not None}
     writers = [form.write for form in forms if form.write is not None]
     if len(writers) > 1:
         raise TypeError("messages: a union has one type at most that is or holds messages")
     plain = frozenset(cls for form in forms if form.write is None for cls in form.classes or ())
 
     def read(value: Any) -> Any:
-        reader = readers.get(value.__class__)
-        return value if reader is None else reader(value)
+        return by_class[value.__class__].convert(value)
 
     def write(value: Any) -> Any:
         return value if value.__class__ in plain else writers[0](value)
 
-    return ValueForm(frozenset(by_class), read if readers else None, write if writers else None, " or ".join(form.expected for form in forms))
+    is_plain = all(form.is_plain for form in forms)
+    expected = " or ".join(form.expected for form in forms)
+    others = [form for form in forms if form.classes != frozenset({types.NoneType})]
+    optional = None if len(others) == len(forms) else others[0] if len(others) == 1 else _union(others)
+    return ValueForm(frozenset(by_class), (), None if is_plain else read, write if writers else None, expected, optional)
 
 
 def _items(form: ValueForm, cls: type, name: str) -> ValueForm:
-    classes, inner, writer = form.classes, form.read, form.write
+    classes, is_plain, writer = form.classes, form.is_plain, form.write
 
     def read(values: Any) -> Any:
-        if inner is None and classes.issuperset(map(type, values)):  # type: ignore[union-attr]
+        if is_plain and classes.issuperset(map(type, values)):  # type: ignore[union-attr]
             return values
         made = []
         for i, value in enumerate(values):
-            if classes is not None and value.__class__ not in classes:
-                raise _at(f"[{i}]", _MismatchError(shown(value), form.expected))
-            if inner is not None:
-                try:
-                    value = inner(value)
-                except _MismatchError as error:
-                    raise _at(f"[{i}]", error) from None
-            made.append(value)
-        return values if inner is None else cls(made)
+            try:
+                made.append(form.parse(value))
+            except MismatchError as error:
+                raise error.at(f"[{i}]") from None
+        return cls(made)
 
     def write(values: Any) -> Any:
         return cls(map(writer, values))  # type: ignore[arg-type]
 
-    is_plain = classes is None and inner is None
-    return ValueForm(frozenset({cls}), None if is_plain else read, write if writer else None, name if is_plain else f"{name} of {form.expected}")
+    is_any = classes is None and is_plain
+    return ValueForm(frozenset({cls}), (), None if is_any else read, write if writer else None, name if is_any else f"{name} of {form.expected}")
 
 
 def _fixed(forms: list[ValueForm]) -> ValueForm:
@@ -323,18 +214,18 @@ def _fixed(forms: list[ValueForm]) -> ValueForm:
 
     def read(values: Any) -> Any:
         if len(values) != len(forms):
-            raise _MismatchError(f"a tuple of {len(values)} values", expected)
+            raise MismatchError(f"a tuple of {len(values)} values", expected)
         made = []
         for i, (form, value) in enumerate(zip(forms, values, strict=True)):
             try:
                 made.append(form.parse(value))
-            except _MismatchError as error:
-                raise _at(f"[{i}]", error) from None
+            except MismatchError as error:
+                raise error.at(f"[{i}]") from None
         return tuple(made)
 
     if any(form.write for form in forms):
         raise TypeError("messages: give the fields of a tuple with messages names, as a message of its own")
-    return ValueForm(frozenset({tuple}), read, None, expected)
+    return ValueForm(frozenset({tuple}), (), read, None, expected)
 
 
 def _entries(form: ValueForm) -> ValueForm:
@@ -343,8 +234,8 @@ def _entries(form: ValueForm) -> ValueForm:
         for key, value in values.items():
             try:
                 made[key] = form.parse(value)
-            except _MismatchError as error:
-                raise _at(f"[{key!r:.{SHOWN}}]", error) from None
+            except MismatchError as error:
+                raise error.at(f"[{key!r:.{SHOWN}}]") from None
         return made
 
     writer = form.write
@@ -352,28 +243,8 @@ def _entries(form: ValueForm) -> ValueForm:
     def write(values: Any) -> Any:
         return {key: writer(value) for key, value in values.items()}  # type: ignore[misc]
 
-    is_plain = form.classes is None and form.read is None
-    return ValueForm(frozenset({dict}), None if is_plain else read, write if writer else None, "dict" if is_plain else f"dict of {form.expected}")
-
-
-def _at(place: str, error: _MismatchError) -> _MismatchError:
-    error.path.append(place)
-    return error
-
-
-def shown(value: Any) -> str:
-    """A value of the wire in an error.
-
-    Args:
-        value: any value of the codec.
-
-    Returns:
-        The type, with the first characters of a plain value.
-    """
-    cls = type(value)
-    if cls in (int, float, bool, str, bytes) or value is None:
-        return f"{value!r:.{SHOWN}}" if value is None or cls is bool else f"{value!r:.{SHOWN}} of type {cls.__name__}"
-    return f"of type {cls.__name__}"
+    is_any = form.classes is None and form.is_plain
+    return ValueForm(frozenset({dict}), (), None if is_any else read, write if writer else None, "dict" if is_any else f"dict of {form.expected}")
 
 
 # ---------------------------------------------------------------- messages to wire values and back
@@ -409,7 +280,7 @@ def parse(cls: type[M], value: Any, peer: str = "") -> M:
     """
     try:
         return cls.form.parse(value)  # type: ignore[no-any-return]
-    except _MismatchError as error:
+    except MismatchError as error:
         raise malformed(cls.form, error.found, error.expected, error.field, peer=peer) from None
 
 
@@ -443,5 +314,5 @@ def parse_answer(request: type[WireMessage], value: Any, peer: str) -> Any:
     """
     try:
         return request.form.answer.parse(value)
-    except _MismatchError as error:
+    except MismatchError as error:
         raise malformed(request.form, error.found, error.expected, error.field, peer=peer, is_answer=True) from None

@@ -1,9 +1,9 @@
-"""Membership: a worker's membership in a cluster, and the requests that the driver of a cluster may send to its workers.
+"""Membership: a worker's membership in a cluster, and the requests that the coordinator of a cluster may send to its workers.
 
 Note [Leader]
-    A worker that a cluster starts, or that joins one, has a leader: the cluster's driver, by name and principal. Only the leader may tell
+    A worker that a cluster starts, or that joins one, has a leader: the cluster's coordinator, by name and principal. Only the leader may tell
     it the URLs of its peers, that the cluster is closed, or to restart. A worker that the user opened himself has no leader and rejects these
-    requests. A worker sends one kind of request to a driver: to join. The driver of a `JoinCluster` serves it; any other worker rejects it.
+    requests. A worker sends one kind of request to a coordinator: to join. The coordinator of a `JoinCluster` serves it; any other worker rejects it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Membership:
         self._owner = owner
         self._name = name
         self._principal = principal
-        #: name of the driver that this worker belongs to
+        #: name of the coordinator that this worker belongs to
         self.leader: str | None = None
         #: set when the leader has closed its cluster
         self.dismissed = asyncio.Event()
@@ -49,9 +49,9 @@ class Membership:
         self.restarting = asyncio.Event()
         #: set when the leader was lost
         self.leader_lost = asyncio.Event()
-        #: on a driver: admits a worker, given its identity, URL and version
+        #: on a coordinator: admits a worker, given its identity, URL and version
         self.on_join: Callable[[PeerIdentity, str, str], Awaitable[None]] | None = None
-        #: on a driver: called with the name and the incarnation of a worker that was lost
+        #: on a coordinator: called with the name and the incarnation of a worker that was lost
         self.on_peer_lost: Callable[[str, bytes], None] | None = None
         calls.register({SetPeers: self._peers, Dismiss: self._dismiss, Restart: self._restart, JoinRequest: self._join})
 
@@ -90,6 +90,6 @@ class Membership:
 
     async def _join(self, caller: PeerIdentity, message: JoinRequest) -> bool:
         if self.on_join is None or caller.principal != self._principal:
-            raise NotExposedError(f"worker {self._name} takes in no workers: it is not the driver of a JoinCluster")
+            raise NotExposedError(f"worker {self._name} takes in no workers: it is not the coordinator of a JoinCluster")
         await self.on_join(caller, message.url, message.version)
         return True

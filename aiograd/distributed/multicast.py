@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.coordination.malformed import malformed
-from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse_answer, shown
+from aiograd.coordination.message_code import shown
+from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse_answer
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.messages.calls import Relay, RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.requests import REQUESTS

@@ -23,7 +23,12 @@ def _described(named: Iterable[tuple[str, Parameter]]) -> str:
     return ", ".join(f"({name}): {p.dtype} {list(p.shape)}" for name, p in named)
 
 
-class ParameterList(Module):
+class _ParameterContainer(Module):
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise ArgumentTypeError(f"{type(self).__name__} holds parameters and computes nothing: call a module that uses them")
+
+
+class ParameterList(_ParameterContainer):
     """A list of parameters. Tensors that are put in become Parameters.
 
     Args:
@@ -83,26 +88,11 @@ class ParameterList(Module):
         self.__dict__.update({str(i): value for i, value in enumerate(found, len(self))})
         return self
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """A list computes nothing.
-
-        Args:
-            *args: no matter.
-            **kwargs: no matter.
-
-        Returns:
-            Nothing.
-
-        Raises:
-            ArgumentTypeError: always.
-        """
-        raise ArgumentTypeError("ParameterList holds parameters and computes nothing: call a module that uses them")
-
     def extra_repr(self) -> str:
         return _described((str(i), p) for i, p in enumerate(self))
 
 
-class ParameterDict(Module):
+class ParameterDict(_ParameterContainer):
     """Parameters by name. Tensors that are put in become Parameters.
 
     Args:
@@ -199,21 +189,6 @@ class ParameterDict(Module):
         found = {name: _as_parameter("ParameterDict", value) for name, value in parameters.items()}
         for name, value in found.items():
             self.register_parameter(name, value)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """A dict computes nothing.
-
-        Args:
-            *args: no matter.
-            **kwargs: no matter.
-
-        Returns:
-            Nothing.
-
-        Raises:
-            ArgumentTypeError: always.
-        """
-        raise ArgumentTypeError("ParameterDict holds parameters and computes nothing: call a module that uses them")
 
     def extra_repr(self) -> str:
         return _described(self.items())

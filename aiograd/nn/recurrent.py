@@ -14,6 +14,7 @@ from aiograd.array_functions.creation import zeros
 from aiograd.array_functions.manipulation import concat, flip, stack
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import functional, init
+from aiograd.nn.functional.documentation import put_behind_first_line
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
 from aiograd.running.random import Generator
@@ -23,10 +24,27 @@ from aiograd.tensors.tensor import Tensor
 _lstm, _gru, _rnn = row("lstm"), row("gru"), row("rnn")
 
 
+_ARGUMENTS = """Args:
+    input_size, hidden_size: features of each step and of the states.
+    num_layers: each layer takes the states of the one below as its input.{more}
+    bias: True if there are biases.
+    batch_first: True if sequences are (N, T, I) rather than (T, N, I).
+    dropout: probability with which states between layers are dropped in training.
+    bidirectional: True to run both ways; outputs of the two are concatenated.
+    dtype, device: dtype and device of the parameters.
+    generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
+
+Raises:
+    ArgumentError: a size below 1{other}."""
+
+
 class _Recurrent(Module):
     #: how many gates there are, and how many states a step hands on
     _gates: int = 1
     _states: int = 1
+
+    def __init_subclass__(cls, *, more: str = "", other: str = "") -> None:
+        put_behind_first_line(cls, _ARGUMENTS.format(more=more, other=other))
 
     def __init__(
         self,
@@ -145,20 +163,6 @@ class LSTM(_Recurrent):
     Parameters are ``weight_ih_l0`` (4H, I), ``weight_hh_l0`` (4H, H), ``bias_ih_l0`` and ``bias_hh_l0`` (4H,) for the first layer, with
     ``_l1`` and so on for the next, and with ``_reverse`` at the end for the direction from the end to the start.
 
-    Args:
-        input_size: features of each step.
-        hidden_size: features of the states.
-        num_layers: each layer takes the states of the one below as its input.
-        bias: True if there are biases.
-        batch_first: True if sequences are (N, T, I) rather than (T, N, I).
-        dropout: probability with which states between layers are dropped in training.
-        bidirectional: True to run both ways; outputs of the two are concatenated.
-        dtype, device: of the parameters.
-        generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
-
-    Raises:
-        ArgumentError: a size below 1.
-
     >>> outputs, (hidden, cell) = ag.nn.LSTM(3, 4, num_layers=2)(ag.ones(5, 1, 3))
     >>> outputs.shape, hidden.shape, cell.shape
     ((5, 1, 4), (2, 1, 4), (2, 1, 4))
@@ -174,17 +178,6 @@ class LSTM(_Recurrent):
 class GRU(_Recurrent):
     """Gated recurrent units over a sequence, in layers, in one or both directions. Parameters have the names of `LSTM`'s, and 3H rows.
 
-    Args:
-        input_size: features of each step.
-        hidden_size: features of the states.
-        num_layers: each layer takes the states of the one below as its input.
-        bias: True if there are biases.
-        batch_first: True if sequences are (N, T, I) rather than (T, N, I).
-        dropout: probability with which states between layers are dropped in training.
-        bidirectional: True to run both ways; outputs of the two are concatenated.
-        dtype, device: of the parameters.
-        generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
-
     >>> outputs, hidden = ag.nn.GRU(3, 4, batch_first=True)(ag.ones(1, 5, 3))
     >>> outputs.shape, hidden.shape
     ((1, 5, 4), (1, 1, 4))
@@ -196,21 +189,8 @@ class GRU(_Recurrent):
         return call(_gru, (x, *before, *weights), {})  # type: ignore[no-any-return]
 
 
-class RNN(_Recurrent):
+class RNN(_Recurrent, more='\n    nonlinearity: "tanh" or "relu".', other=", or another nonlinearity"):
     """A simple recurrent network over a sequence, in layers, in one or both directions. Parameters have the names of `LSTM`'s, and H rows.
-
-    Args:
-        input_size, hidden_size: features of each step and of the states.
-        num_layers: each layer takes the states of the one below as its input.
-        nonlinearity: "tanh" or "relu".
-        bias: True if there are biases.
-        batch_first: True if sequences are (N, T, I) rather than (T, N, I).
-        dropout: probability with which states between layers are dropped in training.
-        bidirectional: True to run both ways; outputs of the two are concatenated.
-        dtype, device, generator: as of `LSTM`.
-
-    Raises:
-        ArgumentError: another nonlinearity.
 
     >>> outputs, hidden = ag.nn.RNN(3, 4, bidirectional=True)(ag.ones(5, 1, 3))
     >>> outputs.shape, hidden.shape

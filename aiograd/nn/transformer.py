@@ -17,6 +17,7 @@ from aiograd.nn import functional, init
 from aiograd.nn.attention import MultiHeadAttention
 from aiograd.nn.containers import ModuleList
 from aiograd.nn.dropout import Dropout
+from aiograd.nn.functional.documentation import put_behind_first_line
 from aiograd.nn.linear import Linear
 from aiograd.nn.module import Module
 from aiograd.nn.normalization import LayerNorm
@@ -26,7 +27,27 @@ from aiograd.tensors.tensor import Tensor
 _ACTIVATIONS: dict[str, Callable[[Any], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 
 
+_ARGUMENTS = """Args:
+    d_model: features.
+    nhead: heads of attention; divides `d_model`.
+    dim_feedforward: features inside the feed-forward network.
+    dropout: probability of dropping in training, in {places} places.
+    activation: "relu", "gelu" or a function.
+    layer_norm_eps: added to variances by the norms.
+    batch_first: True if inputs are (N, L, E) rather than (L, N, E).
+    norm_first: True if norms come before attention and feed-forward network rather than after.
+    bias: True if projections and norms have one.
+    dtype, device: dtype and device of the parameters.
+    generator: draws first values and dropout; None: the default generator."""
+
+
 class _TransformerLayer(Module):
+    #: names of the attention modules, in the order of their norms
+    _attentions: tuple[str, ...] = ()
+
+    def __init_subclass__(cls) -> None:
+        put_behind_first_line(cls, _ARGUMENTS.format(places="four" if len(cls._attentions) == 1 else "six"))
+
     def __init__(
         self,
         d_model: int,
@@ -58,9 +79,6 @@ class _TransformerLayer(Module):
             self.add_module(f"dropout{i}", Dropout(dropout, generator=generator))
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
-    #: names of the attention modules, in the order of their norms
-    _attentions: tuple[str, ...] = ()
-
     def _blocks(self, x: Tensor, blocks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Each block with its residual connection and norm."""
         for i, block in enumerate(blocks, 1):
@@ -82,19 +100,6 @@ class _TransformerLayer(Module):
 
 class TransformerEncoderLayer(_TransformerLayer):
     """One layer of a transformer encoder: self-attention and a feed-forward network.
-
-    Args:
-        d_model: features.
-        nhead: heads of attention; divides `d_model`.
-        dim_feedforward: features inside the feed-forward network.
-        dropout: probability of dropping in training, in four places.
-        activation: "relu", "gelu" or a function.
-        layer_norm_eps: of the norms.
-        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
-        norm_first: True if norms come before attention and feed-forward network rather than after.
-        bias: True if projections and norms have one.
-        dtype, device: of the parameters.
-        generator: draws first values and dropout; None: the default generator.
 
     >>> ag.nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)(ag.ones(1, 5, 8)).shape
     (1, 5, 8)
@@ -119,19 +124,6 @@ class TransformerEncoderLayer(_TransformerLayer):
 
 class TransformerDecoderLayer(_TransformerLayer):
     """One layer of a transformer decoder: self-attention, attention to an encoder's result, and a feed-forward network.
-
-    Args:
-        d_model: features.
-        nhead: heads of attention; divides `d_model`.
-        dim_feedforward: features inside the feed-forward network.
-        dropout: probability of dropping in training, in six places.
-        activation: "relu", "gelu" or a function.
-        layer_norm_eps: of the norms.
-        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
-        norm_first: True if norms come before each part rather than after.
-        bias: True if projections and norms have one.
-        dtype, device: of the parameters.
-        generator: draws first values and dropout; None: the default generator.
 
     >>> layer = ag.nn.TransformerDecoderLayer(8, nhead=2, batch_first=True)
     >>> layer(ag.ones(1, 3, 8), ag.ones(1, 5, 8)).shape

@@ -299,11 +299,7 @@ jv: Op = define("bessel_jv", _jv, x1=_order("jv"), x2=lambda g, x1, x2: g * 0.5 
 yn: Op = define("bessel_yn", _yn, x1=_order("yn"), x2=lambda g, x1, x2: g * 0.5 * (yn(x1 - 1, x2) - yn(x1 + 1, x2)), cost=2000.0)
 iv: Op = define("bessel_iv", _iv, x1=_order("iv"), x2=lambda g, x1, x2: g * 0.5 * (iv(x1 - 1, x2) + iv(x1 + 1, x2)), cost=2000.0)
 ive: Op = define(
-    "bessel_ive",
-    _ive,
-    x1=_order("ive"),
-    x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out),
-    cost=2000.0,
+    "bessel_ive", _ive, x1=_order("ive"), x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out), cost=2000.0
 )
 k0: Op = define("bessel_k0", _k0, x=lambda g, x: -(g * k1(x)), cost=400.0)
 k1: Op = define("bessel_k1", _k1, x=lambda g, x, out: -(g * (k0(x) + out / x)), cost=500.0)

@@ -110,12 +110,7 @@ def _slogdet_vjp(g: tuple[Array | None, Array | None], x: Array) -> Array | None
 
 cofactors: Op = define("cofactors", _cofactors, x=lambda g, x: cofactors_grad(g, x), complex="holomorphic", cost=decomposed)
 cofactors_grad: Op = define(
-    "cofactors_grad",
-    _cofactors_grad,
-    y=lambda g, x: cofactors_grad(g, x),
-    x=lambda g, y, x: _third(g, y, x),
-    complex="holomorphic",
-    cost=decomposed,
+    "cofactors_grad", _cofactors_grad, y=lambda g, x: cofactors_grad(g, x), x=lambda g, y, x: _third(g, y, x), complex="holomorphic", cost=decomposed
 )
 det: Op = define(
     "det", _det, x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)

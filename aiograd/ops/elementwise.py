@@ -186,14 +186,7 @@ def _tanh_bend(x1: Array, x2: Array, x3: Array, /) -> Array:
     return out * x3 * -2.0
 
 
-tanh = define(
-    "tanh",
-    np.tanh,
-    x=lambda g, out: g - g * out * out,
-    recorded={"x": lambda g, out: tanh_slope(g, out)},
-    complex="holomorphic",
-    cost=1.5,
-)
+tanh = define("tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)}, complex="holomorphic", cost=1.5)
 tanh_slope: Op = define(
     "tanh_slope",
     _tanh_slope,
@@ -289,18 +282,10 @@ def _winner(g: Array, better: Array, as_good: Array) -> Array:
 
 
 maximum = define(
-    "maximum",
-    np.maximum,
-    x1=lambda g, x1, x2: _winner(g, x1 > x2, x1 >= x2),
-    x2=lambda g, x1, x2: _winner(g, x2 > x1, x2 >= x1),
-    cost=6.0,
+    "maximum", np.maximum, x1=lambda g, x1, x2: _winner(g, x1 > x2, x1 >= x2), x2=lambda g, x1, x2: _winner(g, x2 > x1, x2 >= x1), cost=6.0
 )
 minimum = define(
-    "minimum",
-    np.minimum,
-    x1=lambda g, x1, x2: _winner(g, x1 < x2, x1 <= x2),
-    x2=lambda g, x1, x2: _winner(g, x2 < x1, x2 <= x1),
-    cost=6.0,
+    "minimum", np.minimum, x1=lambda g, x1, x2: _winner(g, x1 < x2, x1 <= x2), x2=lambda g, x1, x2: _winner(g, x2 < x1, x2 <= x1), cost=6.0
 )
 fmax = define(
     "fmax",

@@ -121,14 +121,7 @@ def _getitem_vjp(g: Array, x_shape: Shape, index: Any) -> Array:
     return getitem_adjoint(g, index=index, shape=x_shape)
 
 
-getitem: Op = define(
-    "getitem",
-    _getitem,
-    x=_getitem_vjp,
-    view=True,
-    complex="explicit",
-    cost=0.5,
-)
+getitem: Op = define("getitem", _getitem, x=_getitem_vjp, view=True, complex="explicit", cost=0.5)
 getitem_adjoint: Op = define("getitem_adjoint", _getitem_adjoint, g=lambda g, index: getitem(g, index=index), complex="explicit", cost=0.1)
 index_: Op = define("index", _index, x=lambda g, x_shape, index: index_adjoint(g, index=index, shape=x_shape), complex="explicit", cost=3.0)
 index_adjoint: Op = define("index_adjoint", _index_adjoint, g=lambda g, index: index_(g, index=index), complex="explicit", cost=3.0)

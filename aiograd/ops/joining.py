@@ -166,11 +166,7 @@ def _inside(shape: Shape, pad_width: tuple[tuple[int, int], ...]) -> tuple[slice
 tile = define("tile", _tile, x=_tile_vjp, complex="explicit", cost=0.5)
 repeat_interleave = define("repeat_interleave", _repeat, x=_repeat_vjp, complex="explicit", cost=0.5)
 constant_pad = define(
-    "constant_pad",
-    _constant_pad,
-    x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)),
-    complex="explicit",
-    cost=0.2,
+    "constant_pad", _constant_pad, x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)), complex="explicit", cost=0.2
 )
 
 

@@ -150,12 +150,7 @@ def _cross(x1: Array, x2: Array, /, axis: int = -1) -> Array:
 
 
 cross: Op = define(
-    "cross",
-    _cross,
-    x1=lambda g, x2, axis: cross(x2, g, axis=axis),
-    x2=lambda g, x1, axis: cross(g, x1, axis=axis),
-    complex="holomorphic",
-    cost=5.0,
+    "cross", _cross, x1=lambda g, x2, axis: cross(x2, g, axis=axis), x2=lambda g, x1, axis: cross(g, x1, axis=axis), complex="holomorphic", cost=5.0
 )
 
 

@@ -62,9 +62,5 @@ linear = define(
     bias=lambda g: np.sum(as_rows(g), axis=0),
     recorded={"x": lambda g, weight, x_shape: g @ weight if len(x_shape) == 2 else _x(g, weight, x_shape)},
     cost=_cost,
-    fused=Fused(
-        lambda x, weight, bias: (_linear(x, weight, bias),),
-        (),
-        {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))},
-    ),
+    fused=Fused(lambda x, weight, bias: (_linear(x, weight, bias),), (), {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))}),
 )

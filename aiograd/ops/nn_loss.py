@@ -155,13 +155,7 @@ nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, cost=4.0)
 
 
 def _cross_entropy(
-    logits: Array,
-    /,
-    target: Any,
-    weight: Any = None,
-    ignore_index: int = -100,
-    label_smoothing: float = 0.0,
-    reduction: Reduction = "mean",
+    logits: Array, /, target: Any, weight: Any = None, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: Reduction = "mean"
 ) -> Array:
     """Negative log-likelihood of integer targets under the softmax of `logits`.
 

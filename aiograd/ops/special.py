@@ -83,11 +83,7 @@ logaddexp = define(
     "logaddexp", np.logaddexp, x1=lambda g, x1, out: g * share(x1, out), x2=lambda g, x2, out: g * share(x2, out), cost=4.0
 )
 logaddexp2 = define(
-    "logaddexp2",
-    np.logaddexp2,
-    x1=lambda g, x1, out: g * share(x1 * LN2, out * LN2),
-    x2=lambda g, x2, out: g * share(x2 * LN2, out * LN2),
-    cost=8.0,
+    "logaddexp2", np.logaddexp2, x1=lambda g, x1, out: g * share(x1 * LN2, out * LN2), x2=lambda g, x2, out: g * share(x2 * LN2, out * LN2), cost=8.0
 )
 
 
@@ -163,11 +159,7 @@ def _rel_entr(x1: Array, x2: Array, /) -> Array:
 
 
 rel_entr = define(
-    "rel_entr",
-    _rel_entr,
-    x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1),
-    x2=lambda g, x1, x2: -(g * (x1 / x2)),
-    cost=5.0,
+    "rel_entr", _rel_entr, x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1), x2=lambda g, x1, x2: -(g * (x1 / x2)), cost=5.0
 )
 
 

@@ -52,11 +52,7 @@ windows: Op = define(
     cost=3.0,
 )
 windows_adjoint: Op = define(
-    "windows_adjoint",
-    _windows_adjoint,
-    g=lambda g, size, axis, step: windows(g, size=size, axis=axis, step=step),
-    complex="explicit",
-    cost=1.0,
+    "windows_adjoint", _windows_adjoint, g=lambda g, size, axis, step: windows(g, size=size, axis=axis, step=step), complex="explicit", cost=1.0
 )
 
 

@@ -7,16 +7,14 @@ decay regularization (2019) for AdamW. Formulas as in ``torch.optim``.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
 from aiograd.kernels.optimizer import adam
 from aiograd.kernels.pool import KernelBatch
 from aiograd.optim.optimizer import Group, Optimizer
-from aiograd.tensors.tensor import Tensor
 
 
 class Adam(Optimizer):
@@ -60,21 +58,11 @@ class Adam(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize})
 
     def _check(self, group: Group) -> None:
-        name = type(self).__name__
-        for option in ("lr", "eps", "weight_decay"):
-            if not group[option] >= 0:
-                raise ArgumentError(f"{name}({option}={group[option]}): expected a number of at least 0")
-        betas = tuple(group["betas"])
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"{name}(betas={betas}): expected two numbers from 0 to below 1")
-        group["betas"] = betas
+        self._check_numbers(group, "lr", "eps", "weight_decay")
+        self._check_betas(group)
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
-
-    def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
-        state["step"] = step = int(state.get("step", 0)) + 1
-        return step
 
     def _rule(self, group: Group, key: Any) -> tuple[str, dict[str, Any]]:
         names = ("lr", "eps", "weight_decay", "maximize")

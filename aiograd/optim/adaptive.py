@@ -40,21 +40,6 @@ class _Adaptive(Optimizer):
             for target, new in zip((value, *rest), self._formula(group, key, value, slope, rest), strict=True):
                 target[...] = new
 
-    def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
-        state["step"] = step = int(state.get("step", 0)) + 1
-        return step
-
-    def _check_numbers(self, group: Group, *names: str) -> None:
-        for name in names:
-            if not group[name] >= 0:
-                raise ArgumentError(f"{type(self).__name__}({name}={group[name]}): expected a number of at least 0")
-
-    def _check_betas(self, group: Group) -> None:
-        betas = tuple(group["betas"])
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"{type(self).__name__}(betas={betas}): expected two numbers from 0 to below 1")
-        group["betas"] = betas
-
 
 def _slope(group: Group, parameter: Any, gradient: Any) -> tuple[Any, Any]:
     """The parameter and the gradient after weight decay, which is part of the gradient unless it is decoupled."""

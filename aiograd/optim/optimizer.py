@@ -138,6 +138,17 @@ class Optimizer:
     def _check(self, group: Group) -> None:
         """Raise where an option makes no sense."""
 
+    def _check_numbers(self, group: Group, *names: str) -> None:
+        for name in names:
+            if not group[name] >= 0:
+                raise ArgumentError(f"{type(self).__name__}({name}={group[name]}): expected a number of at least 0")
+
+    def _check_betas(self, group: Group) -> None:
+        betas = tuple(group["betas"])
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ArgumentError(f"{type(self).__name__}(betas={betas}): expected two numbers from 0 to below 1")
+        group["betas"] = betas
+
     # ---------------------------------------------------------------- stepping
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -314,8 +325,9 @@ class Optimizer:
         return zeros_of(parameter)
 
     def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
-        """Count the step in the state; returns the numbers of it that the formula needs."""
-        raise NotImplementedError
+        """Count the step in the state; returns the numbers of it that the formula needs, by default the count."""
+        state["step"] = step = int(state.get("step", 0)) + 1
+        return step
 
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:
         """Update host arrays in place, when the batch is run where there is one."""

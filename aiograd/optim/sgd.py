@@ -61,9 +61,7 @@ class SGD(Optimizer):
         super().__init__(params, options)
 
     def _check(self, group: Group) -> None:
-        for name in ("lr", "momentum", "weight_decay"):
-            if not group[name] >= 0:
-                raise ArgumentError(f"SGD({name}={group[name]}): expected a number of at least 0")
+        self._check_numbers(group, "lr", "momentum", "weight_decay")
         if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
             found = f"momentum={group['momentum']}, dampening={group['dampening']}"
             raise ArgumentError(f"SGD(nesterov=True, {found}): expected momentum and no dampening")

@@ -11,11 +11,7 @@ from aiograd.errors import UnknownNameError
 
 
 def on_first_use(
-    package: str,
-    names: Mapping[str, str] | None = None,
-    *,
-    modules: Iterable[str] = (),
-    load: Callable[[str], Any] = importlib.import_module,
+    package: str, names: Mapping[str, str] | None = None, *, modules: Iterable[str] = (), load: Callable[[str], Any] = importlib.import_module
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package::
 

@@ -28,12 +28,7 @@ Root = "TensorCore | GradientEdge"
 
 
 def backward(
-    tensors: Any,
-    grad_tensors: Any = None,
-    *,
-    retain_graph: bool | None = None,
-    create_graph: bool = False,
-    inputs: Any = None,
+    tensors: Any, grad_tensors: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
 ) -> Coroutine[Any, Any, None]:
     """Accumulate the gradients of `tensors` into the leaves they were computed from.
 

@@ -17,23 +17,10 @@ if TYPE_CHECKING:
     from aiograd.testing.network import Faults, HostKilledError, LinkStatistics, SimulatedNetwork, SimulatedTransport
 else:  # it brings all of `aiograd.distributed`
     __getattr__, __dir__ = on_first_use(
-        __name__,
-        dict.fromkeys(("Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport"), "aiograd.testing.network"),
+        __name__, dict.fromkeys(("Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport"), "aiograd.testing.network")
     )
 
 __all__ = [
-    "DeadlockError",
-    "Faults",
-    "HostKilledError",
-    "InlineJobs",
-    "JobRunner",
-    "LeakCheck",
-    "LeakError",
-    "Leaks",
-    "LinkStatistics",
-    "SimulatedLoop",
-    "SimulatedNetwork",
-    "SimulatedTransport",
-    "Simulation",
-    "simulated_run",
-]
+    "DeadlockError", "Faults", "HostKilledError", "InlineJobs", "JobRunner", "LeakCheck", "LeakError", "Leaks", "LinkStatistics", "SimulatedLoop",
+    "SimulatedNetwork", "SimulatedTransport", "Simulation", "simulated_run",
+]  # fmt: skip

@@ -76,8 +76,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     Raises:
         ArgumentError: an unknown `order` or `executor`, or a permuted order without a seed.
 
-    >>> from aiograd import testing
-    >>> loop = testing.SimulatedLoop(seed=1)
+    >>> loop = ag.testing.SimulatedLoop(seed=1)
     >>> loop.run_until_complete(asyncio.sleep(3600, result="done"))
     'done'
     >>> loop.time()
@@ -362,8 +361,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         Args:
             *timeout: seconds, as of asyncio's loops.
 
-        >>> from aiograd import testing
-        >>> loop = testing.SimulatedLoop()
+        >>> loop = ag.testing.SimulatedLoop()
         >>> loop.run_until_complete(loop.shutdown_default_executor())
         >>> loop.close()
         """

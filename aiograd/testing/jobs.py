@@ -30,10 +30,9 @@ MEAN_WAIT = 1e-3
 class JobRunner(Protocol):
     """Runs the jobs of a `SimulatedLoop`. Implement it to inject faults: jobs that fail, come late or never come back.
 
-    >>> from aiograd import testing
-    >>> def make(loop: testing.SimulatedLoop) -> testing.JobRunner:
-    ...     return testing.InlineJobs(loop)
-    >>> loop = testing.SimulatedLoop(executor=make)
+    >>> def make(loop: ag.testing.SimulatedLoop) -> ag.testing.JobRunner:
+    ...     return ag.testing.InlineJobs(loop)
+    >>> loop = ag.testing.SimulatedLoop(executor=make)
     >>> loop.run_until_complete(loop.run_in_executor(None, len, "abc"))
     3
     >>> loop.close()
@@ -60,8 +59,7 @@ class InlineJobs:
         loop: where jobs run.
         draws: source of the two waits of each job (exponential, mean 1 ms of virtual time), or None for jobs that take no time.
 
-    >>> from aiograd import testing
-    >>> loop = testing.SimulatedLoop(seed=1, executor=testing.InlineJobs)
+    >>> loop = ag.testing.SimulatedLoop(seed=1, executor=ag.testing.InlineJobs)
     >>> loop.run_until_complete(loop.run_in_executor(None, sum, [1, 2]))
     3
     >>> loop.close()

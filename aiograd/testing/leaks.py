@@ -51,8 +51,7 @@ class Leaks:
         threads: descriptions of threads.
         descriptors: where file descriptors lead.
 
-    >>> from aiograd import testing
-    >>> bool(testing.Leaks()), bool(testing.Leaks(tasks=("main",)))
+    >>> bool(ag.testing.Leaks()), bool(ag.testing.Leaks(tasks=("main",)))
     (False, True)
     """
 
@@ -75,8 +74,7 @@ class LeakCheck:
     Args:
         grace: how long all new threads together may take to end, in real seconds.
 
-    >>> from aiograd import testing
-    >>> with testing.LeakCheck():
+    >>> with ag.testing.LeakCheck():
     ...     sum(range(3))
     3
     """
@@ -106,8 +104,7 @@ class LeakCheck:
         Returns:
             The leaks; false if there are none.
 
-        >>> from aiograd import testing
-        >>> check = testing.LeakCheck()
+        >>> check = ag.testing.LeakCheck()
         >>> await check.find_tasks()
         Leaks(tasks=(), threads=(), descriptors=())
         """

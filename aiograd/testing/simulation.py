@@ -30,8 +30,7 @@ class Simulation(Generic[T]):
         trace_hash: equal for equal runs, see `SimulatedLoop.trace_hash`.
         leftover_tasks: tasks that the coroutine left behind, one line each; they were cancelled.
 
-    >>> from aiograd import testing
-    >>> simulation = testing.simulated_run(lambda: asyncio.sleep(3600, result="done"), seed=1)
+    >>> simulation = ag.testing.simulated_run(lambda: asyncio.sleep(3600, result="done"), seed=1)
     >>> simulation.value, simulation.time, simulation.leftover_tasks
     ('done', 3600.0, ())
     """

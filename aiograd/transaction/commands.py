@@ -10,8 +10,7 @@ from aiograd.transaction.events import Outcome
 class TransactionCommand:
     """Something to be done.
 
-    >>> from aiograd import transaction
-    >>> isinstance(transaction.Apply(), transaction.TransactionCommand)
+    >>> isinstance(ag.transaction.Apply(), ag.transaction.TransactionCommand)
     True
     """
 
@@ -25,11 +24,10 @@ class Ask(TransactionCommand):
     Args:
         peers: their names.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(), now=0.0)
     []
-    >>> participant.handle(transaction.PeerLost(), now=1.0)
+    >>> participant.handle(ag.transaction.PeerLost(), now=1.0)
     [Ask(peers=('left',))]
     """
 
@@ -45,11 +43,10 @@ class Tell(TransactionCommand):
         outcome: the decision.
         after: seconds from now.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.ParticipantsJoined(["right"]), now=0.0)
     []
-    >>> coordinator.handle(transaction.Failed(), now=1.0)
+    >>> coordinator.handle(ag.transaction.Failed(), now=1.0)
     [Drop(), Tell(peers=('right',), outcome=<Outcome.ABORTED: 'aborted'>, after=0.0)]
     """
 
@@ -62,9 +59,8 @@ class Tell(TransactionCommand):
 class Apply(TransactionCommand):
     """Make everything that was prepared visible, all of it or nothing; then say `Applied` or `ApplyFailed`.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0) == [transaction.Apply()]
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.Prepared(peer="left"), now=0.0) == [ag.transaction.Apply()]
     True
     """
 
@@ -73,9 +69,8 @@ class Apply(TransactionCommand):
 class Drop(TransactionCommand):
     """Let go of everything that was done or prepared.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.Failed(), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.Failed(), now=0.0)
     [Drop()]
     """
 
@@ -84,11 +79,10 @@ class Drop(TransactionCommand):
 class MarkInDoubt(TransactionCommand):
     """Mark the result as in doubt: it was dropped here, and may have been committed elsewhere, so nothing may build on it.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(), now=0.0)
     []
-    >>> participant.handle(transaction.OwnerClosed(), now=1.0)
+    >>> participant.handle(ag.transaction.OwnerClosed(), now=1.0)
     [MarkInDoubt(), Drop()]
     """
 
@@ -97,12 +91,11 @@ class MarkInDoubt(TransactionCommand):
 class ClearDoubt(TransactionCommand):
     """It was aborted everywhere: there is no doubt any more.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(), now=0.0)
     []
-    >>> participant.handle(transaction.OwnerClosed(), now=1.0)
+    >>> participant.handle(ag.transaction.OwnerClosed(), now=1.0)
     [MarkInDoubt(), Drop()]
-    >>> participant.handle(transaction.AbortDecided(), now=2.0)
+    >>> participant.handle(ag.transaction.AbortDecided(), now=2.0)
     [ClearDoubt()]
     """

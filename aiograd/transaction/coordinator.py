@@ -38,11 +38,10 @@ class Coordinator:
         name: of this worker.
         pause: seconds until a worker that could not be told is told again.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.Prepared(peer="left"), now=0.0)
     [Apply()]
-    >>> coordinator.handle(transaction.Applied(), now=0.0)
+    >>> coordinator.handle(ag.transaction.Applied(), now=0.0)
     []
     >>> coordinator.outcome
     <Outcome.COMMITTED: 'committed'>

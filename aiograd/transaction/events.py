@@ -11,8 +11,7 @@ from enum import Enum, StrEnum
 class Outcome(StrEnum):
     """A worker's answer to a question about a transaction.
 
-    >>> from aiograd import transaction
-    >>> transaction.Coordinator("left", pause=1.0).outcome
+    >>> ag.transaction.Coordinator("left", pause=1.0).outcome
     <Outcome.UNDECIDED: 'undecided'>
     """
 
@@ -29,8 +28,7 @@ class Outcome(StrEnum):
 class Trouble(Enum):
     """The reason why a worker could not be told of a decision.
 
-    >>> from aiograd import transaction
-    >>> [trouble.value for trouble in transaction.Trouble]
+    >>> [trouble.value for trouble in ag.transaction.Trouble]
     ['lost', 'busy', 'refused']
     """
 
@@ -45,8 +43,7 @@ class Trouble(Enum):
 class TransactionEvent:
     """Something that happened.
 
-    >>> from aiograd import transaction
-    >>> isinstance(transaction.Tick(), transaction.TransactionEvent)
+    >>> isinstance(ag.transaction.Tick(), ag.transaction.TransactionEvent)
     True
     """
 
@@ -67,9 +64,8 @@ class Prepared(TransactionEvent):
         until: a time on the transaction's clock.
         peer: name of the voter; "" for the participant itself.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(until=5.0), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(until=5.0), now=0.0)
     []
     >>> participant.state, participant.due
     (<TransactionState.PREPARED: 'prepared'>, 5.0)
@@ -83,9 +79,8 @@ class Prepared(TransactionEvent):
 class Failed(TransactionEvent):
     """The work has failed, or is not wanted any more.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Failed(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Failed(), now=0.0)
     [Drop()]
     >>> participant.outcome
     <Outcome.ABORTED: 'aborted'>
@@ -96,9 +91,8 @@ class Failed(TransactionEvent):
 class PeerLost(TransactionEvent):
     """Contact is lost: a participant's with its coordinator, or a coordinator's with a participant.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.PeerLost(), now=1.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.PeerLost(), now=1.0)
     [Drop()]
     """
 
@@ -107,11 +101,10 @@ class PeerLost(TransactionEvent):
 class Applied(TransactionEvent):
     """`Apply` is done.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.Prepared(peer="left"), now=0.0)
     [Apply()]
-    >>> coordinator.handle(transaction.Applied(), now=0.0)
+    >>> coordinator.handle(ag.transaction.Applied(), now=0.0)
     []
     >>> coordinator.state
     <TransactionState.COMMITTED: 'committed'>
@@ -122,11 +115,10 @@ class Applied(TransactionEvent):
 class ApplyFailed(TransactionEvent):
     """`Apply` was tried and failed; nothing was applied.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.Prepared(peer="left"), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.Prepared(peer="left"), now=0.0)
     [Apply()]
-    >>> coordinator.handle(transaction.ApplyFailed(), now=0.0)
+    >>> coordinator.handle(ag.transaction.ApplyFailed(), now=0.0)
     [Drop()]
     >>> coordinator.state
     <TransactionState.ABORTED: 'aborted'>
@@ -140,9 +132,8 @@ class ApplyFailed(TransactionEvent):
 class Heard(TransactionEvent):
     """There is a sign that the transaction is alive, and not decided.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0, due=5.0)
-    >>> participant.handle(transaction.Heard(), now=2.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0, due=5.0)
+    >>> participant.handle(ag.transaction.Heard(), now=2.0)
     []
     >>> participant.due
     12.0
@@ -153,9 +144,8 @@ class Heard(TransactionEvent):
 class Tick(TransactionEvent):
     """The time is `Participant.due`.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0, due=5.0)
-    >>> participant.handle(transaction.Tick(), now=5.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0, due=5.0)
+    >>> participant.handle(ag.transaction.Tick(), now=5.0)
     [Drop()]
     """
 
@@ -164,11 +154,10 @@ class Tick(TransactionEvent):
 class CommitDecided(TransactionEvent):
     """The coordinator has decided to commit.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(), now=0.0)
     []
-    >>> participant.handle(transaction.CommitDecided(), now=1.0)
+    >>> participant.handle(ag.transaction.CommitDecided(), now=1.0)
     [Apply()]
     """
 
@@ -177,9 +166,8 @@ class CommitDecided(TransactionEvent):
 class AbortDecided(TransactionEvent):
     """The transaction was aborted.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.AbortDecided(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.AbortDecided(), now=0.0)
     [Drop()]
     """
 
@@ -192,11 +180,10 @@ class OutcomeReply(TransactionEvent):
         peer: name of the worker.
         outcome: the outcome, as far as it knows.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(), now=0.0)
     []
-    >>> participant.handle(transaction.OutcomeReply("right", transaction.Outcome.COMMITTED), now=1.0)
+    >>> participant.handle(ag.transaction.OutcomeReply("right", ag.transaction.Outcome.COMMITTED), now=1.0)
     [Apply()]
     """
 
@@ -211,13 +198,12 @@ class Unanswered(TransactionEvent):
     Args:
         peer: name of the worker.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(), now=0.0)
     []
-    >>> participant.handle(transaction.Tick(), now=1.0)
+    >>> participant.handle(ag.transaction.Tick(), now=1.0)
     [Ask(peers=('left',))]
-    >>> participant.handle(transaction.Unanswered("left"), now=1.5)
+    >>> participant.handle(ag.transaction.Unanswered("left"), now=1.5)
     []
     >>> participant.due
     2.5
@@ -235,9 +221,8 @@ class LeaseEnded(TransactionEvent):
 class OwnerClosed(TransactionEvent):
     """The owner of the transaction is closed: it is dropped, without regard to the decision.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.OwnerClosed(), now=1.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.OwnerClosed(), now=1.0)
     [Drop()]
     """
 
@@ -253,9 +238,8 @@ class ParticipantsJoined(TransactionEvent):
         peers: their names.
         votes: False: they are only told.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.ParticipantsJoined(["right"]), now=0.0)
     []
     >>> coordinator.others
     ('right',)
@@ -272,11 +256,10 @@ class ParticipantsLeft(TransactionEvent):
     Args:
         peers: their names.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.ParticipantsJoined(["right", "top"]), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.ParticipantsJoined(["right", "top"]), now=0.0)
     []
-    >>> coordinator.handle(transaction.ParticipantsLeft(["top"]), now=1.0)
+    >>> coordinator.handle(ag.transaction.ParticipantsLeft(["top"]), now=1.0)
     []
     >>> coordinator.others
     ('right',)
@@ -289,11 +272,10 @@ class ParticipantsLeft(TransactionEvent):
 class Collect(TransactionEvent):
     """It is time to ask for votes that are missing, or promise nothing any more.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.ParticipantsJoined(["right"]), now=0.0)
     []
-    >>> coordinator.handle(transaction.Collect(), now=1.0)
+    >>> coordinator.handle(ag.transaction.Collect(), now=1.0)
     [Ask(peers=('right',))]
     """
 
@@ -315,8 +297,7 @@ class Acknowledged(TransactionEvent):
     Args:
         peer: name of the worker.
 
-    >>> from aiograd import transaction
-    >>> transaction.Acknowledged("right").peer
+    >>> ag.transaction.Acknowledged("right").peer
     'right'
     """
 
@@ -331,8 +312,7 @@ class TellFailed(TransactionEvent):
         peer: name of the worker.
         trouble: the kind of trouble.
 
-    >>> from aiograd import transaction
-    >>> failed = transaction.TellFailed("right", transaction.Trouble.LOST)
+    >>> failed = ag.transaction.TellFailed("right", ag.transaction.Trouble.LOST)
     >>> failed.peer, failed.trouble.value
     ('right', 'lost')
     """
@@ -345,12 +325,11 @@ class TellFailed(TransactionEvent):
 class Settle(TransactionEvent):
     """Repeat the outcome to every participant that has not acknowledged it.
 
-    >>> from aiograd import transaction
-    >>> coordinator = transaction.Coordinator("left", pause=1.0)
-    >>> coordinator.handle(transaction.ParticipantsJoined(["right"]), now=0.0)
+    >>> coordinator = ag.transaction.Coordinator("left", pause=1.0)
+    >>> coordinator.handle(ag.transaction.ParticipantsJoined(["right"]), now=0.0)
     []
-    >>> coordinator.handle(transaction.Failed(), now=1.0)
+    >>> coordinator.handle(ag.transaction.Failed(), now=1.0)
     [Drop(), Tell(peers=('right',), outcome=<Outcome.ABORTED: 'aborted'>, after=0.0)]
-    >>> coordinator.handle(transaction.Settle(), now=2.0)
+    >>> coordinator.handle(ag.transaction.Settle(), now=2.0)
     [Tell(peers=('right',), outcome=<Outcome.ABORTED: 'aborted'>, after=0.0)]
     """

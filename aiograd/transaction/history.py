@@ -16,10 +16,9 @@ class History(Generic[Key]):
     Args:
         limit: the number of other transactions that are remembered.
 
-    >>> from aiograd import transaction
-    >>> history = transaction.History[str](limit=1)
-    >>> history.remember("first", transaction.Outcome.COMMITTED)
-    >>> history.remember("second", transaction.Outcome.ABORTED)
+    >>> history = ag.transaction.History[str](limit=1)
+    >>> history.remember("first", ag.transaction.Outcome.COMMITTED)
+    >>> history.remember("second", ag.transaction.Outcome.ABORTED)
     >>> history.outcome("first").value, history.outcome("second").value
     ('unknown', 'aborted')
     """

@@ -6,17 +6,7 @@ from collections.abc import Mapping
 
 from aiograd.errors import TransactionError
 from aiograd.transaction.commands import Apply, Ask, ClearDoubt, Drop, MarkInDoubt, TransactionCommand
-from aiograd.transaction.events import (
-    Heard,
-    LeaseEnded,
-    Outcome,
-    OutcomeReply,
-    PeerLost,
-    Prepared,
-    Tick,
-    TransactionEvent,
-    Unanswered,
-)
+from aiograd.transaction.events import Heard, LeaseEnded, Outcome, OutcomeReply, PeerLost, Prepared, Tick, TransactionEvent, Unanswered
 from aiograd.transaction.states import LISTENER, OUTCOMES, REPLIES, TRANSITIONS, StateTransitions, TransactionState, TransitionRule
 
 
@@ -31,11 +21,10 @@ class Participant:
         votes: True if no decision is made without it; see Note [Participant] in `states`.
         due: the time at which it aborts unless it hears of the transaction; None: it does not abort by itself.
 
-    >>> from aiograd import transaction
-    >>> participant = transaction.Participant("left", lease=10.0, pause=1.0)
-    >>> participant.handle(transaction.Prepared(until=5.0), now=0.0)
+    >>> participant = ag.transaction.Participant("left", lease=10.0, pause=1.0)
+    >>> participant.handle(ag.transaction.Prepared(until=5.0), now=0.0)
     []
-    >>> participant.handle(transaction.CommitDecided(), now=1.0)
+    >>> participant.handle(ag.transaction.CommitDecided(), now=1.0)
     [Apply()]
     >>> participant.state
     <TransactionState.COMMITTING: 'committing'>

@@ -56,8 +56,7 @@ from aiograd.transaction.events import Outcome
 class TransactionState(StrEnum):
     """The state of a transaction on one worker.
 
-    >>> from aiograd import transaction
-    >>> transaction.Coordinator("left", pause=1.0).state
+    >>> ag.transaction.Coordinator("left", pause=1.0).state
     <TransactionState.ACTIVE: 'active'>
     """
 
@@ -155,11 +154,7 @@ TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
         on.Applied: _COMMITTED,
         on.ApplyFailed: _PREPARED,  # nothing was applied; it asks again, and tries again
     },
-    TransactionState.COMMITTED: {
-        **_DECIDED,
-        on.CommitDecided: _NOTHING,
-        on.AbortDecided: _NOTHING,
-    },
+    TransactionState.COMMITTED: {**_DECIDED, on.CommitDecided: _NOTHING, on.AbortDecided: _NOTHING},
     TransactionState.ABORTED: {
         **_DECIDED,
         on.Prepared: _NOTHING,  # it was given up while its work went on

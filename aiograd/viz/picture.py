@@ -53,15 +53,7 @@ class Picture(NamedTuple):
 
 
 def picture_of(
-    what: str,
-    roots: Any,
-    *,
-    params: Mapping[str, Any] | None,
-    names: Any,
-    shapes: bool,
-    edge_shapes: bool,
-    saved: bool,
-    max_nodes: int,
+    what: str, roots: Any, *, params: Mapping[str, Any] | None, names: Any, shapes: bool, edge_shapes: bool, saved: bool, max_nodes: int
 ) -> Picture:
     """The boxes and arrows of the graph below `roots`.
 

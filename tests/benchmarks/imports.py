@@ -24,13 +24,9 @@ PLUGIN_TARGET = 0.01
 
 PYTEST = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_nothing.py")
 PROGRAMS = {
-    "python": ("-c", "pass"),
-    "numpy": ("-c", "import numpy"),
-    "aiograd": ("-c", "import aiograd"),
-    "aiograd.distributed": ("-c", "import aiograd.distributed"),
-    "pytest without the plugin": (*PYTEST, "-p", "no:pytest_aiograd"),
-    "pytest": PYTEST,
-}
+    "python": ("-c", "pass"), "numpy": ("-c", "import numpy"), "aiograd": ("-c", "import aiograd"),
+    "aiograd.distributed": ("-c", "import aiograd.distributed"), "pytest without the plugin": (*PYTEST, "-p", "no:pytest_aiograd"), "pytest": PYTEST,
+}  # fmt: skip
 
 
 def run(settings: Settings) -> Iterator[Table]:

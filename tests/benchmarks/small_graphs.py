@@ -26,14 +26,9 @@ def run(settings: Settings) -> Iterator[Table]:
 async def _run(settings: Settings) -> Table:
     length = settings.of(1000, 20)
     workloads = [
-        chain(settings, length, every_leaf=False),
-        chain(settings, length, every_leaf=True),
-        wide(settings, length, own_leaves=True),
-        wide(settings, length, own_leaves=False),
-        mlp(settings, by_optim=False),
-        mlp(settings, by_optim=True),
-        lstm(settings, settings.of(100, 3)),
-    ]
+        chain(settings, length, every_leaf=False), chain(settings, length, every_leaf=True), wide(settings, length, own_leaves=True),
+        wide(settings, length, own_leaves=False), mlp(settings, by_optim=False), mlp(settings, by_optim=True), lstm(settings, settings.of(100, 3)),
+    ]  # fmt: skip
     return await compare("Small graphs, 1 thread: forward + backward + free", workloads, settings)
 
 

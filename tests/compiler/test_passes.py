@@ -289,16 +289,10 @@ def test_errors_are_handled_as_the_function_handles_them() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: x if x[0] > 0 else -x,
-        lambda x: x * float(x[0]),
-        lambda x: x**2,
-        lambda x: np.asarray(x) + 1,
-        lambda x: x.strides,
-        lambda x: np.add.at(np.zeros(3), [0, 1, 2], x),
-        lambda x: np.negative(x, out=x),
-        lambda x: np.copyto(x, 1.0),
+        lambda x: x if x[0] > 0 else -x, lambda x: x * float(x[0]), lambda x: x**2, lambda x: np.asarray(x) + 1, lambda x: x.strides,
+        lambda x: np.add.at(np.zeros(3), [0, 1, 2], x), lambda x: np.negative(x, out=x), lambda x: np.copyto(x, 1.0),
     ],
-)
+)  # fmt: skip
 def test_values_memory_and_writes_cannot_be_traced(function: Any) -> None:
     assert_raises(Untraceable, None, lambda: traced(function, np.ones(3, np.float32)))
 

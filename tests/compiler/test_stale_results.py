@@ -14,21 +14,12 @@ import aiograd as ag
 rng = np.random.default_rng(0)
 #: functions that leave the tables, or that numpy answers
 OTHERS: dict[str, Callable[[Any], Any]] = {
-    "np.from_dlpack": lambda x: np.from_dlpack(x.detach()),
-    "from_dlpack": lambda x: ag.from_dlpack(x.detach()),
-    "copy": copy.copy,
-    "deepcopy": lambda x: copy.deepcopy(x.detach()),
-    "np.ma": lambda x: np.ma.masked_array(np.ones((3, 3))) * x.detach(),
-    "np.sort": np.sort,
-    "np.unique": lambda x: np.unique(x.detach()),
-    "np.nonzero": lambda x: np.nonzero(x.detach()),
-    "np.median": lambda x: np.median(x.detach()),
-    "tensor": ag.tensor,
-    "asarray": lambda x: ag.asarray(x, dtype=np.float64),
-    "list": lambda x: ag.stack(list(x)),
-    "in": lambda x: x * (0.5 in x.detach()),
-    "format": lambda x: x * len(f"{x.detach()[0, 0]:.3f}"),
-}
+    "np.from_dlpack": lambda x: np.from_dlpack(x.detach()), "from_dlpack": lambda x: ag.from_dlpack(x.detach()), "copy": copy.copy,
+    "deepcopy": lambda x: copy.deepcopy(x.detach()), "np.ma": lambda x: np.ma.masked_array(np.ones((3, 3))) * x.detach(), "np.sort": np.sort,
+    "np.unique": lambda x: np.unique(x.detach()), "np.nonzero": lambda x: np.nonzero(x.detach()), "np.median": lambda x: np.median(x.detach()),
+    "tensor": ag.tensor, "asarray": lambda x: ag.asarray(x, dtype=np.float64), "list": lambda x: ag.stack(list(x)),
+    "in": lambda x: x * (0.5 in x.detach()), "format": lambda x: x * len(f"{x.detach()[0, 0]:.3f}"),
+}  # fmt: skip
 
 
 def functions() -> dict[str, Callable[..., Any]]:
@@ -45,15 +36,9 @@ def drawn(*shape: int) -> Any:
 
 
 ARGUMENTS: tuple[Callable[[], tuple[Any, ...]], ...] = (
-    lambda: (drawn(3, 3),),
-    lambda: (drawn(3, 3), drawn(3, 3)),
-    lambda: (drawn(3, 3), 1),
-    lambda: (drawn(3, 3), 0.5),
-    lambda: (drawn(3, 3), (3, 3)),
-    lambda: ([drawn(3), drawn(3)],),
-    lambda: (drawn(3, 3), drawn(3, 3), drawn(3, 3)),
-    lambda: (drawn(2, 3, 3, 3), drawn(4, 3, 2, 2)),
-)
+    lambda: (drawn(3, 3),), lambda: (drawn(3, 3), drawn(3, 3)), lambda: (drawn(3, 3), 1), lambda: (drawn(3, 3), 0.5), lambda: (drawn(3, 3), (3, 3)),
+    lambda: ([drawn(3), drawn(3)],), lambda: (drawn(3, 3), drawn(3, 3), drawn(3, 3)), lambda: (drawn(2, 3, 3, 3), drawn(4, 3, 2, 2)),
+)  # fmt: skip
 
 
 def tensors(value: Any) -> Any:

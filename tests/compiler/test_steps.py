@@ -350,14 +350,10 @@ async def nested(x: Any) -> Any:
 
 
 AWAITS = {
-    sleeps: "await asyncio.sleep(0)",
-    waits_long: "await asyncio.sleep(1e9)",
-    gathers: "await asyncio.gather(loss.backward())",
-    has_a_deadline: "async with asyncio.timeout(1e9):",
-    iterates: "async for y in values():",
-    offloads: "return await ag.offload(lambda: x * 2)",
+    sleeps: "await asyncio.sleep(0)", waits_long: "await asyncio.sleep(1e9)", gathers: "await asyncio.gather(loss.backward())",
+    has_a_deadline: "async with asyncio.timeout(1e9):", iterates: "async for y in values():", offloads: "return await ag.offload(lambda: x * 2)",
     nested: "await asyncio.sleep(0)",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("function", AWAITS, ids=lambda f: f.__name__)

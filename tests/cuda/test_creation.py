@@ -17,18 +17,11 @@ X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
 @pytest.mark.parametrize(
     "function",
     [
-        np.zeros_like,
-        np.ones_like,
-        np.copy,
-        lambda x: np.full_like(x, 2.5),
-        lambda x: np.full_like(x, x[0]),
-        lambda x: np.full_like(x, 3, dtype=np.int64, shape=(4,)),
-        lambda x: np.zeros_like(x, dtype=bool, shape=()),
-        lambda x: np.ones_like(x, shape=(0, 3)),
-        lambda x: np.ones_like(x, dtype=np.complex64),
-        lambda x: np.astype(x, np.int32),
+        np.zeros_like, np.ones_like, np.copy, lambda x: np.full_like(x, 2.5), lambda x: np.full_like(x, x[0]),
+        lambda x: np.full_like(x, 3, dtype=np.int64, shape=(4,)), lambda x: np.zeros_like(x, dtype=bool, shape=()),
+        lambda x: np.ones_like(x, shape=(0, 3)), lambda x: np.ones_like(x, dtype=np.complex64), lambda x: np.astype(x, np.int32),
     ],
-)
+)  # fmt: skip
 def test_functions_of_numpy(function: Any, device: CudaDevice) -> None:
     wanted, found = function(X), function(device.from_host(X))
     assert isinstance(found, CudaArray)

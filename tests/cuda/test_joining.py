@@ -26,30 +26,15 @@ def test_rows(name: str, dtype: str, device: CudaDevice) -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: np.concatenate([x, x[::-1], x[:0]]),
-        lambda x: np.concatenate([x.T, x.T], axis=1),
-        lambda x: np.concatenate([x, x], axis=None),
-        lambda x: np.concatenate([x, np.ones((1, 4))], dtype=np.float32),
-        lambda x: np.stack([x, x + 1], axis=-1),
-        lambda x: np.vstack([x[0], x]),
-        lambda x: np.hstack([x, x]),
-        lambda x: np.hstack([x[0], x[1]]),
-        lambda x: np.append(x, x, axis=0),
-        lambda x: np.tile(x, (2, 1, 3)),
-        lambda x: np.tile(x[0], 0),
-        lambda x: np.repeat(x, 3, axis=1),
-        lambda x: np.repeat(x, 2),
-        lambda x: np.repeat(x, [2, 0, 1], axis=0),
-        lambda x: np.pad(x, ((1, 0), (2, 3)), constant_values=7),
-        lambda x: np.pad(x, 2, mode="reflect"),
-        lambda x: np.pad(x, 2, mode="wrap"),
-        lambda x: np.roll(x, 5),
-        lambda x: np.roll(x, (1, -2), (0, 1)),
-        lambda x: np.roll(x, (1, 2), 0),
-        lambda x: np.tril(x, -1),
+        lambda x: np.concatenate([x, x[::-1], x[:0]]), lambda x: np.concatenate([x.T, x.T], axis=1), lambda x: np.concatenate([x, x], axis=None),
+        lambda x: np.concatenate([x, np.ones((1, 4))], dtype=np.float32), lambda x: np.stack([x, x + 1], axis=-1), lambda x: np.vstack([x[0], x]),
+        lambda x: np.hstack([x, x]), lambda x: np.hstack([x[0], x[1]]), lambda x: np.append(x, x, axis=0), lambda x: np.tile(x, (2, 1, 3)),
+        lambda x: np.tile(x[0], 0), lambda x: np.repeat(x, 3, axis=1), lambda x: np.repeat(x, 2), lambda x: np.repeat(x, [2, 0, 1], axis=0),
+        lambda x: np.pad(x, ((1, 0), (2, 3)), constant_values=7), lambda x: np.pad(x, 2, mode="reflect"), lambda x: np.pad(x, 2, mode="wrap"),
+        lambda x: np.roll(x, 5), lambda x: np.roll(x, (1, -2), (0, 1)), lambda x: np.roll(x, (1, 2), 0), lambda x: np.tril(x, -1),
         lambda x: np.triu(x, 1),
     ],
-)
+)  # fmt: skip
 def test_functions_of_numpy(function: Any, device: CudaDevice, rng: np.random.Generator) -> None:
     x = rng.standard_normal((3, 4))
     wanted, found = function(x), function(device.from_host(x))

@@ -83,13 +83,9 @@ def test_integers_wrap_around(device: CudaDevice) -> None:
 
 
 VIEWS: list[Callable[[Any], Any]] = [
-    lambda x: x.T,
-    lambda x: x[::2, ::3],
-    lambda x: x[::-1, 1:],
-    lambda x: np.broadcast_to(x[0], x.shape),
-    lambda x: np.broadcast_to(x[:, :1], x.shape),
-    lambda x: x.reshape(2, 3, 12).transpose(1, 0, 2).transpose(2, 1, 0)[0],
-]
+    lambda x: x.T, lambda x: x[::2, ::3], lambda x: x[::-1, 1:], lambda x: np.broadcast_to(x[0], x.shape),
+    lambda x: np.broadcast_to(x[:, :1], x.shape), lambda x: x.reshape(2, 3, 12).transpose(1, 0, 2).transpose(2, 1, 0)[0],
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -238,18 +234,12 @@ async def gradients(function: Callable[..., Any], arrays: tuple[np.ndarray, ...]
 @pytest.mark.parametrize(
     "function,shapes",
     [
-        (ag.matmul, ((3, 4), (4, 5))),
-        (ag.matmul, ((2, 3, 4), (4, 5))),
-        (ag.matmul, ((3, 4), (2, 4, 5))),
-        (ag.matmul, ((2, 2, 3, 4), (2, 4, 5))),
-        (ag.matmul, ((4,), (2, 4, 5))),
-        (ag.matmul, ((2, 3, 4), (4,))),
-        (ag.matmul, ((4,), (4,))),
-        (lambda x, y: ag.einsum("bij,bkj->bik", x, y), ((2, 3, 4), (2, 5, 4))),
-        (ROWS["linear"], ((2, 3, 4), (5, 4), (5,))),
+        (ag.matmul, ((3, 4), (4, 5))), (ag.matmul, ((2, 3, 4), (4, 5))), (ag.matmul, ((3, 4), (2, 4, 5))), (ag.matmul, ((2, 2, 3, 4), (2, 4, 5))),
+        (ag.matmul, ((4,), (2, 4, 5))), (ag.matmul, ((2, 3, 4), (4,))), (ag.matmul, ((4,), (4,))),
+        (lambda x, y: ag.einsum("bij,bkj->bik", x, y), ((2, 3, 4), (2, 5, 4))), (ROWS["linear"], ((2, 3, 4), (5, 4), (5,))),
         (ROWS["vecdot"], ((2, 4), (2, 4))),
     ],
-)
+)  # fmt: skip
 async def test_tensors_have_the_gradients_of_the_host(device: CudaDevice, function: Callable[..., Any], shapes: tuple[tuple[int, ...], ...]) -> None:
     arrays = tuple(draw(shape, seed=i) for i, shape in enumerate(shapes))
     ours = await gradients(function, arrays, "cuda:0")

@@ -16,22 +16,12 @@ X = np.array([[1.26, -3.5, np.nan], [np.inf, -np.inf, 0.5]])
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x: np.where(x > 0, x, -1),
-        lambda x: np.where(np.isnan(x), 0.0, x),
-        lambda x: np.where(x, 1, 2),
-        lambda x: np.clip(x, -1, 1),
-        lambda x: np.clip(x, None, x * 0 + 1),
-        lambda x: np.clip(x, min=0),
-        np.nan_to_num,
-        lambda x: np.nan_to_num(x, nan=7, posinf=8, neginf=-9),
-        np.round,
-        lambda x: np.round(x, 1),
-        lambda x: np.around(x * 100, -1),
-        lambda x: np.isclose(x, x + 1e-9),
-        lambda x: np.isclose(x, 1.26, equal_nan=True),
-        lambda x: np.isclose(x, x, equal_nan=True),
+        lambda x: np.where(x > 0, x, -1), lambda x: np.where(np.isnan(x), 0.0, x), lambda x: np.where(x, 1, 2), lambda x: np.clip(x, -1, 1),
+        lambda x: np.clip(x, None, x * 0 + 1), lambda x: np.clip(x, min=0), np.nan_to_num, lambda x: np.nan_to_num(x, nan=7, posinf=8, neginf=-9),
+        np.round, lambda x: np.round(x, 1), lambda x: np.around(x * 100, -1), lambda x: np.isclose(x, x + 1e-9),
+        lambda x: np.isclose(x, 1.26, equal_nan=True), lambda x: np.isclose(x, x, equal_nan=True),
     ],
-)
+)  # fmt: skip
 def test_functions_of_numpy(function: Any, dtype: type, device: CudaDevice) -> None:
     x = X.astype(dtype)
     with np.errstate(all="ignore"):

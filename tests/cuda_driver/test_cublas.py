@@ -143,13 +143,9 @@ def test_each_stream_has_a_handle_with_a_workspace_and_no_atomics(made: tuple[Cu
     for stream in (100, 200, 100):
         product(blas, stream)
     assert [entry for entry in library.log if entry[1] == 7001] == [
-        ("cublasSetStream_v2", 7001, 100),
-        ("cublasSetWorkspace_v2", 7001, 1 << 20, 32 << 20),
-        ("cublasSetAtomicsMode", 7001, 0),
-        ("cublasSetMathMode", 7001, 16),
-        ("gemm", 7001, 0, 68, -1),
-        ("gemm", 7001, 0, 68, -1),
-    ]
+        ("cublasSetStream_v2", 7001, 100), ("cublasSetWorkspace_v2", 7001, 1 << 20, 32 << 20), ("cublasSetAtomicsMode", 7001, 0),
+        ("cublasSetMathMode", 7001, 16), ("gemm", 7001, 0, 68, -1), ("gemm", 7001, 0, 68, -1),
+    ]  # fmt: skip
     assert memory.live == library.handles == 2
     blas.forget(100)
     blas.forget(300)

@@ -45,16 +45,10 @@ class Exporter:
 
 
 ARRAYS = [
-    np.arange(24.0).reshape(2, 3, 4),
-    np.arange(24, dtype=np.float32).reshape(4, 6)[::-1, 1::2],
-    np.arange(12, dtype=np.int8).reshape(3, 4).T,
-    np.array(3.5),
-    np.zeros((0, 5), np.float16),
-    np.array([True, False]),
-    np.array([1 + 2j, 3]),
-    np.broadcast_to(np.arange(3, dtype=np.uint16), (2, 3)),
-    np.arange(5, dtype=np.int64),
-]
+    np.arange(24.0).reshape(2, 3, 4), np.arange(24, dtype=np.float32).reshape(4, 6)[::-1, 1::2], np.arange(12, dtype=np.int8).reshape(3, 4).T,
+    np.array(3.5), np.zeros((0, 5), np.float16), np.array([True, False]), np.array([1 + 2j, 3]),
+    np.broadcast_to(np.arange(3, dtype=np.uint16), (2, 3)), np.arange(5, dtype=np.int64),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("version", VERSIONS)

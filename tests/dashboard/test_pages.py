@@ -51,18 +51,12 @@ async def test_the_url_has_the_token_and_leads_to_the_page() -> None:
 @pytest.mark.parametrize(
     ("path", "headers"),
     [
-        ("/dashboard", ""),
-        ("/dashboard/data", ""),
-        ("/dashboard/main.js", ""),
-        ("/dashboard?token=", ""),
-        ("/dashboard?token=a-token-for-tests-012345678X", ""),
-        (f"/dashboard/data?token={TOKEN}", ""),
-        ("/dashboard/data", f"Authorization: Bearer {TOKEN}\r\n"),
-        ("/dashboard", "Cookie: aiograd_dashboard_{port}=\r\n"),
-        ("/dashboard", f"Cookie: aiograd_dashboard_{{port}}={TOKEN}\r\n"),
-        ("/dashboard", "Cookie: aiograd_dashboard_{port}=\xff\r\n"),
+        ("/dashboard", ""), ("/dashboard/data", ""), ("/dashboard/main.js", ""), ("/dashboard?token=", ""),
+        ("/dashboard?token=a-token-for-tests-012345678X", ""), (f"/dashboard/data?token={TOKEN}", ""),
+        ("/dashboard/data", f"Authorization: Bearer {TOKEN}\r\n"), ("/dashboard", "Cookie: aiograd_dashboard_{port}=\r\n"),
+        ("/dashboard", f"Cookie: aiograd_dashboard_{{port}}={TOKEN}\r\n"), ("/dashboard", "Cookie: aiograd_dashboard_{port}=\xff\r\n"),
     ],
-)
+)  # fmt: skip
 async def test_without_the_token_nothing_is_shown(path: str, headers: str) -> None:
     async with dist.Worker("driver", dashboard=OPTIONS) as worker:
         status, body, head = await get(worker.url, path, headers.replace("{port}", worker.url.rpartition(":")[2]))

@@ -217,7 +217,7 @@ async def test_another_secret_or_version_is_one_error_without_a_second_try(scene
             await scene.join("a", secret=b"x" * 32).ended
         with monkeypatch.context() as patch:
             patch.setattr(joining, "__version__", "0.0.9")
-            with pytest.raises(VersionMismatch, match=r"worker b has aiograd 0\.0\.9, the driver .*: install one version everywhere"):
+            with pytest.raises(VersionMismatch, match=r"worker b has aiograd 0\.0\.9, the coordinator .*: install one version everywhere"):
                 await scene.join("b").ended
         assert asked == ["0.0.9"] and cluster.workers == ()
         scene.join("b")
@@ -476,7 +476,7 @@ async def test_processes_whose_driver_was_killed_wait_for_another_one_for_a_whil
         )
         assert (await driver.communicate(), driver.returncode)[1] == -signal.SIGKILL
         status, output, _ = await launch.end(hasty)
-        assert status == 1 and "stops: its driver was lost" in output
+        assert status == 1 and "stops: its coordinator was lost" in output
         async with dist.JoinCluster(1, port=port, secret=SECRET) as cluster:
             assert await cluster.driver.call("b", "process") == patient.pid
         assert (await launch.end(patient))[0] == 0
@@ -487,7 +487,7 @@ async def test_a_process_whose_driver_has_no_address_yet_waits_until_it_is_told_
     async with launcher(1) as launch:
         process = await launch.start("--name", "a", AIOGRAD_JOIN="http://no-such-host.invalid:7000")
         assert process.stderr is not None
-        assert b"worker a waits for the driver at http://no-such-host.invalid:7000" in await process.stderr.readline()
+        assert b"worker a waits for the coordinator at http://no-such-host.invalid:7000" in await process.stderr.readline()
         process.terminate()
         status, output, complaints = await launch.end(process)
         assert (status, output) == (0, "") and "Traceback" not in complaints

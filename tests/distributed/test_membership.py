@@ -66,7 +66,7 @@ async def test_only_the_driver_of_a_cluster_takes_workers_in_and_only_those_of_i
         joined.append((caller.name, url, version))
 
     async with workers("driver", "w", "t", secrets={"driver": both, "t": tenant}) as (driver, w, t):
-        with pytest.raises(NotExposedError, match="it is not the driver of a JoinCluster"):
+        with pytest.raises(NotExposedError, match="it is not the coordinator of a JoinCluster"):
             await w.call_apart("driver", JoinRequest.form.name, w.url, "1")
         driver.membership.on_join = on_join
         with pytest.raises(NotExposedError):

@@ -6,13 +6,15 @@ After a change that is meant, write the golden file again: ``python -m tests.dis
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
-from aiograd.coordination.message_form import Bound, WireMessage, encode, encode_answer, message, parse, parse_answer
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, encode, encode_answer, message, parse, parse_answer
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.fields import TraceContext
@@ -55,9 +57,8 @@ from aiograd.distributed.messages.library import (
     ScaleGradients,
     SetOptions,
     SetPeers,
-    StateBegun,
     StateChunk,
-    StateContinued,
+    StatePart,
     StepOptimizer,
     TrainModule,
 )
@@ -155,11 +156,11 @@ LIBRARY_EXAMPLES: list[tuple[WireMessage, Any]] = [
     (ReadObject(REF), "x"),
     (DeleteObject(REF), True),
     (CreateAdapter(REF, "aiograd.replica", [REF], {"accumulate": 1}), REF),
-    (ReadMore(REF, KEY), StateContinued([SHARE], False)),
+    (ReadMore(REF, KEY), StatePart([SHARE], False)),
     (PutChunks(REF, KEY, True, [NAMED, SHARE]), True),
     (EndTransfer(REF, KEY), True),
     (ModuleParameters(REF), {"w": REF}),
-    (ReadModule(REF, KEY, (1, 2, 3)), StateBegun(None, [NAMED], True)),
+    (ReadModule(REF, KEY, (1, 2, 3)), StatePart([NAMED], True)),
     (LoadModule(REF, KEY, False, [NAMED]), True),
     (TrainModule(REF, False), True),
     (CreateOptimizer("SGD", [REF], {"lr": 0.5}), REF),
@@ -168,13 +169,13 @@ LIBRARY_EXAMPLES: list[tuple[WireMessage, Any]] = [
     (GradientSizes(REF, 2.0), [NAMED.value]),
     (ScaleGradients(REF, make(np.array(2, np.float32))), True),
     (SetOptions(REF, {"lr": 0.5}), True),
-    (ReadOptimizer(REF, KEY, (1, 2, 3)), StateBegun({"taken": 1, "groups": []}, [SHARE], False)),
+    (ReadOptimizer(REF, KEY, (1, 2, 3)), StatePart([SHARE], False, {"taken": 1, "groups": []})),
     (LoadOptimizer(REF, KEY, True, [SHARE], {"taken": 1, "groups": []}), True),
     (SetPeers({"a": "http://a", "b": None}), True),
     (Dismiss(), True),
     (Restart(), True),
     (JoinRequest("http://a", "1.0"), True),
-    (ReportRequest("{}"), "{}"),
+    (ReportRequest(4, True, 5, "12", 100), "{}"),
 ]
 
 
@@ -352,13 +353,26 @@ def test_lists_and_dicts_on_the_wire() -> None:
             parse(cls, value, "b")
 
 
+def test_a_message_is_frozen_however_it_is_made() -> None:
+    for made in (Abort(KEY, "a", 7, reason="x"), parse(Abort, (KEY, "a", 7, "x"))):
+        assert repr(made) == f"Abort(key={KEY!r}, initiator='a', number=7, reason='x')" and made == Abort(KEY, "a", 7, "x") != Abort(KEY, "a", 7, "y")
+        with pytest.raises(FrozenInstanceError):
+            made.number = 8
+        assert not hasattr(made, "__dict__") and made.pass_id == ("a", 7)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'reason'"):
+        Abort(KEY, "a", 7)
+
+
 def test_annotations_that_have_no_form_are_refused() -> None:
     for hint, text in (
         (set[int], "no type that a field"), (tuple[int, Inner], "a message of its own"),
         (Inner | tuple[int, ...], "are tuple on the wire"), (list[Inner] | Inner, "one type at most"),
+        (Annotated[int | None, Bound("0", bool)], "a bound needs a type"),
     ):  # fmt: skip
         with pytest.raises(TypeError, match=text):
             message(code="bad")(type("Bad", (WireMessage,), {"__annotations__": {"field": hint}}))
+    with pytest.raises(TypeError, match="field '_hidden' of Bad; expected an identifier"):
+        message(code="bad")(type("Bad", (WireMessage,), {"__annotations__": {"_hidden": int}}))
     with pytest.raises(TypeError, match="two requests COMMIT of kind 4"):
         MessageTable(Commit, Commit)
 

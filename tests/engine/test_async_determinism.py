@@ -107,15 +107,11 @@ def test_the_same_bits_for_any_completion_order(seed: int) -> None:
 @pytest.mark.parametrize(
     "engine",
     [
-        {"concurrency": 1},
-        {"concurrency": 2},
-        {"inline_ns": 1.0},
-        {"inline_ns": float("inf")},
-        {"budget": 1.0, "clock": "ticking"},
+        {"concurrency": 1}, {"concurrency": 2}, {"inline_ns": 1.0}, {"inline_ns": float("inf")}, {"budget": 1.0, "clock": "ticking"},
         {"budget": 7.0, "clock": "ticking"},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_same_bits_wherever_nodes_run_and_however_often_the_pass_pauses(seed: int, engine: dict[str, Any]) -> None:
     expected = simulated_run(gradients, seed).value
 

@@ -56,15 +56,9 @@ def program(seed: int) -> tuple[list[Any], list[Any], Any]:
     leaves = [leaf(values.uniform(-1.0, 1.0, (3, 3))) for _ in range(draw.randint(1, 4))]
     pool = list(leaves)
     rows: list[Callable[[Any, Any], Any]] = [
-        lambda a, b: a @ b,
-        lambda a, b: a * b + a,
-        lambda a, b: np.tanh(a),
-        lambda a, b: a + b[0],
-        lambda a, b: ag.concat([a[:1], b[1:]], axis=0),
-        lambda a, b: ag.stack(list(ag.unstack(a))),
-        lambda a, b: ag.nn.functional.layer_norm(a, (3,), b[0], b[1]),
-        lambda a, b: a * 2.0,
-    ]
+        lambda a, b: a @ b, lambda a, b: a * b + a, lambda a, b: np.tanh(a), lambda a, b: a + b[0], lambda a, b: ag.concat([a[:1], b[1:]], axis=0),
+        lambda a, b: ag.stack(list(ag.unstack(a))), lambda a, b: ag.nn.functional.layer_norm(a, (3,), b[0], b[1]), lambda a, b: a * 2.0,
+    ]  # fmt: skip
     for _ in range(draw.randint(1, 12)):
         pool.append(draw.choice(rows)(draw.choice(pool), draw.choice(pool)))
     made = pool[len(leaves) :]

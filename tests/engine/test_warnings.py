@@ -100,8 +100,8 @@ async def test_a_warning_made_an_error_is_raised_after_the_commit() -> None:
     y = warning(inline=True)(x).sum()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        await assert_awaiting_raises(RuntimeWarning, "collected", y.backward())
-    assert x.grad.item() == 1.0
+        raised = await assert_awaiting_raises(RuntimeWarning, "collected", y.backward())
+    assert raised.committed and x.grad.item() == 1.0
 
 
 @pytest.mark.parametrize("action", ["always", "error"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import numpy as np
@@ -101,40 +100,6 @@ async def test_any_waits_for_a_gradient_that_is_one() -> None:
     register_multi_grad_hook([x, y], lambda grad: calls.append(grad.item()), mode="any")
     await SecondIsNone.apply(x, y).sum().backward()
     assert calls == [5.0]
-
-
-@pytest.mark.parametrize("mode", ["all", "any"])
-async def test_the_hook_may_be_a_coroutine_and_its_result_is_ignored(mode: Any) -> None:
-    a, b = leaf([1.0]), leaf([1.0])
-    calls: list[int] = []
-
-    async def slow(grads: Any) -> Any:
-        await asyncio.sleep(0)
-        calls.append(1)
-        return ag.tensor([100.0])
-
-    register_multi_grad_hook([a, b], slow, mode=mode)
-    await (a * 2 + b * 3).sum().backward()
-    assert calls == [1]
-    assert a.grad.item() == 2.0 and b.grad.item() == 3.0
-
-
-async def test_passes_at_the_same_time_are_counted_apart() -> None:
-    a, b = leaf([1.0]), leaf([1.0])
-    calls: list[Any] = []
-    register_multi_grad_hook([a, b], lambda grads: calls.append(numbers(grads)))
-
-    async def delay(g: Any) -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-
-    def loss(k: float) -> Any:
-        slow = a * k
-        slow.register_hook(delay)
-        return (slow + b * k).sum()
-
-    await asyncio.gather(*[loss(k).backward() for k in (2.0, 3.0, 4.0)])
-    assert sorted(calls) == [[2.0, 2.0], [3.0, 3.0], [4.0, 4.0]]
 
 
 async def test_it_is_not_fired_when_the_pass_fails() -> None:

@@ -151,27 +151,6 @@ async def test_unpack_may_be_a_coroutine() -> None:
     np.testing.assert_allclose(x.grad.numpy(), np.cos(v) * v**3 + np.sin(v) * 3 * v**2)
 
 
-async def test_hooks_belong_to_the_task() -> None:
-    x = leaf([2.0])
-    tally = Tally()
-    inside, outside = asyncio.Event(), asyncio.Event()
-
-    async def one() -> None:
-        with saved_tensors_hooks(tally.pack, tally.unpack):
-            inside.set()
-            await outside.wait()
-            _ = x * x
-
-    async def other() -> None:
-        await inside.wait()
-        _ = x * x
-        assert tally.packed == []
-        outside.set()
-
-    await asyncio.gather(one(), other())
-    assert len(tally.packed) == 2
-
-
 async def test_hooks_decorate_functions() -> None:
     x = leaf([2.0])
     tally = Tally()

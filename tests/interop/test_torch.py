@@ -172,15 +172,11 @@ class Named(dict[str, Any]):
 
 
 CONTAINERS: dict[str, Any] = {
-    "dataclass": lambda y: Pair(y, rest=[y * 2]),
-    "deque": lambda y: deque([y, y * 2], maxlen=5),
-    "set": lambda y: {y},
-    "frozenset": lambda y: frozenset([y]),
-    "ordered dict": lambda y: OrderedDict(a=y, b=(y * 3,)),
-    "default dict": lambda y: defaultdict(list, a=[y]),
-    "dict of a class": lambda y: Named(a=y, b=Pair(y)),
+    "dataclass": lambda y: Pair(y, rest=[y * 2]), "deque": lambda y: deque([y, y * 2], maxlen=5), "set": lambda y: {y},
+    "frozenset": lambda y: frozenset([y]), "ordered dict": lambda y: OrderedDict(a=y, b=(y * 3,)),
+    "default dict": lambda y: defaultdict(list, a=[y]), "dict of a class": lambda y: Named(a=y, b=Pair(y)),
     "named tuple": lambda y: torch.max(y, dim=1)[:1],
-}
+}  # fmt: skip
 
 
 class Returning(nn.Module):  # type: ignore[misc,name-defined]

@@ -69,14 +69,8 @@ def cases(*draws: Callable[[np.random.Generator], Arguments], **options: Any) ->
 SHAPES: tuple[tuple[int, ...], ...] = ((), (3,), (2, 3), (0,), (2, 1, 3))
 #: pairs of shapes that broadcast
 PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
-    ((3,), (3,)),
-    ((2, 3), (3,)),
-    ((), (2, 2)),
-    ((2, 1), (1, 3)),
-    ((0, 3), (3,)),
-    ((), ()),
-    ((1, 2, 1), (4, 1, 3)),
-)
+    ((3,), (3,)), ((2, 3), (3,)), ((), (2, 2)), ((2, 1), (1, 3)), ((0, 3), (3,)), ((), ()), ((1, 2, 1), (4, 1, 3)),
+)  # fmt: skip
 
 
 def uniform(

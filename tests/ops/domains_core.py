@@ -40,17 +40,9 @@ def _power(exponent: float, low: float = -2.0) -> Case:
 
 
 REDUCTIONS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
-    ((), {}),
-    ((3,), {}),
-    ((3,), {"axis": 0}),
-    ((2, 3), {}),
-    ((2, 3), {"axis": 1}),
-    ((2, 3), {"axis": -2, "keepdims": True}),
-    ((2, 3, 2), {"axis": (0, 2)}),
-    ((2, 3, 2), {"axis": (-1, 0), "keepdims": True}),
-    ((2, 3, 2), {"keepdims": True}),
-    ((1, 1), {"axis": 0}),
-)
+    ((), {}), ((3,), {}), ((3,), {"axis": 0}), ((2, 3), {}), ((2, 3), {"axis": 1}), ((2, 3), {"axis": -2, "keepdims": True}),
+    ((2, 3, 2), {"axis": (0, 2)}), ((2, 3, 2), {"axis": (-1, 0), "keepdims": True}), ((2, 3, 2), {"keepdims": True}), ((1, 1), {"axis": 0}),
+)  # fmt: skip
 EMPTY: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (((0,), {}), ((2, 0), {"axis": 1}), ((0, 3), {"axis": 1, "keepdims": True}))
 
 
@@ -73,34 +65,17 @@ def _fixed(shape: tuple[int, ...], index: Any) -> Case:
 
 
 BASIC: tuple[tuple[tuple[int, ...], Any], ...] = (
-    ((4,), 1),
-    ((4,), -1),
-    ((4,), slice(1, 3)),
-    ((4,), slice(None, None, -2)),
-    ((3, 4), (slice(None), 2)),
-    ((3, 4), (None, 1, Ellipsis)),
-    ((3, 4), (1, 2)),
-    ((2, 3, 4), (Ellipsis, slice(0, 0))),
-    ((2, 3, 4), (slice(None), None, slice(1, None), 3)),
-    ((), ()),
-    ((), (Ellipsis, None)),
-)
+    ((4,), 1), ((4,), -1), ((4,), slice(1, 3)), ((4,), slice(None, None, -2)), ((3, 4), (slice(None), 2)), ((3, 4), (None, 1, Ellipsis)),
+    ((3, 4), (1, 2)), ((2, 3, 4), (Ellipsis, slice(0, 0))), ((2, 3, 4), (slice(None), None, slice(1, None), 3)), ((), ()), ((), (Ellipsis, None)),
+)  # fmt: skip
 ADVANCED: tuple[tuple[tuple[int, ...], Any], ...] = (
-    ((4,), np.array([0, 2, 2, -1])),
-    ((4,), [1, 1]),
-    ((4,), np.array([True, False, True, True])),
-    ((3, 4), (np.array([0, 2, 0]), np.array([1, 1, 1]))),
-    ((3, 4), (np.array([[0], [2]]), np.array([1, 3, 1]))),
-    ((3, 4), (slice(None), np.array([3, 3, 0]))),
-    ((3, 4), np.array([[1, 1], [0, -1]])),
-    ((2, 3, 4), (np.array([1, 1]), slice(None), np.array([0, 0]))),
-    ((2, 3, 4), (slice(0, 1), np.array([2, 2]), np.array([3, 0]))),
-    ((2, 3), np.array([[True, False, True], [False, True, True]])),
-    ((2, 3, 2), (Ellipsis, np.array([1, 1, 0]), None)),
-    ((3, 2), (np.array([], dtype=int),)),
-    ((30, 2), (slice(None), np.array([1]))),
-    ((30, 4), (slice(None, None, 29), np.array([1, 1]))),
-)
+    ((4,), np.array([0, 2, 2, -1])), ((4,), [1, 1]), ((4,), np.array([True, False, True, True])),
+    ((3, 4), (np.array([0, 2, 0]), np.array([1, 1, 1]))), ((3, 4), (np.array([[0], [2]]), np.array([1, 3, 1]))),
+    ((3, 4), (slice(None), np.array([3, 3, 0]))), ((3, 4), np.array([[1, 1], [0, -1]])),
+    ((2, 3, 4), (np.array([1, 1]), slice(None), np.array([0, 0]))), ((2, 3, 4), (slice(0, 1), np.array([2, 2]), np.array([3, 0]))),
+    ((2, 3), np.array([[True, False, True], [False, True, True]])), ((2, 3, 2), (Ellipsis, np.array([1, 1, 0]), None)),
+    ((3, 2), (np.array([], dtype=int),)), ((30, 2), (slice(None), np.array([1]))), ((30, 4), (slice(None, None, 29), np.array([1, 1]))),
+)  # fmt: skip
 
 
 def _adjoint_of_index(shape: tuple[int, ...], index: Any) -> Case:
@@ -140,13 +115,8 @@ def _extremes(shape: tuple[int, ...], indices: Any, axis: int, largest: bool) ->
 SCATTERED: tuple[tuple[tuple[int, ...], Any, int], ...] = (((4,), [0, 3, 3], 0), ((2, 3), [[0, 2], [1, 1]], 1), ((3, 2), [[1, 1]], 0))
 CUMULATIVE: tuple[tuple[tuple[int, ...], int], ...] = (((4,), 0), ((2, 3), 1), ((3, 2), 0), ((2, 3, 2), -2), ((0,), 0), ((), -1))
 TAKES: tuple[tuple[tuple[int, ...], Any, int], ...] = (
-    ((4,), [0, 3, 3], 0),
-    ((4,), 2, 0),
-    ((3, 4), [[1, -1], [1, 0]], 1),
-    ((3, 4), [2, 2], 0),
-    ((2, 3, 2), [0, 0, 2], -2),
-    ((2, 3), [], 1),
-)
+    ((4,), [0, 3, 3], 0), ((4,), 2, 0), ((3, 4), [[1, -1], [1, 0]], 1), ((3, 4), [2, 2], 0), ((2, 3, 2), [0, 0, 2], -2), ((2, 3), [], 1),
+)  # fmt: skip
 GATHERS: tuple[tuple[tuple[int, ...], Any, int], ...] = (
     ((4,), [0, 3, 3], 0),
     ((2, 3), [[0, 2], [1, 1]], 1),

@@ -260,13 +260,8 @@ def _product(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
 
     def call() -> Any:
         plain = (
-            product(a, b),
-            product(a, b, bias),
-            product(a[::2], b),
-            product(a[:, ::2], b[::2], bias),
-            product(nothing, b),
-            product(a.T[:1].T, b[:1]),
-        )
+            product(a, b), product(a, b, bias), product(a[::2], b), product(a[:, ::2], b[::2], bias), product(nothing, b), product(a.T[:1].T, b[:1]),
+        )  # fmt: skip
         turned = product(np.asfortranarray(a), b, bias), product(a, np.asfortranarray(b)), product(b.T, a.T), product(a.T, a)
         return plain, turned, product(deep, wide), product(tall, wide, wide[0]), product(deep.T, broad[:, :64].T.copy()), product(broad.T, broad)
 
@@ -324,15 +319,9 @@ def _optimizers(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
         return (p, m, s) if top is None else (p, m, s, top)
 
     return lambda: (
-        sgd(),
-        sgd(weight_decay=0.1, maximize=True),
-        sgd(momentum=0.9, dampening=0.2, weight_decay=0.1),
-        sgd(momentum=0.9, nesterov=True),
-        adam(),
-        adam(weight_decay=0.1),
-        adam(weight_decay=0.1, decoupled=True, maximize=True),
-        adam(amsgrad=True, eps=1e-3),
-    )
+        sgd(), sgd(weight_decay=0.1, maximize=True), sgd(momentum=0.9, dampening=0.2, weight_decay=0.1), sgd(momentum=0.9, nesterov=True), adam(),
+        adam(weight_decay=0.1), adam(weight_decay=0.1, decoupled=True, maximize=True), adam(amsgrad=True, eps=1e-3),
+    )  # fmt: skip
 
 
 def leaves(value: Any) -> list[Any]:

@@ -295,14 +295,10 @@ def test_scattering_adds_in_every_layout(few: int, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(indexing, "FEW", few)
     rng = np.random.default_rng(1)
     layouts: list[tuple[tuple[int, ...], Any]] = [
-        ((5, 3), np.array([0, 4, 4, -1])),
-        ((4, 5), (np.array([[0], [3]]), np.array([1, 1, 2]))),
-        ((100,), np.array([3, 3])),
-        ((3, 4), (slice(None), np.array([1, 1, 0]))),
-        ((100, 4), (slice(None, None, 99), np.array([1, 1]))),
-        ((2, 3, 4), (np.array([1, 1]), slice(None), np.array([0, 0]))),
-        ((6,), [2, 2, -2]),
-    ]
+        ((5, 3), np.array([0, 4, 4, -1])), ((4, 5), (np.array([[0], [3]]), np.array([1, 1, 2]))), ((100,), np.array([3, 3])),
+        ((3, 4), (slice(None), np.array([1, 1, 0]))), ((100, 4), (slice(None, None, 99), np.array([1, 1]))),
+        ((2, 3, 4), (np.array([1, 1]), slice(None), np.array([0, 0]))), ((6,), [2, 2, -2]),
+    ]  # fmt: skip
     for dtype in (np.float32, np.float64, np.complex128):
         for shape, index in layouts:
             g = rng.normal(size=np.zeros(shape)[index].shape).astype(dtype)

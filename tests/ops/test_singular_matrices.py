@@ -55,15 +55,11 @@ async def _third(x: Any) -> Any:
 ONES = np.ones((3, 3))
 #: what has no result, or no derivative, at a matrix of ones
 WITHOUT: dict[str, Callable[[Any], Any]] = {
-    "inv": ag.linalg.inv,
-    "np.linalg.inv": np.linalg.inv,
-    "solve": lambda x: ag.linalg.solve(x, np.ones(3)),
-    "negative power": lambda x: ag.linalg.matrix_power(x, -1),
-    "cholesky": lambda x: ag.linalg.cholesky(-x),
-    "slogdet": lambda x: ag.grad(ag.linalg.slogdet(x).logabsdet, [x]),
-    "logdet": lambda x: ag.grad(ag.linalg.logdet(x), [x]),
+    "inv": ag.linalg.inv, "np.linalg.inv": np.linalg.inv, "solve": lambda x: ag.linalg.solve(x, np.ones(3)),
+    "negative power": lambda x: ag.linalg.matrix_power(x, -1), "cholesky": lambda x: ag.linalg.cholesky(-x),
+    "slogdet": lambda x: ag.grad(ag.linalg.slogdet(x).logabsdet, [x]), "logdet": lambda x: ag.grad(ag.linalg.logdet(x), [x]),
     "third derivative of det": _third,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WITHOUT)

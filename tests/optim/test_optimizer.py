@@ -55,16 +55,11 @@ def test_groups_have_options_of_their_own() -> None:
 def test_wrong_parameters_are_refused() -> None:
     p = nn.Parameter([1.0])
     for wrong, error in (
-        ([], ArgumentError),
-        (p, ArgumentTypeError),
-        ([3], ArgumentTypeError),
-        ([p, p], ArgumentError),
-        ([{"params": [p]}, {"params": [p]}], ArgumentError),
-        ([{"parameters": [p]}], ArgumentTypeError),
-        ([{"params": [p], "learning_rate": 1.0}], ArgumentError),
-        ([p * 2], GraphError),
+        ([], ArgumentError), (p, ArgumentTypeError), ([3], ArgumentTypeError), ([p, p], ArgumentError),
+        ([{"params": [p]}, {"params": [p]}], ArgumentError), ([{"parameters": [p]}], ArgumentTypeError),
+        ([{"params": [p], "learning_rate": 1.0}], ArgumentError), ([p * 2], GraphError),
     ):
-        assert_raises(error, None, optim.SGD, wrong)
+        assert_raises(error, None, optim.SGD, wrong)  # fmt: skip
 
 
 # ---- gradients

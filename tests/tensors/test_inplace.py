@@ -44,22 +44,13 @@ async def gradients_agree(function: Callable[..., Any], *arrays: Any) -> None:
 @pytest.mark.parametrize(
     ("modify", "expected"),
     [
-        (lambda t: t.__iadd__(1), [2.0, 3.0]),
-        (lambda t: t.__isub__(1), [0.0, 1.0]),
-        (lambda t: t.__imul__(3), [3.0, 6.0]),
-        (lambda t: t.__itruediv__(2), [0.5, 1.0]),
-        (lambda t: t.__ipow__(2), [1.0, 4.0]),
-        (lambda t: t.add_(1), [2.0, 3.0]),
-        (lambda t: t.sub_(1), [0.0, 1.0]),
-        (lambda t: t.mul_(3), [3.0, 6.0]),
-        (lambda t: t.div_(2), [0.5, 1.0]),
-        (lambda t: t.copy_([5, 6]), [5.0, 6.0]),
-        (lambda t: t.fill_(7), [7.0, 7.0]),
-        (lambda t: t.zero_(), [0.0, 0.0]),
-        (lambda t: t.__iadd__(np.array([1, 10])), [2.0, 12.0]),
-        (lambda t: t.__imul__(ag.tensor([2.0, 3.0])), [2.0, 6.0]),
+        (lambda t: t.__iadd__(1), [2.0, 3.0]), (lambda t: t.__isub__(1), [0.0, 1.0]), (lambda t: t.__imul__(3), [3.0, 6.0]),
+        (lambda t: t.__itruediv__(2), [0.5, 1.0]), (lambda t: t.__ipow__(2), [1.0, 4.0]), (lambda t: t.add_(1), [2.0, 3.0]),
+        (lambda t: t.sub_(1), [0.0, 1.0]), (lambda t: t.mul_(3), [3.0, 6.0]), (lambda t: t.div_(2), [0.5, 1.0]),
+        (lambda t: t.copy_([5, 6]), [5.0, 6.0]), (lambda t: t.fill_(7), [7.0, 7.0]), (lambda t: t.zero_(), [0.0, 0.0]),
+        (lambda t: t.__iadd__(np.array([1, 10])), [2.0, 12.0]), (lambda t: t.__imul__(ag.tensor([2.0, 3.0])), [2.0, 6.0]),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("graph", [False, True])
 async def test_the_same_object_and_memory_are_modified(modify: Any, expected: Any, graph: bool) -> None:
     t = (leaf if graph else constant)([1.0, 2.0]) * 1
@@ -133,17 +124,11 @@ async def test_augmented_assignment_keeps_the_name() -> None:
 @pytest.mark.parametrize(
     "function",
     [
-        lambda x, w: x.__imul__(w),
-        lambda x, w: x.__iadd__(w),
-        lambda x, w: x.__isub__(w),
-        lambda x, w: x.__itruediv__(w),
-        lambda x, w: x.__ipow__(w),
-        lambda x, w: x.__imul__(x),
-        lambda x, w: x.__imul__(x).__iadd__(w).__imul__(w),
-        lambda x, w: x.copy_(w * w),
+        lambda x, w: x.__imul__(w), lambda x, w: x.__iadd__(w), lambda x, w: x.__isub__(w), lambda x, w: x.__itruediv__(w),
+        lambda x, w: x.__ipow__(w), lambda x, w: x.__imul__(x), lambda x, w: x.__imul__(x).__iadd__(w).__imul__(w), lambda x, w: x.copy_(w * w),
         lambda x, w: x.__imul__(w[0:1]),
     ],
-)
+)  # fmt: skip
 async def test_gradients_of_in_place_operations(function: Any) -> None:
     await gradients_agree(function, [1.5, 2.5], [0.7, 1.3])
 
@@ -205,26 +190,12 @@ async def test_setitem_zeroes_the_gradient_of_what_it_overwrites() -> None:
 @pytest.mark.parametrize(
     "index",
     [
-        0,
-        -1,
-        slice(1, None),
-        slice(None, None, -2),
-        (slice(None), 1),
-        (0, 2),
-        ...,
-        (..., 0),
-        (None, 1),
-        np.array([2, 0]),
-        [1, 2],
-        (np.array([0, 1]), np.array([1, 2])),
-        ag.tensor([0, 2]),
-        np.array([True, False, True]),
-        ag.tensor(np.eye(3, dtype=bool)),
-        (slice(1, 3), np.array([0, 0, 2])),
-        slice(3, 3),
+        0, -1, slice(1, None), slice(None, None, -2), (slice(None), 1), (0, 2), ..., (..., 0), (None, 1), np.array([2, 0]), [1, 2],
+        (np.array([0, 1]), np.array([1, 2])), ag.tensor([0, 2]), np.array([True, False, True]), ag.tensor(np.eye(3, dtype=bool)),
+        (slice(1, 3), np.array([0, 0, 2])), slice(3, 3),
     ],
     ids=repr,
-)
+)  # fmt: skip
 async def test_setitem_with_every_kind_of_index(index: Any) -> None:
     values = np.arange(9.0).reshape(3, 3)
     plain = index.numpy() if isinstance(index, ag.Tensor) else index
@@ -288,25 +259,12 @@ async def test_setitem_into_a_buffer_without_gradient() -> None:
 # -------------------------------------------------------------------- views
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
-    "slice": lambda t: t[1:],
-    "row": lambda t: t[1],
-    "column": lambda t: t[:, 2],
-    "step": lambda t: t[::2, ::-1],
-    "element": lambda t: t[1, 2],
-    "newaxis": lambda t: t[None, 1:],
-    "reshape": lambda t: t.reshape(2, 6),
-    "flat": lambda t: t.reshape(-1),
-    "transpose": lambda t: t.T,
-    "swapaxes": lambda t: t.swapaxes(0, 1),
-    "permute": lambda t: np.moveaxis(t, 0, 1),
-    "unsqueeze": lambda t: t.unsqueeze(1),
-    "squeeze": lambda t: t[1:2].squeeze(0),
-    "flip": lambda t: np.flip(t, 0),
-    "turned corner": lambda t: t[:3, :3].T[0:2],
-    "split": lambda t: np.split(t, 3)[1],
-    "unstack": lambda t: tuple(t)[2],
-    "chain": lambda t: t[1:].reshape(8)[2:7],
-}
+    "slice": lambda t: t[1:], "row": lambda t: t[1], "column": lambda t: t[:, 2], "step": lambda t: t[::2, ::-1], "element": lambda t: t[1, 2],
+    "newaxis": lambda t: t[None, 1:], "reshape": lambda t: t.reshape(2, 6), "flat": lambda t: t.reshape(-1), "transpose": lambda t: t.T,
+    "swapaxes": lambda t: t.swapaxes(0, 1), "permute": lambda t: np.moveaxis(t, 0, 1), "unsqueeze": lambda t: t.unsqueeze(1),
+    "squeeze": lambda t: t[1:2].squeeze(0), "flip": lambda t: np.flip(t, 0), "turned corner": lambda t: t[:3, :3].T[0:2],
+    "split": lambda t: np.split(t, 3)[1], "unstack": lambda t: tuple(t)[2], "chain": lambda t: t[1:].reshape(8)[2:7],
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", VIEWS)

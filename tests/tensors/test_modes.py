@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import Generator
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ModeError
 from aiograd.running.modes import current_mode
-from tests.support import assert_raises, cancel, leaf
+from tests.support import assert_raises, leaf
 
 # -------------------------------------------------------------------- blocks
 
@@ -111,119 +111,6 @@ def test_a_block_left_in_another_context_is_an_error() -> None:
 # -------------------------------------------------------------------- decorators
 
 
-@pytest.mark.parametrize(
-    "decorate",
-    [ag.no_grad(), ag.no_grad, lambda f: ag.set_grad_enabled(False)(f)],
-    ids=["no_grad()", "no_grad", "set_grad_enabled"],
-)
-async def test_decorators_on_every_kind_of_function(decorate: Any) -> None:
-    @decorate
-    def plain(a: int, *, b: int) -> Any:
-        """Documented."""
-        return ag.is_grad_enabled(), a + b
-
-    @decorate
-    async def coroutine() -> bool:
-        before = ag.is_grad_enabled()
-        await asyncio.sleep(0)
-        return before or ag.is_grad_enabled()
-
-    @decorate
-    def generator() -> Generator[bool, None, str]:
-        yield ag.is_grad_enabled()
-        yield ag.is_grad_enabled()
-        return "done"
-
-    @decorate
-    async def async_generator() -> AsyncGenerator[bool, None]:
-        yield ag.is_grad_enabled()
-        await asyncio.sleep(0)
-        yield ag.is_grad_enabled()
-
-    assert ag.is_grad_enabled()
-    assert plain(1, b=2) == (False, 3)
-    assert plain.__name__ == "plain" and plain.__doc__ == "Documented."
-    assert asyncio.iscoroutinefunction(coroutine)
-    assert await coroutine() is False
-    steps = generator()
-    assert next(steps) is False and ag.is_grad_enabled()
-    assert next(steps) is False and ag.is_grad_enabled()
-    stop = assert_raises(StopIteration, None, next, steps)
-    assert stop.value == "done"
-    async for value in async_generator():
-        assert value is False and ag.is_grad_enabled()
-    assert ag.is_grad_enabled()
-
-
-def test_a_decorated_generator_takes_what_is_sent_and_thrown() -> None:
-    log: list[Any] = []
-
-    @ag.no_grad()
-    def generator() -> Generator[int, Any, None]:
-        try:
-            for i in range(3):
-                try:
-                    log.append((yield i))
-                except KeyError as error:
-                    log.append(repr(error))
-                assert not ag.is_grad_enabled()
-        finally:
-            log.append(("closed", ag.is_grad_enabled()))
-
-    g = generator()
-    assert next(g) == 0
-    assert g.send("sent") == 1
-    assert g.throw(KeyError("thrown")) == 2
-    g.close()
-    assert log == ["sent", "KeyError('thrown')", ("closed", False)]
-    assert ag.is_grad_enabled()
-    g = generator()
-    next(g)
-    assert_raises(ZeroDivisionError, None, g.throw, ZeroDivisionError)
-    assert ag.is_grad_enabled()
-
-
-async def test_a_decorated_async_generator_takes_what_is_sent_and_thrown() -> None:
-    log: list[Any] = []
-
-    @ag.no_grad()
-    async def generator() -> AsyncGenerator[int, Any]:
-        try:
-            for i in range(3):
-                try:
-                    log.append((yield i))
-                except KeyError:
-                    log.append("thrown")
-                await asyncio.sleep(0)
-                assert not ag.is_grad_enabled()
-        finally:
-            await asyncio.sleep(0)
-            log.append(("closed", ag.is_grad_enabled()))
-
-    g = generator()
-    assert await g.__anext__() == 0
-    assert await g.asend("sent") == 1
-    assert await g.athrow(KeyError("x")) == 2
-    await g.aclose()
-    assert log == ["sent", "thrown", ("closed", False)]
-    assert ag.is_grad_enabled()
-
-
-def test_modes_that_a_decorated_generator_enters_are_its_own() -> None:
-    @ag.no_grad()
-    def generator() -> Generator[bool, None, None]:
-        with ag.enable_grad():
-            yield ag.is_grad_enabled()
-            yield ag.is_grad_enabled()
-        yield ag.is_grad_enabled()
-
-    seen = []
-    for value in generator():
-        seen.append(value)
-        assert ag.is_grad_enabled()
-    assert seen == [True, True, False]
-
-
 def test_generators_may_be_interleaved_and_recursive() -> None:
     @ag.no_grad()
     def off(depth: int) -> Generator[bool, None, None]:
@@ -255,41 +142,6 @@ def test_classes_cannot_be_decorated() -> None:
 
 
 # -------------------------------------------------------------------- tasks and threads
-
-
-async def test_modes_belong_to_the_task_and_its_children_inherit_them() -> None:
-    inside, checked = asyncio.Event(), asyncio.Event()
-
-    async def child() -> bool:
-        return ag.is_grad_enabled()
-
-    async def one() -> Any:
-        with ag.no_grad():
-            inside.set()
-            await checked.wait()
-            return ag.is_grad_enabled(), await asyncio.create_task(child())
-
-    task = asyncio.create_task(one())
-    await inside.wait()
-    assert ag.is_grad_enabled() and (leaf([1.0]) * 2).requires_grad
-    checked.set()
-    assert await task == (False, False)
-    assert ag.is_grad_enabled()
-
-
-async def test_a_task_that_is_cancelled_inside_leaves_nothing_behind() -> None:
-    entered = asyncio.Event()
-    before = current_mode()
-
-    async def hangs() -> None:
-        with ag.no_grad(), ag.detect_anomaly():
-            entered.set()
-            await asyncio.Event().wait()
-
-    task = asyncio.create_task(hangs())
-    await entered.wait()
-    await cancel(task)
-    assert current_mode() is before
 
 
 def test_threads_start_with_the_default() -> None:

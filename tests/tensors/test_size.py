@@ -53,19 +53,11 @@ def test_it_is_the_int_of_numpy() -> None:
 @pytest.mark.parametrize(
     "combine",
     [
-        lambda a, n: a / n,
-        lambda a, n: n * a,
-        lambda a, n: n - a,
-        lambda a, n: a**n,
-        lambda a, n: np.add(a, n),
-        lambda a, n: np.add(a, n, dtype=np.float32),
-        lambda a, n: np.where(a > 1, a, n),
-        lambda a, n: np.clip(a, 1, n),
-        lambda a, n: np.maximum(n, a),
-        lambda a, n: a > n,
-        lambda a, n: a[..., 0] * np.float32(2) * n,
+        lambda a, n: a / n, lambda a, n: n * a, lambda a, n: n - a, lambda a, n: a**n, lambda a, n: np.add(a, n),
+        lambda a, n: np.add(a, n, dtype=np.float32), lambda a, n: np.where(a > 1, a, n), lambda a, n: np.clip(a, 1, n),
+        lambda a, n: np.maximum(n, a), lambda a, n: a > n, lambda a, n: a[..., 0] * np.float32(2) * n,
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("make", [x, lambda: X])
 def test_it_keeps_the_dtype_as_a_plain_int_does(combine: Callable[[Any, Any], Any], make: Callable[[], Any]) -> None:
     """numpy takes a subclass of int for an array of int64."""

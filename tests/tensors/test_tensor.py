@@ -170,31 +170,15 @@ def test_repr_shows_values_dtype_and_graph() -> None:
 @pytest.mark.parametrize(
     ("operate", "expected"),
     [
-        (lambda t: t + 1, [2.0, 4.0]),
-        (lambda t: 1 + t, [2.0, 4.0]),
-        (lambda t: t - 1, [0.0, 2.0]),
-        (lambda t: 1 - t, [0.0, -2.0]),
-        (lambda t: t * 2, [2.0, 6.0]),
-        (lambda t: 2 * t, [2.0, 6.0]),
-        (lambda t: t / 2, [0.5, 1.5]),
-        (lambda t: 3 / t, [3.0, 1.0]),
-        (lambda t: t**2, [1.0, 9.0]),
-        (lambda t: 2**t, [2.0, 8.0]),
-        (lambda t: t // 2, [0.0, 1.0]),
-        (lambda t: 7 // t, [7.0, 2.0]),
-        (lambda t: t % 2, [1.0, 1.0]),
-        (lambda t: 7 % t, [0.0, 1.0]),
-        (lambda t: -t, [-1.0, -3.0]),
-        (lambda t: +t, [1.0, 3.0]),
-        (lambda t: abs(-t), [1.0, 3.0]),
-        (lambda t: t @ np.array([1.0, 1.0]), 4.0),
-        (lambda t: np.array([1.0, 1.0]) @ t, 4.0),
-        (lambda t: [1.0, 1.0] @ t, 4.0),
-        (lambda t: np.array([1.0, 2.0]) * t, [1.0, 6.0]),
-        (lambda t: np.float64(2.0) * t, [2.0, 6.0]),
+        (lambda t: t + 1, [2.0, 4.0]), (lambda t: 1 + t, [2.0, 4.0]), (lambda t: t - 1, [0.0, 2.0]), (lambda t: 1 - t, [0.0, -2.0]),
+        (lambda t: t * 2, [2.0, 6.0]), (lambda t: 2 * t, [2.0, 6.0]), (lambda t: t / 2, [0.5, 1.5]), (lambda t: 3 / t, [3.0, 1.0]),
+        (lambda t: t**2, [1.0, 9.0]), (lambda t: 2**t, [2.0, 8.0]), (lambda t: t // 2, [0.0, 1.0]), (lambda t: 7 // t, [7.0, 2.0]),
+        (lambda t: t % 2, [1.0, 1.0]), (lambda t: 7 % t, [0.0, 1.0]), (lambda t: -t, [-1.0, -3.0]), (lambda t: +t, [1.0, 3.0]),
+        (lambda t: abs(-t), [1.0, 3.0]), (lambda t: t @ np.array([1.0, 1.0]), 4.0), (lambda t: np.array([1.0, 1.0]) @ t, 4.0),
+        (lambda t: [1.0, 1.0] @ t, 4.0), (lambda t: np.array([1.0, 2.0]) * t, [1.0, 6.0]), (lambda t: np.float64(2.0) * t, [2.0, 6.0]),
         (lambda t: t - [1.0, 1.0], [0.0, 2.0]),
     ],
-)
+)  # fmt: skip
 def test_operators(operate: Any, expected: Any) -> None:
     for t in (ag.tensor([1.0, 3.0]), leaf([1.0, 3.0])):
         result = operate(t)
@@ -307,15 +291,10 @@ def test_asarray_of_numpy_refuses_to_drop_a_graph() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda t, out: np.add(t, t, out=out),
-        lambda t, out: np.add(t, t, where=np.array([True, False])),
-        lambda t, out: operator.iadd(out, t),
-        lambda t, out: np.add.at(t, [0], 1.0),
-        lambda t, out: np.add.reduceat(t, [0]),
-        lambda t, out: np.unwrap(t),
-        lambda t, out: np.frexp(t),
+        lambda t, out: np.add(t, t, out=out), lambda t, out: np.add(t, t, where=np.array([True, False])), lambda t, out: operator.iadd(out, t),
+        lambda t, out: np.add.at(t, [0], 1.0), lambda t, out: np.add.reduceat(t, [0]), lambda t, out: np.unwrap(t), lambda t, out: np.frexp(t),
     ],
-)
+)  # fmt: skip
 def test_what_has_no_row_is_refused_instead_of_dropping_the_graph(call: Any) -> None:
     x, out = leaf([1.0, 2.0]), np.zeros(2)
     assert_raises(ArgumentTypeError, None, call, x, out)

@@ -89,13 +89,9 @@ class Stubborn(Participant):
 
 
 ATOMICITY, ORDER, EARLY, CIRCLE, ENDLESS, UNACKNOWLEDGED = (
-    "applied here and dropped there",
-    "decided before everybody was prepared",
-    "applied before it was decided",
-    "goes on for ever",
-    "does not end",
+    "applied here and dropped there", "decided before everybody was prepared", "applied before it was decided", "goes on for ever", "does not end",
     "somebody is never told",
-)
+)  # fmt: skip
 WRONG: Mapping[str, tuple[str, dict[str, Any]]] = {
     "decides without votes": (ORDER, {"participant": Brief, "coordinator": Hasty}),
     "gives up by itself when it is prepared": (ATOMICITY, participant((TransactionState.PREPARED, Failed, TransactionState.ABORTED))),

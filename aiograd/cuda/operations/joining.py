@@ -80,12 +80,6 @@ def stack(arrays: Sequence[Any], axis: int = 0, out: Any = None, *, dtype: Any =
     return concatenate([np.expand_dims(array, axis) for array in arrays], axis, out, dtype=dtype, casting=casting)
 
 
-@tables.row("stack")
-def stack_row(*arrays: Any, axis: int = 0) -> Any:
-    """Arrays joined along a new axis."""
-    return stack(arrays, axis)
-
-
 @tables.function(np.vstack)
 def vstack(tup: Sequence[Any], *, dtype: Any = None, casting: str = "same_kind") -> Any:
     """Arrays on top of each other."""
@@ -118,12 +112,6 @@ def tile(A: Any, reps: Any) -> Any:  # numpy's name
     return repeated.copy().reshape(tuple(n * m for n, m in zip(counts, shape, strict=True)))
 
 
-@tables.row("tile")
-def tile_row(x: CudaArray, /, repetitions: tuple[int, ...]) -> Any:
-    """`x` laid side by side."""
-    return tile(x, repetitions)
-
-
 @tables.function(np.repeat)
 def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
     """Each element repeated, along an axis or of the flattened array."""
@@ -140,12 +128,6 @@ def repeat(a: Any, repeats: Any, axis: int | None = None) -> Any:
     head, tail = axis + 1, a.ndim
     repeated = a.view((*a.shape[:head], count, *a.shape[head:tail]), (*a.strides[:head], 0, *a.strides[head:tail]))
     return repeated.copy().reshape((*a.shape[:axis], a.shape[axis] * count, *a.shape[head:]))
-
-
-@tables.row("repeat_interleave")
-def repeat_row(x: CudaArray, /, repeats: int, axis: int) -> Any:
-    """Each element along an axis repeated as often."""
-    return repeat(x, repeats, axis)
 
 
 @tables.row("constant_pad")
@@ -194,12 +176,6 @@ def roll(a: Any, shift: Any, axis: Any = None) -> Any:
     return out
 
 
-@tables.row("roll")
-def roll_row(x: CudaArray, /, shift: Any, axis: Any = None) -> Any:
-    """Elements shifted along axes."""
-    return roll(x, shift, axis)
-
-
 @tables.row("diagonal_adjoint")
 def diagonal_adjoint(x: CudaArray, /, shape: Shape, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Any:
     """Zeros of `shape` with `x` on the diagonals of the matrices that two axes span."""
@@ -208,3 +184,11 @@ def diagonal_adjoint(x: CudaArray, /, shape: Shape, offset: int = 0, axis1: int 
     if math.prod(x.shape):
         assign(target, x)
     return out
+
+
+tables.ROW_KERNELS.update({
+    "stack": lambda *arrays, axis=0: stack(arrays, axis),
+    "tile": lambda x, /, repetitions: tile(x, repetitions),
+    "repeat_interleave": lambda x, /, repeats, axis: repeat(x, repeats, axis),
+    "roll": lambda x, /, shift, axis=None: roll(x, shift, axis),
+})  # fmt: skip

@@ -1,4 +1,6 @@
-"""Clusters: workers that are placed, watched, restarted and introduced to each other by the coordinating process, whose worker is `driver`.
+"""Clusters: workers that are placed, watched, restarted and introduced to each other by a coordinator.
+
+The coordinator is the worker of the process that makes the cluster: the attribute `driver`, and ``"driver"`` by name, which are public.
 
 `local`: processes of this machine. `ray_cluster`: actors of a Ray cluster. `join`: processes that are started elsewhere and come by themselves
 (`joining` is their side). All three derive from `base`, keep a `roster` and satisfy `protocol.Cluster`; `factory` makes the one that a word names.

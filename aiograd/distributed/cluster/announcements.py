@@ -1,4 +1,4 @@
-"""Announcements: where the workers of a cluster are, on its way from the driver to all of them.
+"""Announcements: where the workers of a cluster are, on its way from the coordinator to all of them.
 
 Note [One at a time]
     A cluster of n workers that come one after the other would cost n * n requests if each were announced by itself. So while one announcement is

@@ -12,7 +12,7 @@ from aiograd.errors import EngineClosedError
 
 
 class BaseCluster:
-    """A driver and its workers, by name.
+    """A coordinator and its workers, by name.
 
     A subclass makes `_roster` when it is entered, and registers its clean-up in `_exits`.
 
@@ -50,7 +50,7 @@ class BaseCluster:
 
     @property
     def dashboard_url(self) -> str | None:
-        """The URL of the driver's dashboard, with the token that opens it; None where it has none.
+        """The URL of the coordinator's dashboard, with the token that opens it; None where it has none.
 
         Raises:
             EngineClosedError: outside of the ``async with`` block.
@@ -66,7 +66,7 @@ class BaseCluster:
         return await self._open().wait_lost(name)
 
     async def aclose(self) -> None:
-        """Close the driver, and end the workers or tell them that the cluster is closed, as leaving the block does. Idempotent.
+        """Close the coordinator, and end the workers or tell them that the cluster is closed, as leaving the block does. Idempotent.
 
         Cancelled, it kills those workers that this cluster has started and that have not ended by themselves; others may not have been told.
         """

@@ -14,14 +14,14 @@ from aiograd.errors import ArgumentError
 
 #: the kinds of clusters that `make_cluster` makes
 KINDS = ("local", "ray", "join")
-#: the default port of the driver of a `JoinCluster`
+#: the default port of the coordinator of a `JoinCluster`
 JOIN_PORT = 7000
 
 
 def make_cluster(on: str, n: int, *, service: str, names: Sequence[str] | None = None, **options: Any) -> Cluster:
     """A cluster of a kind that is chosen at run time; to be used with ``async with``.
 
-    With "join" it prints the commands that start the workers: run them in other terminals or on other machines. The driver then listens at
+    With "join" it prints the commands that start the workers: run them in other terminals or on other machines. The coordinator then listens at
     port 7000 with the secret of ``AIOGRAD_SECRET_FILE``, unless `options` say otherwise.
 
     Args:

@@ -1,4 +1,4 @@
-"""JoinCluster: a driver that waits for workers started elsewhere: by Slurm, Kubernetes, compose, systemd, or a person in another terminal."""
+"""JoinCluster: a coordinator that waits for workers started elsewhere: by Slurm, Kubernetes, compose, systemd, or a person in another terminal."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ UNKNOWN_STATUS = 1
 
 
 class JoinCluster(BaseCluster):
-    """Workers that come by themselves, and a driver that waits for them. An async context manager::
+    """Workers that come by themselves, and a coordinator that waits for them. An async context manager::
 
         async with JoinCluster(expect=4, port=7000, secret=dist.read_secret_file("cluster.key")) as cluster:      # until all four are there
             await cluster.driver.call("w3", "predict", x)
@@ -45,11 +45,11 @@ class JoinCluster(BaseCluster):
     Args:
         expect: how many workers to wait for.
         at_most: how many may join; `expect` by default.
-        service: the functions and classes of the driver that its workers may use.
-        host, port, secret, ssl, client_ssl, allow_plaintext, trusted_hosts, limits, encoding, gradient_encoding: of the driver, as of `Worker`.
+        service: the functions and classes of the coordinator that its workers may use.
+        host, port, secret, ssl, client_ssl, allow_plaintext, trusted_hosts, limits, encoding, gradient_encoding: of the coordinator, as of `Worker`.
         timeout: seconds to wait for them.
-        dashboard: of the driver, as of `Worker`; it shows all workers.
-        transport: of the driver, as of `Worker`; None: HTTP. One of a simulated network lets a whole cluster run in a test.
+        dashboard: of the coordinator, as of `Worker`; it shows all workers.
+        transport: of the coordinator, as of `Worker`; None: HTTP. One of a simulated network lets a whole cluster run in a test.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
 
     Raises:
@@ -99,10 +99,10 @@ class JoinCluster(BaseCluster):
 
     @property
     def url(self) -> str:
-        """The URL that workers join: known as soon as the driver listens, which is before all of them are there.
+        """The URL that workers join: known as soon as the coordinator listens, which is before all of them are there.
 
         Raises:
-            DistributedError: the driver does not listen yet.
+            DistributedError: the coordinator does not listen yet.
         """
         return self._worker.url
 
@@ -206,7 +206,7 @@ class JoinCluster(BaseCluster):
         if roster is None:
             raise Overloaded(f"{name} asks to join a cluster that is being closed; another may be opened here")
         if version != __version__:
-            raise VersionMismatch(f"worker {name} has aiograd {version}, the driver {__version__}: install one version everywhere")
+            raise VersionMismatch(f"worker {name} has aiograd {version}, the coordinator {__version__}: install one version everywhere")
         if name in roster.names:
             if roster.member(name).is_running and self._incarnations.get(name) != caller.incarnation:
                 raise ClusterError(f"a worker named {name} has joined already, from {roster.member(name).url}; give each its own --name")
@@ -228,7 +228,7 @@ class JoinCluster(BaseCluster):
         """Listen, and wait for the workers. Cancelled, it tells the present workers that the cluster is closed.
 
         Raises:
-            DeadlineError: they were not all there within `timeout`. OSError: the driver cannot listen there.
+            DeadlineError: they were not all there within `timeout`. OSError: the coordinator cannot listen there.
         """
         if self._roster is not None or self._is_closing:
             raise EngineClosedError("JoinCluster: its `async with` block was entered twice; make another JoinCluster")

@@ -1,7 +1,8 @@
 """Joining: a worker's side of a `JoinCluster`, as ``aiograd worker --join`` runs it.
 
-A worker asks the driver to be taken in, and asks again while no process listens there: the order of starts does not matter. From then on it serves,
-until the driver closes the cluster, wants it to start anew, or is lost. A driver that was lost may be back soon: it is asked again for a while.
+A worker asks the coordinator to be taken in, and asks again while no process listens there: the order of starts does not matter. From then on it
+serves, until the coordinator closes the cluster, wants it to start anew, or is lost. A coordinator that was lost may be back soon: it is asked again
+for a while.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from aiograd.running.version import __version__
 
 log = structured_logger("aiograd.distributed")
 
-#: the name of the driver of a cluster
+#: the name of the coordinator of a cluster
 LEADER = "driver"
 #: seconds between two attempts to join, at first and at most
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
-#: seconds that a driver has to answer
+#: seconds that a coordinator has to answer
 ASK_SECONDS = 10.0
 #: how long a new worker waits for the old one of its name to be noticed as lost, as a multiple of the time that noticing takes
 TAKEN = 2.0
@@ -35,24 +36,24 @@ class StopReason(enum.Enum):
 
     STOPPED = "it was asked to stop"
     DISMISSED = "the cluster was closed"
-    RESTART = "its driver wants it to start anew"
-    ORPHANED = "its driver was lost"
+    RESTART = "its coordinator wants it to start anew"
+    ORPHANED = "its coordinator was lost"
 
 
 async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoin_seconds: float = 60.0) -> StopReason:
-    """Join the cluster of the driver at `url` with an open worker, and serve it; returns why that is over.
+    """Join the cluster of the coordinator at `url` with an open worker, and serve it; returns why that is over.
 
-    Cancelling it leaves the worker open and the driver to notice.
+    Cancelling it leaves the worker open and the coordinator to notice.
 
     Args:
         worker: open.
-        url: of the driver.
+        url: of the coordinator.
         stopping: set when the worker shall end.
-        rejoin_seconds: how long a driver that was lost is waited for. One that was never there is waited for without end.
+        rejoin_seconds: how long a coordinator that was lost is waited for. One that was never there is waited for without end.
 
     Raises:
-        ClusterError, VersionMismatch: the driver refuses this worker; `NameTakenError` where another of its name is alive. AuthenticationError: it
-        has another secret. Other errors of `Worker.call` that another attempt would not change.
+        ClusterError, VersionMismatch: the coordinator refuses this worker; `NameTakenError` where another of its name is alive. AuthenticationError:
+        it has another secret. Other errors of `Worker.call` that another attempt would not change.
     """
     membership = worker.membership
     membership.leader = LEADER
@@ -104,12 +105,12 @@ async def _first(events: Iterable[asyncio.Event], timeout: float | None = None) 
 
 
 async def wait_for_way(name: str, url: str, stopping: asyncio.Event) -> str | None:
-    """Wait until the driver's name is known and there is a way to it; returns the address of this machine that it begins at, None when stopped.
+    """Wait until the coordinator's name is known and there is a way to it; returns the address of this machine that it begins at, None when stopped.
 
     Cancelling it changes nothing.
 
     Args:
-        name: the worker's, for the log. url: of the driver. stopping: set when the worker shall end.
+        name: the worker's, for the log. url: of the coordinator. stopping: set when the worker shall end.
 
     Raises:
         ArgumentError: it is no URL. PermissionError: it leads to a forbidden address.
@@ -124,7 +125,7 @@ async def wait_for_way(name: str, url: str, stopping: asyncio.Event) -> str | No
 
 
 async def way_to(url: str) -> str | None:
-    """The address of this machine from which the driver at `url` is reached; nothing is sent to it. None: there is no way to it now."""
+    """The address of this machine from which the coordinator at `url` is reached; nothing is sent to it. None: there is no way to it now."""
     address = parse_url(url)
     try:
         host = (await resolve(address))[0]
@@ -140,4 +141,4 @@ async def way_to(url: str) -> str | None:
 
 def _say_once(name: str, url: str, pause: float, why: DistributedError | str) -> None:
     if pause == FIRST_PAUSE:
-        log.info("worker %s waits for the driver at %s: %s", name, url, why)
+        log.info("worker %s waits for the coordinator at %s: %s", name, url, why)

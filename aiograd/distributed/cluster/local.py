@@ -1,4 +1,4 @@
-"""LocalCluster: a driver in this process and workers in processes of their own, all on this machine."""
+"""LocalCluster: a coordinator in this process and workers in processes of their own, all on this machine."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", 
 
 
 class LocalCluster(BaseCluster):
-    """Workers in processes of their own, and a driver that calls them. An async context manager::
+    """Workers in processes of their own, and a coordinator that calls them. An async context manager::
 
         async with LocalCluster(2, service="my_service:service") as cluster:
             await cluster.driver.call("worker0", "predict", x)
 
-    The workers share a random secret with the driver and know each other. They end with the block, and when this process is killed. Their
+    The workers share a random secret with the coordinator and know each other. They end with the block, and when this process is killed. Their
     output is printed to standard error here, each line with the worker's name before it.
 
     Args:
@@ -54,12 +54,12 @@ class LocalCluster(BaseCluster):
         on_return: called on the loop with name and URL when a worker runs again.
         environment: environment variables of the workers, beside those of this process. One thread per process is used for BLAS and OpenMP
             where neither says otherwise.
-        limits: of the workers and of the driver.
-        encoding, gradient_encoding: reduced precision for what the workers and the driver send, as of `Worker`.
+        limits: of the workers and of the coordinator.
+        encoding, gradient_encoding: reduced precision for what the workers and the coordinator send, as of `Worker`.
         log_level: from which level on the workers log on standard error: "debug", "info", "warning", "error" or "critical". Tracebacks of
             functions that raise are logged as warnings.
         start_timeout: seconds that a worker may take to listen.
-        dashboard: of the driver, as of `Worker`; it shows all workers.
+        dashboard: of the coordinator, as of `Worker`; it shows all workers.
 
     Raises:
         ArgumentError: names or numbers that make no sense.

@@ -11,7 +11,7 @@ def check_names(kind: str, n: int, names: Sequence[str] | None) -> tuple[str, ..
     """The names of `n` workers: those given, or ``worker0`` and so on.
 
     Raises:
-        ArgumentError: too few, the same twice, or the driver's; the message begins with `kind`.
+        ArgumentError: too few, the same twice, or the coordinator's; the message begins with `kind`.
     """
     chosen = tuple(f"worker{i}" for i in range(n)) if names is None else tuple(names)
     if n < 1 or len(chosen) != n:

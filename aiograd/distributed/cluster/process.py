@@ -4,7 +4,7 @@ Note [Parent and child]
     The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens, ``{"name", "url", "pid"}``;
     everything after that goes through the worker itself. Output of the service goes to standard error and is passed on with a prefix. When the
     child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a session of its own, so that Ctrl-C
-    at a terminal reaches the driver alone, which then ends its workers in order.
+    at a terminal reaches the coordinator alone, which then ends its workers in order.
 
 The class is an asyncio subprocess protocol, not streams: nothing waits in tasks, and the end of the process is known when it happens, not
 when the last of its pipes is closed.

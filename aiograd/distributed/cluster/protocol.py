@@ -10,7 +10,7 @@ from aiograd.distributed.worker import Worker
 
 @runtime_checkable
 class Cluster(Protocol):
-    """Workers under names, and a driver in this process that calls them; used with ``async with``.
+    """Workers under names, and a coordinator in this process that calls them; used with ``async with``.
 
     >>> isinstance(cluster, dist.Cluster)
     True
@@ -30,7 +30,7 @@ class Cluster(Protocol):
 
     @property
     def dashboard_url(self) -> str | None:
-        """The URL of the driver's dashboard, with the token that opens it."""
+        """The URL of the coordinator's dashboard, with the token that opens it."""
 
     async def restart(self, name: str) -> None:
         """Start a worker anew, without its state, and tell all workers its new address.
@@ -98,7 +98,7 @@ class Cluster(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Close the driver and end the workers that the cluster has started.
+        """Close the coordinator and end the workers that the cluster has started.
 
         Cancelled, it kills the workers that it has started and that have not ended by themselves.
 

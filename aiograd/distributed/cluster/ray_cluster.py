@@ -3,10 +3,10 @@
 Note [Ray's part and aiograd's]
     Ray knows nodes, resources and processes. It is asked for a placement group with one bundle per worker and an actor in each. aiograd's own
     connections carry everything else, so a pass across nodes costs the same as on one machine. Each actor has one call that never returns
-    (`lifetime`); Ray fails it when the actor dies, which is how the driver hears of a death that it did not notice itself.
+    (`lifetime`); Ray fails it when the actor dies, which is how the coordinator hears of a death that it did not notice itself.
 
 Note [Coming back]
-    Ray makes a dead actor again, on another node if need be. It is a new process without key, state or URL. The driver starts a worker in it
+    Ray makes a dead actor again, on another node if need be. It is a new process without key, state or URL. The coordinator starts a worker in it
     under the old name, tells the others the new URL and reports its return. The state of the worker is lost: restore it from a checkpoint.
 
 Source: Ray's documentation of actors, fault tolerance and placement groups (2.60).
@@ -54,7 +54,7 @@ UNKNOWN_STATUS = 1
 
 
 class RayCluster(BaseCluster):
-    """Workers on a Ray cluster, and a driver in this process. An async context manager::
+    """Workers on a Ray cluster, and a coordinator in this process. An async context manager::
 
         async with RayCluster(4, service="my_service:service", resources={"num_cpus": 1, "num_gpus": 1}) as cluster:
             await cluster.driver.call("worker0", "predict", x)
@@ -66,8 +66,8 @@ class RayCluster(BaseCluster):
     Args:
         n: how many workers.
         service: the service of the workers, ``"module:name"`` of a `Service`.
-        address: of Ray's head node, ``"10.0.0.2:6379"``; ``"auto"``: the Ray that runs on this machine. Not ``"ray://..."``: the driver talks to its
-            workers directly, so it runs on a node of the cluster.
+        address: of Ray's head node, ``"10.0.0.2:6379"``; ``"auto"``: the Ray that runs on this machine. Not ``"ray://..."``: the coordinator talks to
+            its workers directly, so it runs on a node of the cluster.
         resources: resources of each worker, by Ray's options: ``num_cpus``, ``num_gpus``, ``memory`` in bytes, ``resources`` of your own. With
             ``num_gpus`` each worker sees the devices that Ray gave it alone: ``cuda:0`` is its own.
         strategy: how Ray places them: "SPREAD" over nodes where it can, "STRICT_SPREAD", "PACK", "STRICT_PACK".
@@ -77,11 +77,11 @@ class RayCluster(BaseCluster):
         max_restarts: the number of times that Ray restarts each worker; -1: always.
         host: the address that workers listen on; by default the address that their node has for Ray, and 127.0.0.1 in a Ray that was started here.
         certificate, key, ca: TLS files (PEM) of the workers, present on every node, as of ``aiograd worker``.
-        client_ssl: an ``ssl.SSLContext`` for the driver's connections to them.
+        client_ssl: an ``ssl.SSLContext`` for the coordinator's connections to them.
         allow_plaintext: let workers listen beyond their machine without TLS; messages are encrypted all the same.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
         limits, encoding, gradient_encoding, log_level: as of `LocalCluster`.
-        dashboard: of the driver, as of `Worker`; it shows all workers.
+        dashboard: of the coordinator, as of `Worker`; it shows all workers.
         start_timeout: seconds until all workers have been placed, and again until each listens. By default 30, and 5 for placing where Ray's nodes
             together could not hold them even if they were idle: say more where nodes come on demand.
 
@@ -334,7 +334,7 @@ class RayCluster(BaseCluster):
         handshake: WorkerHandshake = await self._result(name, actor.greet.remote())
         if handshake.version != __version__:
             raise VersionMismatch(
-                f"worker {name} on node {handshake.address} has aiograd {handshake.version}, the driver {__version__}: install one version "
+                f"worker {name} on node {handshake.address} has aiograd {handshake.version}, the coordinator {__version__}: install one version "
                 "on all nodes"
             )
         settings = dataclasses.replace(self._settings, name=name)

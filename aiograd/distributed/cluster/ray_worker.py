@@ -1,6 +1,6 @@
 """RayWorker: the actor in which a worker of a `RayCluster` lives. This module is imported on every node, and outside of an actor, needs no Ray.
 
-Ray makes the actor, and makes it again where it has died; either way it begins as an empty shell. The driver asks it for a public key, then
+Ray makes the actor, and makes it again where it has died; either way it begins as an empty shell. The coordinator asks it for a public key, then
 starts the worker with the sealed secret. An actor that was made again has another key, so it cannot be taken for its predecessor.
 """
 

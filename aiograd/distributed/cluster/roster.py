@@ -1,4 +1,4 @@
-"""Roster: the workers of a cluster as its driver knows them: their addresses and states, and the announcements that are due.
+"""Roster: the workers of a cluster as its coordinator knows them: their addresses and states, and the announcements that are due.
 
 Every cluster keeps one. The cluster starts processes, or waits for them, and says what happens; the roster introduces workers to each other, over
 the same authenticated connections that calls take, wakes the callers that wait for a worker, and calls back.

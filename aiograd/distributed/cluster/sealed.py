@@ -1,8 +1,9 @@
 """Sealed secrets: a secret on its way to a worker through a scheduler. Both sides agree on a key first, and the secret travels under it.
 
 A scheduler such as Ray keeps arguments of tasks and of actors in tables, logs and memory that others can read. So the worker makes a key pair and
-shows the public half; the driver makes one of its own, and only that worker can open its message. This keeps the secret from readers of those tables.
-It does not protect from a scheduler that puts another key in the place of the worker's: such a scheduler can run any code in the worker anyway.
+shows the public half; the coordinator makes one of its own, and only that worker can open its message. This keeps the secret from readers of those
+tables. It does not protect from a scheduler that puts another key in the place of the worker's: such a scheduler can run any code in the worker
+anyway.
 
 Source: X25519 (RFC 7748) with HKDF (RFC 5869) and AES-256-GCM, as HPKE's base mode (RFC 9180) combines them.
 """

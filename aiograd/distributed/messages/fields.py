@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from aiograd.coordination.message_form import Bound, WireMessage, message
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, message
 from aiograd.running import tracing
 
 #: the largest depth of nested calls in one context, each made by the handler of the one before
@@ -20,8 +21,6 @@ def _is_place(value: tuple[int, ...]) -> bool:
 
 #: the key of a context
 ContextKey: TypeAlias = Annotated[bytes, Bound("a key of 16 bytes", lambda key: len(key) == 16)]
-#: a number that counts something
-Count: TypeAlias = Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
 #: a place in the order of recording, see Note [Places] in `autograd.context`, without its infinities
 Place: TypeAlias = Annotated[tuple[Any, ...], Bound(f"1 to {NESTED + 1} ints from -2**63 to -1", _is_place)]
 #: the W3C traceparent of a span, or ""

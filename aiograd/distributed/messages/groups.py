@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from aiograd.coordination.message_form import Bound, WireMessage, message
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import WireMessage, message
 from aiograd.distributed.rpc.codec import WireTensor
 
 #: bytes of the nonce of a member, and of the key of a group

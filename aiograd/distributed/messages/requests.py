@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from aiograd.coordination.message_form import WireMessage, parse, shown
+from aiograd.coordination.message_code import shown
+from aiograd.coordination.message_form import WireMessage, parse
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.messages.calls import FunctionCall, Post, Relay
 from aiograd.distributed.messages.groups import (

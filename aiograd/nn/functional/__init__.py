@@ -30,18 +30,8 @@ from aiograd.nn.functional.activations import (
     tanh,
     tanhshrink,
 )
-from aiograd.nn.functional.attentions import (
-    dropout,
-    dropout1d,
-    dropout2d,
-    dropout3d,
-    scaled_dot_product_attention,
-)
-from aiograd.nn.functional.convolutions import (
-    conv1d,
-    conv_transpose1d,
-    conv_transpose2d,
-)
+from aiograd.nn.functional.attentions import dropout, dropout1d, dropout2d, dropout3d, scaled_dot_product_attention
+from aiograd.nn.functional.convolutions import conv1d, conv_transpose1d, conv_transpose2d
 from aiograd.nn.functional.losses import (
     binary_cross_entropy,
     binary_cross_entropy_with_logits,
@@ -55,41 +45,10 @@ from aiograd.nn.functional.losses import (
     smooth_l1_loss,
     triplet_margin_loss,
 )
-from aiograd.nn.functional.maps import (
-    conv2d,
-    embedding,
-    linear,
-    one_hot,
-    pad,
-)
-from aiograd.nn.functional.normalizations import (
-    batch_norm,
-    cosine_similarity,
-    group_norm,
-    instance_norm,
-    layer_norm,
-    normalize,
-    rms_norm,
-)
-from aiograd.nn.functional.piecewise import (
-    hardshrink,
-    hardsigmoid,
-    hardswish,
-    hardtanh,
-    prelu,
-    relu6,
-    softshrink,
-    threshold,
-)
-from aiograd.nn.functional.pooling import (
-    adaptive_avg_pool1d,
-    adaptive_avg_pool2d,
-    avg_pool1d,
-    avg_pool2d,
-    max_pool1d,
-    max_pool2d,
-    max_unpool2d,
-)
+from aiograd.nn.functional.maps import conv2d, embedding, linear, one_hot, pad
+from aiograd.nn.functional.normalizations import batch_norm, cosine_similarity, group_norm, instance_norm, layer_norm, normalize, rms_norm
+from aiograd.nn.functional.piecewise import hardshrink, hardsigmoid, hardswish, hardtanh, prelu, relu6, softshrink, threshold
+from aiograd.nn.functional.pooling import adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, max_pool1d, max_pool2d, max_unpool2d
 from aiograd.nn.functional.resampling import interpolate
 from aiograd.nn.functional.volumes import avg_pool3d, conv3d, conv_transpose3d, max_pool3d
 from aiograd.running.lazy import on_first_use

@@ -89,13 +89,7 @@ def batched(name: str, input: Any) -> tuple[Tensor, bool]:
 
 
 def conv2d(
-    input: ArrayLike,
-    weight: ArrayLike,
-    bias: ArrayLike | None = None,
-    stride: Pair = 1,
-    padding: Pair | str = 0,
-    dilation: Pair = 1,
-    groups: int = 1,
+    input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1
 ) -> Tensor:
     """Two-dimensional cross-correlation.
 

@@ -115,12 +115,7 @@ def _places(x: Any, window: Window, width: int) -> Any:
 
 
 def max_unpool2d(
-    input: ArrayLike,
-    indices: ArrayLike,
-    kernel_size: Pair,
-    stride: Pair | None = None,
-    padding: Pair = 0,
-    output_size: Sequence[int] | None = None,
+    input: ArrayLike, indices: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, output_size: Sequence[int] | None = None
 ) -> Tensor:
     """Values at the places that `max_pool2d` returned, zeros elsewhere.
 
@@ -231,12 +226,7 @@ def max_pool1d(
 
 
 def avg_pool1d(
-    input: ArrayLike,
-    kernel_size: Single,
-    stride: Single | None = None,
-    padding: Single = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
+    input: ArrayLike, kernel_size: Single, stride: Single | None = None, padding: Single = 0, ceil_mode: bool = False, count_include_pad: bool = True
 ) -> Tensor:
     """The mean of each window of lines; arguments as of `avg_pool2d`.
 

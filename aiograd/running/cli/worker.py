@@ -12,8 +12,8 @@ Note [Managed]
     parent's; the service gets /dev/null and standard error in their place, so that nothing it reads or prints gets in between.
 
 Note [Starting anew]
-    The driver of a `JoinCluster` may want a worker without its state. The process then runs its own command again in its place: same number, same
-    parent, nothing left of the old memory. The secret is put back into the environment if it came from there.
+    The coordinator of a `JoinCluster` may want a worker without its state. The process then runs its own command again in its place: same number,
+    same parent, nothing left of the old memory. The secret is put back into the environment if it came from there.
 """
 
 from __future__ import annotations
@@ -67,14 +67,13 @@ def add_worker(commands: Any) -> None:
         "--name", default=name_from_environment(os.environ), help="what peers call this worker (default: AIOGRAD_NAME, POD_NAME, or w and the number "
         "in SLURM_PROCID or RANK)"
     )  # fmt: skip
+    listen = "where to listen (default 127.0.0.1:0, a free port; with --join the address that leads to the coordinator)"
+    parser.add_argument("--listen", metavar="HOST:PORT", help=listen)
     parser.add_argument(
-        "--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:0, a free port; with --join the address that leads to the driver)"
+        "--join", default=os.environ.get("AIOGRAD_JOIN"), metavar="URL", help="the coordinator of a JoinCluster to work for (default: AIOGRAD_JOIN)"
     )
     parser.add_argument(
-        "--join", default=os.environ.get("AIOGRAD_JOIN"), metavar="URL", help="the driver of a JoinCluster to work for (default: AIOGRAD_JOIN)"
-    )
-    parser.add_argument(
-        "--rejoin-seconds", type=float, default=60.0, metavar="S", help="with --join, how long a driver that was lost is waited for (default 60)"
+        "--rejoin-seconds", type=float, default=60.0, metavar="S", help="with --join, how long a coordinator that was lost is waited for (default 60)"
     )
     parser.add_argument("--service", required=True, metavar="MODULE:NAME", help="the Service to serve, imported from the current folder or the path")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="another worker; may be given several times")
@@ -264,7 +263,7 @@ def name_from_environment(environment: Mapping[str, str]) -> str | None:
 
 
 def read_driver(url: str) -> str:
-    """The URL of a driver.
+    """The URL of a coordinator.
 
     Raises:
         ArgumentError: it is none.

@@ -45,8 +45,7 @@ class Faults:
     Raises:
         ArgumentError: a rate outside of 0 to 1, or a negative time.
 
-    >>> from aiograd import testing
-    >>> testing.Faults(latency=(0.01, 0.05), reset=0.1)
+    >>> ag.testing.Faults(latency=(0.01, 0.05), reset=0.1)
     Faults(latency=(0.01, 0.05), jitter=0.0, reset=0.1, stall=0.0, slow=None)
     """
 
@@ -109,10 +108,7 @@ class Faults:
         latency = (fastest, fastest * random.uniform(1, 4))
         if random.random() < CALM:
             return cls(latency=latency)
-        rates = {
-            "reset": _log_uniform(random, 0.002, 0.15),
-            "stall": _log_uniform(random, 0.001, 0.05),
-        }
+        rates = {"reset": _log_uniform(random, 0.002, 0.15), "stall": _log_uniform(random, 0.001, 0.05)}
         chosen = {kind: rate for kind, rate in rates.items() if random.random() < 0.5}
         return cls(
             latency=latency,

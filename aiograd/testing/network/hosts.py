@@ -100,8 +100,7 @@ class SimulatedTransport:
         net: the network.
         host: the host that the code runs on.
 
-    >>> from aiograd import testing
-    >>> network = testing.SimulatedNetwork(seed=1)
+    >>> network = ag.testing.SimulatedNetwork(seed=1)
     >>> type(network.transport("left")).__name__
     'SimulatedTransport'
     """
@@ -142,8 +141,7 @@ class SimulatedTransport:
 
         Cancelling it has no effect, for it does not wait.
 
-        >>> from aiograd import testing
-        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> network = ag.testing.SimulatedNetwork(seed=1)
         >>> await network.transport("left").listen("", 0, lambda channel: None)
         'sim://left'
         """
@@ -172,8 +170,7 @@ class SimulatedTransport:
             ConnectionResetError: a fault.
             TimeoutError: the link is cut, or the host is gone without a word.
 
-        >>> from aiograd import testing
-        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> network = ag.testing.SimulatedNetwork(seed=1)
         >>> left, right = network.transport("left"), network.transport("right")
         >>> await left.listen("", 0, lambda channel: print("accepted"))
         'sim://left'
@@ -200,8 +197,7 @@ class SimulatedTransport:
 
         Cancelling it has no effect, for it does not wait.
 
-        >>> from aiograd import testing
-        >>> network = testing.SimulatedNetwork(seed=1)
+        >>> network = ag.testing.SimulatedNetwork(seed=1)
         >>> left, right = network.transport("left"), network.transport("right")
         >>> await left.listen("", 0, lambda channel: print("accepted"))
         'sim://left'

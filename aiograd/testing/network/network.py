@@ -42,8 +42,7 @@ class SimulatedNetwork(Links):
             ``faults(source, target)`` of the names of two hosts, such as one that knows which hosts are in one data centre.
         room: bytes on their way, per channel and direction, from which a sender is asked to stop.
 
-    >>> from aiograd import testing
-    >>> network = testing.SimulatedNetwork(seed=1)
+    >>> network = ag.testing.SimulatedNetwork(seed=1)
     >>> left = network.transport("left")
     >>> await left.listen("", 0, lambda channel: None)
     'sim://left'

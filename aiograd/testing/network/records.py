@@ -32,8 +32,7 @@ class LinkStatistics:
         delivered: frames that arrived.
         faults: the number of times that each kind of fault struck.
 
-    >>> from aiograd import testing
-    >>> testing.LinkStatistics(sent=3, bytes=120, delivered=2, faults={"reset": 1})
+    >>> ag.testing.LinkStatistics(sent=3, bytes=120, delivered=2, faults={"reset": 1})
     LinkStatistics(sent=3, bytes=120, delivered=2, faults={'reset': 1})
     """
 
