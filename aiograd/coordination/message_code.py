@@ -101,6 +101,8 @@ class ValueForm(NamedTuple):
     expected: str
     #: where None is a value: the form of the other values
     optional: ValueForm | None = None
+    #: of a list or tuple of values that are the same on the wire: their classes, all that `read` checks
+    items: frozenset[type] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -121,7 +123,7 @@ class ValueForm(NamedTuple):
         """
         if self.classes is not None and value.__class__ not in self.classes:
             raise MismatchError(shown(value), self.expected)
-        return self.convert(value)
+        return self.convert(value) if self.bounds else value if self.read is None else self.read(value)
 
     def convert(self, value: Any) -> Any:
         """The same for a value of one of the classes."""
@@ -239,6 +241,12 @@ def _field_source(i: int, name: str, form: ValueForm, namespace: dict[str, Any])
         lines.append(f"if not _holds{i}_{j}(v{i}): raise _mismatch({i}, v{i}, _text{i}_{j})")
     if form.read is not None:
         namespace[f"_read{i}"] = form.read
+        if form.items is not None:
+            namespace[f"_items{i}"] = next(iter(form.items)) if len(form.items) == 1 else form.items
+            lines.append(f"for _item in v{i}:")
+            lines.append(f"    if _item.__class__ {'is not' if len(form.items) == 1 else 'not in'} _items{i}:")
+            lines += [f"        try: _read{i}(v{i})", f"        except _MismatchError as _error: raise _error.at({'.' + name!r})"]
+            return lines
         lines += [f"try: v{i} = _read{i}(v{i})", f"except _MismatchError as _error: raise _error.at({'.' + name!r})"]
     return lines
 

@@ -7,8 +7,8 @@ Note [Three places]
 
 Note [Cheap enough for the loop]
     `RulePlacement.is_small`, `runs_inline` and `needs_executor` are the only places that decide it, and whether a leaf's gradient may be staged
-    on the loop. The loop over nodes (`aiograd.engine.walk`) and discovery look into `small_shapes` and `small_leaves` first, the caches of `is_small`,
-    which saves them a call per node.
+    on the loop. The loop over nodes (`aiograd.engine.walk`) and discovery look into the caches of `is_small` first, `small_shapes` and
+    `small_leaves`, which saves them a call per node.
 
 Source of the limits: an executor round trip costs about 60 µs, and one slice of the loop should stay under 2 ms; see
 ``tests/benchmarks/loop_lag.py``.
