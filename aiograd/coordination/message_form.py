@@ -11,12 +11,15 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_code import SHOWN, Bound, MessageFields, MismatchError, ValueForm, compile_message, shown
 
 M = TypeVar("M", bound="WireMessage")
+#: a number that counts something, and one of at least 1
+Count: TypeAlias = typing.Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
+Positive: TypeAlias = typing.Annotated[int, Bound("an int from 1", lambda count: count >= 1)]
 
 
 class MessageKind(int):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 
-from aiograd.dashboard.board import Board, read_report
+from aiograd.coordination.message_form import encode
+from aiograd.dashboard.board import Board, WorkerState, read_report
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.dashboard_options import DashboardOptions
 from aiograd.distributed.messages.library import ReportRequest
@@ -98,14 +98,17 @@ class Collector:
         worker = self.board.worker(self._core.name)
         now = time.time()
         worker.url = self._core.endpoint.url or ""
-        self.board.arrived(worker.name, self._reporter.report(worker.cursor, with_graphs, worker.scalar_cursor, "", self._rate()), now, now)
+        self.board.arrived(worker.name, self._reporter.report(self._request(worker, with_graphs)), now, now)
+
+    def _request(self, worker: WorkerState, with_graphs: bool, asker: str = "") -> ReportRequest:
+        return ReportRequest(worker.cursor, with_graphs, worker.scalar_cursor, asker, self._rate())
 
     async def _ask(self, name: str, with_graphs: bool) -> None:
         worker = self.board.worker(name)
         asked = time.time()
         try:
-            question = json.dumps([worker.cursor, with_graphs, worker.scalar_cursor, LOG.process, self._rate()])
-            text = await self._core.worker.call_apart(name, ReportRequest.form.name, question, timeout=PATIENCE)
+            values = encode(self._request(worker, with_graphs, LOG.process))
+            text = await self._core.worker.call_apart(name, ReportRequest.form.name, *values, timeout=PATIENCE)
         except (DeadlineError, Overloaded) as error:
             self.board.failed(name, "silent", str(error), time.time())
         except UnknownPeerError:

@@ -8,8 +8,9 @@ import json
 from aiograd.dashboard.collector import Collector
 from aiograd.dashboard.metrics import metrics_page
 from aiograd.dashboard.pages import DashboardPages
-from aiograd.dashboard.reporter import Reporter, read_question
+from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.dashboard_options import TOKEN_BYTES, DashboardOptions
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pages import Page, PageRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -57,15 +58,15 @@ class DashboardMonitor:
             return Page(401, b"unauthorized\n", headers={"WWW-Authenticate": "Bearer"})
         return metrics_page(self._core)
 
-    async def report(self, caller: PeerIdentity, request: str) -> str:
+    async def report(self, caller: PeerIdentity, request: ReportRequest) -> str:
         """The report of this worker for a peer's dashboard, as JSON.
 
         Raises:
-            NotExposedError: the peer acts for another principal. ArgumentError: the question is malformed.
+            NotExposedError: the peer acts for another principal.
         """
         if caller.principal != self._core.principal:
             raise NotExposedError(f"worker {self._core.name} gives no reports to other principals")
-        report = self.reporter.report(*read_question(request))
+        report = self.reporter.report(request)
         most = min(REPORT_CHARACTERS, self._core.limits.head_bytes // 4)
         while len(text := json.dumps(report, separators=(",", ":"))) > most and (report["events"] or report["scalars"]):
             report["dropped"] += len(report["events"]) - len(report["events"]) // 2

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
 import sys
@@ -15,8 +14,8 @@ import time
 from typing import Any, NamedTuple
 
 from aiograd.dashboard.sampling import Sampler
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.worker_core import WorkerCore
-from aiograd.errors import ArgumentError
 from aiograd.profiler.event import Event
 from aiograd.running import scalars
 
@@ -79,21 +78,18 @@ class Reporter:
         self.sampler.tick(now)
         self._handle = self._core.loop.call_at(now + TICK, self._tick)
 
-    def report(self, after: int, with_graphs: bool, scalars_after: int, asker: str, rate: int) -> dict[str, Any]:
-        """The report for one question, for JSON.
+    def report(self, request: ReportRequest) -> dict[str, Any]:
+        """The report for one request, for JSON.
 
         Args:
-            after: the number of the last event of the report before; 0 at first.
-            with_graphs: also the graphs of the last passes, and the last steps of pipelines.
-            scalars_after: the number of the last logged scalar of the report before.
-            rate: events per second to record.
-            asker: the process that asks, by `ScalarLog.process`; another one is also told of scalars that belong to no worker.
+            request: the numbers of the report before.
         """
-        self.watch(min(rate, MOST_RATE))
+        after = request.after
+        self.watch(min(request.rate, MOST_RATE))
         events = self.sampler.ring.after(after, MOST_EVENTS)
         ahead = time.time_ns() - time.perf_counter_ns()
-        also = () if asker == scalars.LOG.process else (None,)
-        logged = scalars.LOG.after(scalars_after, MOST_EVENTS, self._core.name, *also)
+        also = () if request.asker == scalars.LOG.process else (None,)
+        logged = scalars.LOG.after(request.scalars_after, MOST_EVENTS, self._core.name, *also)
         return {
             "now": time.time_ns() // 1000,
             "cursor": events[-1][0] if events else after,
@@ -101,8 +97,8 @@ class Reporter:
             "state": self._state(),
             "windows": [[(begin + ahead) // 1000, (end + ahead) // 1000 if end else 0] for begin, end in list(self.sampler.windows)],
             "events": [_row(event, ahead) for _, event in events],
-            "graphs": self.sampler.graphs.rows() if with_graphs else None,
-            "steps": self.sampler.steps.rows(ahead) if with_graphs else None,
+            "graphs": self.sampler.graphs.rows() if request.with_graphs else None,
+            "steps": self.sampler.steps.rows(ahead) if request.with_graphs else None,
             "scalars": [[entry.number, entry.worker, entry.name, entry.step, entry.value, entry.time] for entry in logged],
         }
 
@@ -157,19 +153,6 @@ def links_of(core: WorkerCore) -> dict[str, Link]:
                 before.requests + peer.outstanding + peer.running,
             )
     return found
-
-
-def read_question(text: str) -> tuple[int, bool, int, str, int]:
-    """The arguments of `Reporter.report` in a peer's question.
-
-    Raises:
-        ArgumentError: it is malformed.
-    """
-    with contextlib.suppress(ValueError, RecursionError):
-        match json.loads(text):
-            case [int(after), bool(with_graphs), int(scalars_after), str(asker), int(rate)] if len(text) < 200 and rate > 0:
-                return after, with_graphs, scalars_after, asker, rate
-    raise ArgumentError("a malformed question of a dashboard")
 
 
 def _row(event: Event, ahead: int) -> list[Any]:

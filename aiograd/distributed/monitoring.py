@@ -27,7 +27,7 @@ class WorkerMonitor(Protocol):
     def show(self, options: DashboardOptions) -> None:
         """Serve the page."""
 
-    async def report(self, caller: PeerIdentity, request: str) -> str:
+    async def report(self, caller: PeerIdentity, request: ReportRequest) -> str:
         """The report of this worker for a peer's dashboard, as JSON."""
 
     def metrics(self, request: PageRequest) -> Page:
@@ -93,7 +93,7 @@ class LazyMonitor:
             await self._made.aclose()
 
     async def _report(self, caller: PeerIdentity, request: ReportRequest) -> str:
-        return await self._monitor().report(caller, request.question)
+        return await self._monitor().report(caller, request)
 
     def _monitor(self) -> WorkerMonitor:
         if self._made is None:

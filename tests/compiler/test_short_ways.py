@@ -59,8 +59,8 @@ CHANGES: dict[str, Any] = {
     "the order of entries": lambda h: h.parts.update(a=h.parts.pop("a")),
     NOT_READ[0]: lambda h: setattr(h, "more", leaf([1.0])),
     "all attributes": lambda h: setattr(h, "__dict__", Holder().__dict__),
-    "a shape": lambda h: setattr(h.weight, "_data", np.full((2, 1), 2.0, np.float32)),
-    "a dtype": lambda h: setattr(h.weight, "_data", np.full(1, 2.0, np.float64)),
+    "a shape": lambda h: setattr(h.weight, "_data", np.full((2, 1), 2.0)),
+    "a dtype": lambda h: setattr(h.weight, "_data", np.full(1, 2.0, np.float32)),
     "requires_grad": lambda h: h.weight.requires_grad_(False),
 }
 

@@ -17,7 +17,7 @@ from aiograd.dashboard.monitor import DashboardMonitor
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.messages.fields import TraceContext
 from aiograd.distributed.messages.library import ReportRequest
-from aiograd.errors import NotExposedError, RemoteError
+from aiograd.errors import NotExposedError, ProtocolError
 from aiograd.running.modes import DEFAULT_MODE
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, until, workers
@@ -113,7 +113,7 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
     async with workers("driver", "left", service=service) as (driver, left):
         monitor = DashboardMonitor(left._core)
         stranger = type("Stranger", (), {"principal": "somebody else", "name": "driver"})()
-        await assert_awaiting_raises(NotExposedError, "other principals", monitor.report(stranger, '[0,false,0,"",9]'))
+        await assert_awaiting_raises(NotExposedError, "other principals", monitor.report(stranger, ReportRequest(0, False, 0, "", 9)))
         assert left._core.watch is None
         watcher = Reporter(left._core)
         watcher.watch(100)
@@ -122,12 +122,12 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    "question",
-    ["", "x", "[]", "[0]", '["a",true,0,""]', "[0,1,0,0,1]", '[0,true,0,"",0]', "[" * 5000, '[0,true,0,"' + "x" * 500 + '",1]'],
+    "values", [(), (0,), ("a", True, 0, ""), (0, 1, 0, "", 1), (0, True, 0, "", 0), (0, True, 0, "x" * 500, 1), (0, True, 0, "", 1, 2)], ids=str
 )
-async def test_malformed_questions_are_refused(question: str) -> None:
+async def test_malformed_requests_are_refused(values: tuple[Any, ...]) -> None:
     async with workers("driver", "left", service=service) as (driver, left):
-        await assert_awaiting_raises(RemoteError, "malformed question", driver.call_apart("left", ReportRequest.form.name, question))
+        asking = driver.call_apart("left", ReportRequest.form.name, *values)
+        await assert_awaiting_raises(ProtocolError, "a malformed aiograd.dashboard.report: ", asking)
         assert left._core.watch is None
 
 

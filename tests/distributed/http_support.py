@@ -8,7 +8,7 @@ import datetime
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,6 +166,31 @@ def read_to_the_end(opened: socket.socket) -> None:
             pass
 
 
+async def closed(writer: asyncio.StreamWriter) -> None:
+    """Close a connection that the other side may have closed."""
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def until_hung_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Wait until the other side hangs up, which sends nothing more, and close this side."""
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
+    await closed(writer)
+
+
+@contextlib.asynccontextmanager
+async def answering(answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[str]:
+    """A server that gives each connection to `answer`; its URL."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        server.close()
+        await server.wait_closed()
+
+
 async def request(url: str, data: bytes | str, *, half_close: bool = False) -> bytes:
     """Send `data` to where `url` points and return all that comes back until the connection ends."""
     host, port = url.rpartition("//")[2].rsplit(":", 1)
@@ -178,9 +203,7 @@ async def request(url: str, data: bytes | str, *, half_close: bool = False) -> b
     except ConnectionError:
         return b""
     finally:
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        await closed(writer)
 
 
 async def get(url: str, path: str, headers: str = "", *, method: str = "GET", host: str | None = None) -> tuple[int, bytes, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
+from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.memory import MemoryChannel, MemoryTransport, Switchboard
 from tests.distributed.workers import knows, view, workers
 
@@ -71,6 +73,14 @@ class Stage:
             return await self.functions[name](Here(worker.name, self.weights[worker.name], worker.call), *args)
 
         return exposed
+
+    def suspend(self, name: str, rule: Callable[[Any], Awaitable[Any]]) -> None:
+        """Have a function weigh its argument; `rule` is what its backward awaits."""
+
+        async def weigh(here: Here, x: Any) -> Any:
+            return Suspend.apply(x * here.weight, rule)
+
+        self.functions[name] = weigh
 
     async def local(self, name: str, function: str, *args: Any) -> Any:
         """Call a function in this process."""
@@ -154,7 +164,12 @@ async def tie(here: Here, u: Any) -> Any:
     return u * await here.call("b", "weigh", u.detach())
 
 
-FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie)}
+async def onward(here: Here, x: Any) -> Any:
+    """What c makes of it."""
+    return await here.call("c", "weigh", x)
+
+
+FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie, onward)}
 
 
 async def chain(here: Here, x: Any) -> Any:
@@ -338,6 +353,11 @@ class Suspend(ag.Function):
         return await ctx.rule(g), None
 
 
+async def forever(g: Any) -> Any:
+    """A rule that does not end."""
+    await asyncio.sleep(10_000)
+
+
 # -------------------------------------------------------------------- messages
 
 
@@ -370,16 +390,17 @@ class Log:
 
 
 @contextlib.contextmanager
-def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
+def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None], *, is_after: bool = False) -> Iterator[None]:
     """Run `action` whenever a message of a kind has come, before it is served; what it raises is the answer."""
     handlers = worker._core.handlers
     serve = handlers[kind]
 
     async def served(caller: Any, value: Any, timeout: float) -> Any:
+        answer = await serve(caller, value, timeout) if is_after else None
         waiting = action()
         if waiting is not None:
             await waiting
-        return await serve(caller, value, timeout)
+        return answer if is_after else await serve(caller, value, timeout)
 
     handlers[kind] = served
     try:
@@ -388,24 +409,8 @@ def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None]
         handlers[kind] = serve
 
 
-@contextlib.contextmanager
-def after(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
-    """Run `action` whenever a message of a kind has been served, before it is answered."""
-    handlers = worker._core.handlers
-    serve = handlers[kind]
-
-    async def served(caller: Any, value: Any, timeout: float) -> Any:
-        answer = await serve(caller, value, timeout)
-        waiting = action()
-        if waiting is not None:
-            await waiting
-        return answer
-
-    handlers[kind] = served
-    try:
-        yield
-    finally:
-        handlers[kind] = serve
+#: as `before`, when the message has been served and before it is answered
+after = functools.partial(before, is_after=True)
 
 
 # -------------------------------------------------------------------- a network
@@ -456,3 +461,13 @@ class _Transport(MemoryTransport):
             async with asyncio.timeout(timeout):
                 await asyncio.Event().wait()
         return await super().connect(url, timeout)
+
+
+class Slowly:
+    """Transports of a network on which every frame takes its own time."""
+
+    def __init__(self, seed: int) -> None:
+        self.network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
+
+    def transport(self, host: str, **options: Any) -> Any:
+        return self.network.transport(host)

@@ -8,35 +8,24 @@ from typing import Any
 
 import aiograd as ag
 import aiograd.distributed as dist
+from tests.support import custom_function
 
 service = dist.Service()
 reached: list[str] = []
 
 
-class OnLoop(ag.Function):
-    """Its rule waits for ever."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    async def backward(ctx: Any, g: Any) -> Any:
-        reached.append("rule")
-        await asyncio.Event().wait()
+@custom_function()
+async def OnLoop(ctx: Any, g: Any) -> Any:
+    """Wait for ever."""
+    reached.append("rule")
+    await asyncio.Event().wait()
 
 
-class OnThread(ag.Function):
-    """Its rule never returns from its thread."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        reached.append("rule")
-        time.sleep(1000)
+@custom_function()
+def OnThread(ctx: Any, g: Any) -> Any:
+    """Never return from the thread."""
+    reached.append("rule")
+    time.sleep(1000)
 
 
 @service.function

@@ -15,7 +15,7 @@ from aiograd.distributed.autograd import discovery
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Misbehave, Stage, Suspend, before, passes, same
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Stage, Suspend, before, passes, same
 from tests.distributed.workers import busy, leaf, settled, until, values, view, workers
 from tests.support import cancel
 from tests.tolerance import assert_close
@@ -30,8 +30,10 @@ def graph_of(name: str) -> Function:
 # -------------------------------------------------------------------- the right gradients, whatever is not needed
 
 
+@pytest.mark.parametrize("predicted", [0, discovery.PREDICTED_NODES], ids=["asked", "predicted"])
 @pytest.mark.parametrize("name", EVERY)
-async def test_gradients_are_those_of_the_same_graph_in_one_process(name: str) -> None:
+async def test_gradients_are_those_of_the_same_graph_in_one_process(name: str, predicted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "PREDICTED_NODES", predicted)
     stage = Stage()
     wanted = await stage.reference(graph_of(name))
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -272,17 +274,10 @@ class Spans:
         return g
 
 
-def _suspending(stage: Stage, spans: Spans) -> None:
-    async def slowly(here: Any, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, spans.rule)
-
-    stage.functions["slowly"] = slowly
-
-
 async def test_passes_of_one_context_run_one_after_the_other(virtual_clock: VirtualClock) -> None:
     spans = Spans()
     stage = Stage("ab", whole=True)
-    _suspending(stage, spans)
+    stage.suspend("slowly", spans.rule)
 
     async with stage.open() as opened, opened[0].context() as ctx:
         a, b = opened
@@ -297,7 +292,7 @@ async def test_passes_of_one_context_run_one_after_the_other(virtual_clock: Virt
 async def test_a_pass_that_waits_for_another_has_a_deadline_of_its_own(virtual_clock: VirtualClock) -> None:
     spans = Spans(5.0)
     stage = Stage("ab")
-    _suspending(stage, spans)
+    stage.suspend("slowly", spans.rule)
 
     async with stage.open() as opened, opened[0].context() as ctx:
         loss = (await opened[0].call("b", "slowly", stage.x)).sum()
@@ -317,7 +312,7 @@ async def test_a_pass_that_waits_for_another_has_a_deadline_of_its_own(virtual_c
 async def test_passes_of_several_contexts_on_shared_parameters_run_at_the_same_time(virtual_clock: VirtualClock) -> None:
     spans = Spans()
     stage = Stage("ab", whole=True)
-    _suspending(stage, spans)
+    stage.suspend("slowly", spans.rule)
 
     async with stage.open() as opened:
         a, b = opened
@@ -337,7 +332,7 @@ async def test_passes_that_different_workers_start_in_one_context_are_each_exact
     """The originator differentiates its loss while two callees differentiate theirs, over the same parameters."""
     spans = Spans()
     stage = Stage("abc", whole=True)
-    _suspending(stage, spans)
+    stage.suspend("slowly", spans.rule)
 
     async def own_loss(here: Any, factor: float, x: Any) -> None:
         ctx = dist.current_context()
@@ -372,10 +367,7 @@ async def test_a_pass_within_a_rule_of_another_pass_of_the_context() -> None:
         await ctx.backward(loss)
         return g
 
-    async def nested(here: Any, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, within)
-
-    stage.functions["nested"] = nested
+    stage.suspend("nested", within)
     async with stage.open() as opened, opened[0].context() as ctx:
         a = opened[0]
         y = await a.call("b", "nested", Suspend.apply(stage.x * 1, within))
@@ -418,9 +410,6 @@ async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and
             found.append(error)
         return g
 
-    async def calls_back(here: Any, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, back)
-
     async def another(here: Any) -> None:
         ctx = dist.current_context()
         assert ctx is not None
@@ -428,7 +417,8 @@ async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and
             loss = (stage.x * 1).sum()
         await ctx.backward(loss)
 
-    stage.functions.update(calls_back=calls_back, another=another)
+    stage.suspend("calls_back", back)
+    stage.functions["another"] = another
     async with stage.open() as opened, opened[0].context() as ctx:
         await ctx.backward((await opened[0].call("b", "calls_back", stage.x)).sum())
         assert "another pass in context" in str(found[0])
@@ -436,21 +426,6 @@ async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and
 
 
 # -------------------------------------------------------------------- odds and ends
-
-
-async def test_values_and_gradients_that_are_no_numbers_cross_bit_by_bit() -> None:
-    odd = np.array([0x7FC00123, 0xFF800000, 0x7F800000, 0x00000001, 0x80000000], np.uint32).view(np.float32)
-    stage = Stage("ab")
-
-    async def through(here: Any, x: Any) -> Any:
-        return Misbehave.apply(x, lambda g: g)
-
-    stage.functions["through"] = through
-    async with stage.open() as opened, opened[0].context() as ctx:
-        x = ag.tensor(np.zeros(5, np.float32), requires_grad=True)
-        seed = Misbehave.apply(await opened[0].call("b", "through", x), lambda g: ag.tensor(odd))
-        await ctx.backward(seed.sum())
-        assert ctx.grads[x].numpy().tobytes() == odd.tobytes()
 
 
 async def test_leaving_the_context_right_after_a_pass_leaves_nothing() -> None:

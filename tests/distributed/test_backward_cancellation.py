@@ -19,7 +19,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import CommitUnknown, DeadlineError, RemoteError
 from aiograd.testing import SimulatedLoop
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, passes, same, scaled
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, forever, passes, same, scaled
 from tests.distributed.workers import settled, simulate
 from tests.support import cancel
 from tests.sweeps import swept
@@ -65,15 +65,12 @@ class Busy(Scene):
             await asyncio.sleep(0)
             return g
 
-        async def weigh(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, pause)
-
         async def after(leaf: Any) -> None:
             self.hooks += 1
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
-        self.stage.functions["weigh"] = weigh
+        self.stage.suspend("weigh", pause)
         for leaf in (self.stage.x, self.stage.weights["b"], self.stage.weights["c"]):
             leaf.register_hook(pause)
             leaf.register_post_accumulate_grad_hook(after)
@@ -270,10 +267,7 @@ class Slow(Scene):
             await asyncio.sleep(0.03)
             return g
 
-        async def weigh(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, pause)
-
-        self.stage.functions["weigh"] = weigh
+        self.stage.suspend("weigh", pause)
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast"])
@@ -354,14 +348,7 @@ async def test_the_deadline_of_a_remote_rule_is_that_of_the_pass() -> None:
 @pytest.mark.parametrize(("inner", "outer"), [(1.0, 2.0), (2.0, 1.0)])
 async def test_of_two_timeouts_the_right_one_ends_the_pass(inner: float, outer: float) -> None:
     stage = Stage("ab")
-
-    async def forever(g: Any) -> Any:
-        await asyncio.sleep(1000)
-
-    async def weigh(here: Here, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, forever)
-
-    stage.functions["weigh"] = weigh
+    stage.suspend("weigh", forever)
     async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
         loss = (await opened[0].call("b", "weigh", stage.x)).sum()
         with pytest.raises(TimeoutError) as caught:
@@ -376,14 +363,7 @@ async def test_a_cancellation_is_not_lost_in_a_timeout() -> None:
 
     board = Net()
     stage = Stage("ab")
-
-    async def forever(g: Any) -> Any:
-        await asyncio.sleep(1000)
-
-    async def weigh(here: Here, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, forever)
-
-    stage.functions["weigh"] = weigh
+    stage.suspend("weigh", forever)
     async with stage.open(board, limits=LIMITS) as opened, opened[0].context() as ctx:
         loss = (await opened[0].call("b", "weigh", stage.x)).sum()
         running = asyncio.ensure_future(ctx.backward(loss, timeout=1))
@@ -401,12 +381,6 @@ async def test_a_function_that_differentiates_for_its_caller_is_cancelled_with_i
     stage = Stage("abc")
     ends: list[str] = []
 
-    async def forever(g: Any) -> Any:
-        await asyncio.sleep(1000)
-
-    async def weigh(here: Here, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, forever)
-
     async def differentiate(here: Here, x: Any) -> None:
         ctx = dist.current_context()
         assert ctx is not None
@@ -416,7 +390,8 @@ async def test_a_function_that_differentiates_for_its_caller_is_cancelled_with_i
             ends.append(type(error).__name__)
             raise
 
-    stage.functions.update(weigh=weigh, differentiate=differentiate)
+    stage.suspend("weigh", forever)
+    stage.functions["differentiate"] = differentiate
     async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
         calling = asyncio.ensure_future(opened[0].call("b", "differentiate", stage.x))
         await asyncio.sleep(1)

@@ -25,10 +25,9 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.cluster import LocalCluster
 from aiograd.distributed.rpc.codec import Encoding
-from aiograd.testing import Faults, SimulatedNetwork
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed import bitwise_service
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Stage, passes, same
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Slowly, Stage, passes, same
 from tests.distributed.workers import PATIENT, simulate, values, view, workers
 
 # -------------------------------------------------------------------- random programs
@@ -176,16 +175,6 @@ def draw(random: Random, names: str, inputs: int, depth: int, *, once: bool) -> 
         count += 1
     returned = sorted({random.choice(own) for _ in range(random.randint(1, 3))})
     return [steps, returned]
-
-
-class Slowly:
-    """Transports of a network on which every frame takes its own time."""
-
-    def __init__(self, seed: int) -> None:
-        self.network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
-
-    def transport(self, host: str, **options: Any) -> Any:
-        return self.network.transport(host)
 
 
 @pytest.mark.sim

@@ -21,6 +21,7 @@ from aiograd.errors import DeadlineError, Overloaded, RemoteError
 from aiograd.testing import SimulatedLoop
 from aiograd.testing.jobs import InlineJobs
 from tests.distributed.workers import busy, leaf, simulate, until, values, view, workers
+from tests.support import custom_function
 
 
 class Stop(BaseException):
@@ -135,20 +136,19 @@ async def test_a_function_that_never_returns_ends_at_its_deadline_and_holds_one_
 
     service.function("quick")(lambda x: x * weight)
     try:
-        async with ag.Engine(threads=1), workers("a", "b", service=service) as (a, b):
-            async with a.context() as ctx:
-                x = leaf(1)
-                with pytest.raises(DeadlineError, match=r"^calling stuck on b: request CALL to worker 'b' did not end within 0.05 s"):
-                    await a.call("b", "stuck", x, timeout=0.05)
-                await until(lambda: b.statistics().stuck == 1)
-                assert b.statistics().stuck == 1 and not view(b, ctx).calls
-                await ctx.backward((await a.call("b", "quick", x)).sum(), mode="fast", timeout=5)
-                assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
-                gate.set()
-                await until(lambda: ended, turns=1_000_000)
-                await until(lambda: not b.statistics().stuck, turns=1_000_000)
-                assert len(view(b, ctx).send_nodes) == 1, "what came too late made no edge"
-                assert values(view(b, ctx).grads[weight]) == [1]
+        async with ag.Engine(threads=1), workers("a", "b", service=service) as (a, b), a.context() as ctx:
+            x = leaf(1)
+            with pytest.raises(DeadlineError, match=r"^calling stuck on b: request CALL to worker 'b' did not end within 0.05 s"):
+                await a.call("b", "stuck", x, timeout=0.05)
+            await until(lambda: b.statistics().stuck == 1)
+            assert b.statistics().stuck == 1 and not view(b, ctx).calls
+            await ctx.backward((await a.call("b", "quick", x)).sum(), mode="fast", timeout=5)
+            assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
+            gate.set()
+            await until(lambda: ended, turns=1_000_000)
+            await until(lambda: not b.statistics().stuck, turns=1_000_000)
+            assert len(view(b, ctx).send_nodes) == 1, "what came too late made no edge"
+            assert values(view(b, ctx).grads[weight]) == [1]
     finally:
         gate.set()
 
@@ -178,26 +178,19 @@ async def test_functions_that_never_return_do_not_gather_threads() -> None:
 # -------------------------------------------------------------------- rules and hooks
 
 
-def spoilt(kind: str, backward: Callable[[], Any]) -> type[ag.Function]:
+def spoilt(kind: str, backward: Callable[[], Any]) -> Any:
     """A function whose rule calls `backward`: on a thread, on the loop, or as a coroutine."""
 
-    class Spoilt(ag.Function):
-        inline = kind == "inline"
-
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 3
-
-    def rule(ctx: Any, g: Any) -> Any:
+    def Spoilt(ctx: Any, g: Any) -> Any:
         found = backward()
         return g * 3 if found is None else found
 
-    async def coroutine(ctx: Any, g: Any) -> Any:
+    async def later(ctx: Any, g: Any) -> Any:
         await asyncio.sleep(0)
-        return rule(ctx, g)
+        return Spoilt(ctx, g)
 
-    Spoilt.backward = staticmethod(coroutine if kind == "async" else rule)  # type: ignore[method-assign, assignment]
-    return Spoilt
+    later.__name__ = Spoilt.__name__
+    return custom_function(lambda x: x * 3, inline=kind == "inline")(later if kind == "async" else Spoilt)
 
 
 class Rig:

@@ -34,7 +34,7 @@ from aiograd.testing.virtual_clock import VirtualClock
 from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import echo, exposing, leaf, relay, settled, until, values, view, workers
-from tests.support import cancel
+from tests.support import cancel, custom_function
 from tests.toy_device import ToyDevice
 
 service = exposing(echo, relay)
@@ -71,17 +71,11 @@ async def grad_mode() -> bool:
     return ag.is_grad_enabled()
 
 
-class Sleepy(ag.Function):
-    """Its backward takes a second."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Any) -> Any:
-        return x * 3
-
-    @staticmethod
-    async def backward(ctx: Any, g: Any) -> Any:
-        await asyncio.sleep(1.0)
-        return g * 3
+@custom_function(lambda x: x * 3)
+async def Sleepy(ctx: Any, g: Any) -> Any:
+    """Take a second."""
+    await asyncio.sleep(1.0)
+    return g * 3
 
 
 @service.function

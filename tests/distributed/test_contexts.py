@@ -21,7 +21,6 @@ from aiograd.distributed.kinds import Kind
 from aiograd.distributed.messages.calls import CallHeader
 from aiograd.distributed.messages.passes import Lease
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import (
     ArgumentTypeError,
@@ -429,35 +428,6 @@ async def test_without_tombstones_a_late_call_opens_the_context_again() -> None:
             await a.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
 
 
-async def test_another_principal_sees_none_of_it() -> None:
-    server = Keyring(SECRET)
-    server.add("tenant", OTHER_SECRET, principal="tenant")
-    tenant = Keyring(OTHER_SECRET, kid="tenant", principal="tenant")
-    async with workers("a", "b", "x", service=service, secrets={"b": server, "x": tenant}) as (a, b, x):
-        async with a.context() as ctx:
-            y = await a.call("b", "scale", leaf(1, 1))
-            with pytest.raises(ContextNotFoundError) as caught:
-                await x.endpoint.request("b", Kind.CALL, ("where", [], {}, True, (ctx.key, "a", (-1,), 0, False)), 5)
-            texts = {str(caught.value)}
-            for kind, value in requests_about(ctx.key):
-                for key in (ctx.key, b"g" * 16):
-                    with pytest.raises(ContextNotFoundError) as caught:
-                        await x.endpoint.request("b", kind, (key, *value[1:]), 5)
-                    texts.add(str(caught.value))
-            assert len(texts) == 1, "somebody else's context looks like none"
-            await x.endpoint.request("b", Kind.RENEW, ([(ctx.key, 1 << 20)],), 5)
-            assert list(view(b, ctx).openers) == [("a", a.endpoint.incarnation)] and not view(b, ctx).is_released
-            await ctx.backward(y.sum())
-            async with x.context() as other:
-                await x.call("b", "where")
-                assert view(b, other).principal == "tenant" and view(b, ctx).principal == "default"
-        async with a.context() as ctx:
-            await a.call("b", "where")
-        with pytest.raises(ContextNotFoundError) as caught:  # also once it has been released
-            await x.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
-        assert str(caught.value) in texts
-
-
 async def test_a_call_that_is_overtaken_by_the_release_of_its_context_does_not_open_it() -> None:
     ran: list[int] = []
     own = dist.Service()
@@ -472,26 +442,24 @@ async def test_a_call_that_is_overtaken_by_the_release_of_its_context_does_not_o
 
 
 async def test_only_those_who_opened_a_context_release_it() -> None:
-    async with workers("a", "b", "c", service=service) as (a, b, c):
-        async with a.context() as ctx:
-            y = await a.call("b", "scale", leaf(1, 1))
-            assert await c.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5) is True
-            assert await c.endpoint.request("a", Kind.RELEASE, (ctx.key,), 5) is True
-            assert knows(b, ctx) and not ctx.is_released
-            await ctx.backward(y.sum())
+    async with workers("a", "b", "c", service=service) as (a, b, c), a.context() as ctx:
+        y = await a.call("b", "scale", leaf(1, 1))
+        assert await c.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5) is True
+        assert await c.endpoint.request("a", Kind.RELEASE, (ctx.key,), 5) is True
+        assert knows(b, ctx) and not ctx.is_released
+        await ctx.backward(y.sum())
 
 
 async def test_a_callee_that_leaves_takes_its_call_back_but_not_the_originators() -> None:
-    async with workers("a", "b", "c", service=service) as (a, b, c):
-        async with a.context() as ctx:
-            await a.call("b", "relay", "c", "square", leaf(1))
-            await a.call("c", "square", leaf(1))
-            there = view(c, ctx)
-            assert {name for name, _ in there.openers} == {"a", "b"}
-            await b._leases.release(view(b, ctx))
-            assert {name for name, _ in there.openers} == {"a"} and knows(c, ctx), "a still needs it there"
-            with pytest.raises(ContextReleasedError, match="Error on Node b"):
-                await a.call("b", "where")
+    async with workers("a", "b", "c", service=service) as (a, b, c), a.context() as ctx:
+        await a.call("b", "relay", "c", "square", leaf(1))
+        await a.call("c", "square", leaf(1))
+        there = view(c, ctx)
+        assert {name for name, _ in there.openers} == {"a", "b"}
+        await b._leases.release(view(b, ctx))
+        assert {name for name, _ in there.openers} == {"a"} and knows(c, ctx), "a still needs it there"
+        with pytest.raises(ContextReleasedError, match="Error on Node b"):
+            await a.call("b", "where")
 
 
 # -------------------------------------------------------------------- the table by itself
@@ -592,32 +560,31 @@ def test_the_opener_in_the_first_place_decides_for_all() -> None:
 
 async def test_quotas_of_contexts_and_edges_between_workers() -> None:
     limits = Limits(contexts_per_principal=2, edges_per_context=4)
-    async with workers("a", "b", service=service, limits=limits) as (a, b):
-        async with a.context() as ctx:
-            x = leaf(1, 1)
-            for _ in range(2):
-                await a.call("b", "scale", x)
-            with pytest.raises(LimitError, match=r"has 4 edges on a, which is its limit \(Limits.edges_per_context\)"):
-                await a.call("b", "scale", x)
-            await a.call("b", "where")
-            assert await ag.offload(lambda: ctx.check_open()) is None
+    async with workers("a", "b", service=service, limits=limits) as (a, b), a.context() as ctx:
+        x = leaf(1, 1)
+        for _ in range(2):
+            await a.call("b", "scale", x)
+        with pytest.raises(LimitError, match=r"has 4 edges on a, which is its limit \(Limits.edges_per_context\)"):
+            await a.call("b", "scale", x)
+        await a.call("b", "where")
+        assert await ag.offload(lambda: ctx.check_open()) is None
 
-            async def another() -> None:
-                async with a.context():
-                    await a.call("b", "where")
-                    with pytest.raises(Overloaded, match="worker a has 2 open contexts"):
-                        async with asyncio.timeout(5):
-                            await b.call("a", "open_one")
+        async def another() -> None:
+            async with a.context():
+                await a.call("b", "where")
+                with pytest.raises(Overloaded, match="worker a has 2 open contexts"):
+                    async with asyncio.timeout(5):
+                        await b.call("a", "open_one")
 
-            own = dist.Service()
+        own = dist.Service()
 
-            @own.function
-            async def open_one() -> None:
-                async with dist.current_worker().context():
-                    pass
+        @own.function
+        async def open_one() -> None:
+            async with dist.current_worker().context():
+                pass
 
-            a._core.service = own
-            await asyncio.create_task(another(), context=contextvars.Context())
+        a._core.service = own
+        await asyncio.create_task(another(), context=contextvars.Context())
 
 
 # -------------------------------------------------------------------- a context that is left while a pass runs
@@ -642,15 +609,14 @@ async def test_leaving_a_context_ends_a_pass_that_runs_in_it(gate: asyncio.Event
 
 
 async def test_a_participant_that_is_told_to_release_during_a_pass(gate: asyncio.Event) -> None:
-    async with workers("a", "b", service=service) as (a, b):
-        async with a.context() as ctx:
-            y = await a.call("b", "gated", leaf(1))
-            running = asyncio.create_task(ctx.backward(y.sum()))
-            await Gated.reached.wait()
-            await b._leases.release(view(b, ctx))
-            with pytest.raises((ContextError, RemoteError), match=r"Error on Node b: .*released"):
-                await running
-            assert not busy(b)
+    async with workers("a", "b", service=service) as (a, b), a.context() as ctx:
+        y = await a.call("b", "gated", leaf(1))
+        running = asyncio.create_task(ctx.backward(y.sum()))
+        await Gated.reached.wait()
+        await b._leases.release(view(b, ctx))
+        with pytest.raises((ContextError, RemoteError), match=r"Error on Node b: .*released"):
+            await running
+        assert not busy(b)
 
 
 # -------------------------------------------------------------------- what is left

@@ -15,9 +15,9 @@ from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import ProtocolError, RemoteError
-from aiograd.testing import Faults, SimulatedNetwork
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Stage, Suspend, passes, same
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Slowly, Stage, Suspend, passes, same
 from tests.distributed.workers import leaf, simulate, values, view, workers
+from tests.support import custom_function
 
 
 async def cube(here: Here, x: Any) -> Any:
@@ -142,17 +142,16 @@ async def test_a_penalty_beside_the_loss_itself() -> None:
     (first,) = await ag.grad(loss, [x], create_graph=True)
     everything = [x, stage.weights["b"], stage.weights["c"]]
     wanted = await ag.grad(loss + (first * first).sum(), everything)
-    async with stage.open() as opened:
-        async with opened[0].context() as ctx:
-            loss = await graph(stage.here(opened[0]), x)
-            await ctx.backward(loss, create_graph=True)
-            gradient = ctx.grads[x]
-            before = stage.found(ctx, opened)
-            await ctx.backward(loss + (gradient * gradient).sum())
-            found = stage.found(ctx, opened)
-            gained = [found[who][n] - before[who][n] for who, n in (("a", 1), ("b", 0), ("c", 0))]
-            for grad, want in zip(gained, wanted, strict=True):
-                np.testing.assert_allclose(grad, want.numpy(), rtol=1e-12)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        loss = await graph(stage.here(opened[0]), x)
+        await ctx.backward(loss, create_graph=True)
+        gradient = ctx.grads[x]
+        before = stage.found(ctx, opened)
+        await ctx.backward(loss + (gradient * gradient).sum())
+        found = stage.found(ctx, opened)
+        gained = [found[who][n] - before[who][n] for who, n in (("a", 1), ("b", 0), ("c", 0))]
+        for grad, want in zip(gained, wanted, strict=True):
+            np.testing.assert_allclose(grad, want.numpy(), rtol=1e-12)
 
 
 # -------------------------------------------------------------------- graphs and modes
@@ -210,20 +209,14 @@ async def test_rules_of_users_and_hooks_take_part_in_what_is_recorded() -> None:
 
 
 async def test_a_rule_that_can_be_differentiated_once_says_so_from_where_it_is() -> None:
-    class Once(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        @ag.once_differentiable
-        def backward(ctx: Any, g: Any) -> Any:
-            (x,) = ctx.saved_tensors
-            return 2 * g * x
+    @custom_function(lambda x: x * x, saves=True)
+    @ag.once_differentiable
+    def once(ctx: Any, g: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return 2 * g * x
 
     own = dist.Service()
-    own.function("once")(lambda x: Once.apply(x))
+    own.function("once")(lambda x: once.apply(x))
     async with workers("a", "b", service=own) as (a, b), a.context() as ctx:
         x = leaf(1, 2)
         await ctx.backward((await a.call("b", "once", x)).sum(), create_graph=True)
@@ -317,14 +310,8 @@ async def test_a_place_that_makes_no_sense_is_refused(rest: tuple[Any, ...]) -> 
 
 
 def _on_network(seed: int, scene: Callable[[Any, Any], Any], stage: Stage) -> None:
-    class Slowly:
-        def transport(self, host: str, **options: Any) -> Any:
-            return network.transport(host)
-
-    network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
-
     async def main() -> None:
-        async with stage.open(Slowly(), idle=False) as opened, opened[0].context() as ctx:  # type: ignore[arg-type]
+        async with stage.open(Slowly(seed), idle=False) as opened, opened[0].context() as ctx:  # type: ignore[arg-type]
             await scene(opened, ctx)
 
     simulate(main, seed=seed)

@@ -76,65 +76,55 @@ Workers = tuple[dist.Worker, ...]
 Step = Callable[[], Awaitable[Any]]
 
 
-@asynccontextmanager
-async def remote_pass(team: Workers) -> AsyncIterator[Step]:
-    a, *_ = team
-
-    async def step() -> None:
-        async with a.context() as ctx:
-            x = leaf(1, 2)
-            await ctx.backward(await a.call("b", "double", x) + await a.call("c", "double", x))
-            assert len(ctx.grads) == 1
-
-    yield step
-
-
-@asynccontextmanager
-async def pass_that_records(team: Workers) -> AsyncIterator[Step]:
-    a, *_ = team
-
-    async def step() -> None:
-        async with a.context() as ctx:
-            x = leaf(1, 2)
-            y = await a.call("b", "double", x)
-            (first,) = await ctx.grad(y, [x], create_graph=True)
-            await ctx.backward(first.sum())
-
-    yield step
-
-
-def erring(name: str, kind: type[BaseException], timeout: float | None = None, backward: bool = False) -> Any:
-    """A pass that fails."""
+def in_a_context(step: Callable[[dist.Worker, Any], Awaitable[None]]) -> Any:
+    """A scenario whose steps run in contexts of their own."""
 
     @asynccontextmanager
     async def scenario(team: Workers) -> AsyncIterator[Step]:
-        a, *_ = team
+        async def in_context() -> None:
+            async with team[0].context() as ctx:
+                await step(team[0], ctx)
 
-        async def step() -> None:
-            async with a.context() as ctx:
-                x = leaf(1, 2)
-                with pytest.raises(kind):
-                    y = await a.call("b", name, x * 2, timeout=timeout)
-                    await ctx.backward(y.sum())
-
-        yield step
+        yield in_context
 
     return scenario
 
 
-@asynccontextmanager
-async def cancelled(team: Workers) -> AsyncIterator[Step]:
-    a, *_ = team
+@in_a_context
+async def remote_pass(a: dist.Worker, ctx: Any) -> None:
+    x = leaf(1, 2)
+    await ctx.backward(await a.call("b", "double", x) + await a.call("c", "double", x))
+    assert len(ctx.grads) == 1
 
-    async def step() -> None:
-        async with a.context():
-            task = asyncio.create_task(a.call("b", "sleep", leaf(1, 2) * 2))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            task.cancel()
-            await asyncio.wait([task])
 
-    yield step
+@in_a_context
+async def pass_that_records(a: dist.Worker, ctx: Any) -> None:
+    x = leaf(1, 2)
+    y = await a.call("b", "double", x)
+    (first,) = await ctx.grad(y, [x], create_graph=True)
+    await ctx.backward(first.sum())
+
+
+def erring(name: str, kind: type[BaseException], timeout: float | None = None) -> Any:
+    """A pass that fails."""
+
+    @in_a_context
+    async def scenario(a: dist.Worker, ctx: Any) -> None:
+        x = leaf(1, 2)
+        with pytest.raises(kind):
+            y = await a.call("b", name, x * 2, timeout=timeout)
+            await ctx.backward(y.sum())
+
+    return scenario
+
+
+@in_a_context
+async def cancelled(a: dist.Worker, ctx: Any) -> None:
+    task = asyncio.create_task(a.call("b", "sleep", leaf(1, 2) * 2))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
 
 
 @asynccontextmanager

@@ -59,13 +59,19 @@ def answerer(
 
 
 def shake(one: Dialler, other: Answerer) -> tuple[Secured, Secured]:
-    answer = other.receive(one.hello())
-    assert answer is not None and not one.done and not other.done
+    answer = answer_to(one.hello(), other)
+    assert not one.done and not other.done
     finish = one.receive(answer)
     assert one.done and not other.done
     assert other.receive(finish) is None
     assert other.done
     return one.result, other.result
+
+
+def answer_to(hello: bytes, other: Answerer | None = None) -> bytes:
+    answer = (other or answerer()).receive(hello)
+    assert answer is not None
+    return answer
 
 
 TEXT = str(refused())
@@ -111,8 +117,7 @@ def test_messages_are_what_they_were_when_the_version_was_published() -> None:
     """Workers of one version understand each other: these bytes never change, a change needs a new version."""
     key = Keyring(SECRET, kid="kid").key_for("default")
     one, other = dialler(key=key, session=SESSION), answerer(keyring=Keyring(SECRET, kid="kid"))
-    answer = other.receive(one.hello())
-    assert answer is not None
+    answer = answer_to(one.hello(), other)
     finish = one.receive(answer)
     other.receive(finish)
     records = [one.result.seal.seal([b"there"]), other.result.seal.seal([b"back"])]
@@ -341,9 +346,7 @@ def test_certified_names_must_cover_the_claimed_one(names: set[str] | None, good
         shake(dialler(certified_names=names), answerer(certified_names=names))
         return
     assert_refused(answerer(certified_names=names).receive, dialler().hello())
-    answer = answerer().receive(dialler().hello())
-    assert answer is not None
-    assert_refused(dialler(certified_names=names).receive, answer)
+    assert_refused(dialler(certified_names=names).receive, answer_to(dialler().hello()))
 
 
 # ---- altered messages
@@ -367,9 +370,7 @@ def test_no_byte_of_the_hello_can_be_altered() -> None:
 
 
 def test_no_byte_of_the_answer_can_be_altered() -> None:
-    answer = answerer().receive(dialler().hello())
-    assert answer is not None
-    for altered in alterations(answer):
+    for altered in alterations(answer_to(dialler().hello())):
         one = dialler()
         assert_refused(one.receive, altered)
         assert not one.done
@@ -377,8 +378,7 @@ def test_no_byte_of_the_answer_can_be_altered() -> None:
 
 def test_no_byte_of_the_finish_can_be_altered() -> None:
     one, hello = dialler(), dialler().hello()
-    answer = answerer().receive(hello)
-    assert answer is not None
+    answer = answer_to(hello)
     finish = one.receive(answer)
     for altered in alterations(finish):
         other = answerer()
@@ -400,9 +400,7 @@ def test_foreign_bytes_are_refused(message: bytes) -> None:
 def test_messages_may_come_as_any_bytes() -> None:
     for kind in (bytes, bytearray, memoryview):
         one, other = dialler(), answerer()
-        answer = other.receive(kind(one.hello()))
-        assert answer is not None
-        other.receive(kind(one.receive(kind(answer))))
+        other.receive(kind(one.receive(kind(answer_to(kind(one.hello()), other)))))
         assert other.done
 
 
@@ -412,8 +410,7 @@ def test_messages_may_come_as_any_bytes() -> None:
 def recorded() -> tuple[bytes, bytes, bytes]:
     """The messages of a handshake of an honest pair."""
     one, other = dialler(seed="recorded"), answerer(seed="recorded")
-    answer = other.receive(one.hello())
-    assert answer is not None
+    answer = answer_to(one.hello(), other)
     return one.hello(), answer, one.receive(answer)
 
 
@@ -480,17 +477,12 @@ def test_two_diallers_cannot_be_plugged_together() -> None:
 def test_a_handshake_cannot_be_relayed_to_another_worker() -> None:
     """Same key, but whoever dials b does not get c."""
     assert_refused(answerer("c").receive, dialler("a", "b").hello())
-    answer = answerer("c").receive(dialler("a", "c").hello())
-    assert answer is not None
-    assert_refused(dialler("a", "b").receive, answer)
+    assert_refused(dialler("a", "b").receive, answer_to(dialler("a", "c").hello(), answerer("c")))
 
 
 def test_an_answer_to_another_dialler_is_refused() -> None:
-    answer = answerer().receive(dialler("c", "b").hello())
-    assert answer is not None
-    assert_refused(dialler("a", "b").receive, answer)
-    answer = answerer(keyring=two_tenants()).receive(dialler(key=two_tenants().key_for("other")).hello())
-    assert answer is not None
+    assert_refused(dialler("a", "b").receive, answer_to(dialler("c", "b").hello()))
+    answer = answer_to(dialler(key=two_tenants().key_for("other")).hello(), answerer(keyring=two_tenants()))
     assert_refused(dialler(key=two_tenants().key_for("default")).receive, answer)
 
 
@@ -555,11 +547,12 @@ def test_nobody_else_can_say_that_versions_do_not_fit() -> None:
         dialler().receive(refusal())
 
 
-def test_versions_are_not_told_to_strangers() -> None:
+@pytest.mark.parametrize("options", [{"versions": (7, 9)}, {"is_taken": lambda identity: True}], ids=["versions", "names that are taken"])
+def test_what_does_not_fit_is_not_told_to_strangers(options: dict[str, Any]) -> None:
     for attack, hello in WRONG_HELLOS.items():
         if attack.startswith("ephemeral"):
             continue  # authentic, and therefore told
-        other = answerer(keyring=two_tenants(), versions=(7, 9))
+        other = answerer(keyring=two_tenants(), **options)
         assert_refused(other.receive, hello())
         assert other.refusal is None
 
@@ -623,15 +616,6 @@ def test_a_worker_whose_name_another_has_is_told_so() -> None:
     with pytest.raises(NameTakenError, match="give each worker of a cluster a name of its own"):
         one.receive(other.refusal)
     assert not one.done and not other.done
-
-
-def test_who_proves_nothing_does_not_learn_which_names_are_taken() -> None:
-    for attack, hello in WRONG_HELLOS.items():
-        if attack.startswith("ephemeral"):
-            continue  # authentic, and therefore told
-        other = answerer(keyring=two_tenants(), is_taken=lambda identity: True)
-        assert_refused(other.receive, hello())
-        assert other.refusal is None
 
 
 # ---- authentic nonsense

@@ -12,8 +12,9 @@ import os
 import socket
 import struct
 import tracemalloc
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,6 @@ async def one_pass(worker: dist.Worker) -> None:
 
 Say = Callable[[Intruder], Iterator[bytes]]
 HOSTILE: dict[str, Say] = {}
-#: what no honest peer does: it ends the connection
-FATAL: set[str] = set()
 
 
 def hostile(function: Say) -> Say:
@@ -66,61 +65,33 @@ def hostile(function: Say) -> Say:
     return function
 
 
-def fatal(function: Say) -> Say:
-    FATAL.add(function.__name__.replace("_", " "))
-    return hostile(function)
+def of_frames(make: Callable[[int], tuple[bytes, bytes]], numbers: Iterable[int]) -> Say:
+    def say(peer: Intruder) -> Iterator[bytes]:
+        for number in numbers:
+            yield peer.seal(*make(number))
+
+    return say
 
 
-@fatal
-def a_message_above_the_limit(peer: Intruder) -> Iterator[bytes]:
-    yield peer.seal(*frame(FrameKind.REQUEST, 1, b"x", total=SMALL.message_bytes + 1))
+def ids(count: int) -> bytes:
+    return struct.pack(f"<{count}Q", *range(1 << 40, (1 << 40) + count))
 
 
-@fatal
-def a_message_of_all_the_memory_there_is(peer: Intruder) -> Iterator[bytes]:
-    yield peer.seal(*frame(FrameKind.REQUEST, 1, b"x", total=2**63))
-
-
-@hostile
-def messages_that_are_only_announced(peer: Intruder) -> Iterator[bytes]:
-    for number in range(1, 60):
-        yield peer.seal(*frame(FrameKind.REQUEST, number, b"x", total=SMALL.message_bytes))
-
-
-@fatal
-def answers_that_are_only_announced(peer: Intruder) -> Iterator[bytes]:
-    yield peer.seal(*frame(FrameKind.RESPONSE, 1, b"x", total=SMALL.message_bytes))
-
-
-@fatal
-def more_requests_than_may_run(peer: Intruder) -> Iterator[bytes]:
-    for number in range(1, 2200):
-        yield peer.seal(*frame(FrameKind.REQUEST, number, b"x", total=2))
-
-
-@fatal
-def requests_that_are_cancelled_at_once(peer: Intruder) -> Iterator[bytes]:
-    for number in range(1, 2200):
-        yield peer.seal(*frame(FrameKind.CANCEL, number))
-
-
-@hostile
-def questions_and_no_reading(peer: Intruder) -> Iterator[bytes]:
-    for number in range(1, 2000):
-        yield peer.seal(*frame(FrameKind.PROBE, number))
-
-
-@fatal
-def a_message_in_single_bytes(peer: Intruder) -> Iterator[bytes]:
-    for at in range(0, 15_000, 2):
-        yield peer.seal(*frame(FrameKind.REQUEST, 1, b"x", total=SMALL.message_bytes, offset=at))
-
-
-@fatal
-def heartbeats_full_of_ids(peer: Intruder) -> Iterator[bytes]:
-    for count in (4097, 30_000):
-        ids = struct.pack(f"<{count}Q", *range(1 << 40, (1 << 40) + count))
-        yield peer.seal(*frame(FrameKind.HEARTBEAT, 0, ids, total=0))
+WHOLE = SMALL.message_bytes
+#: what no honest peer does: it ends the connection
+FATAL_FRAMES: dict[str, tuple[Callable[[int], Any], Iterable[int]]] = {
+    "a message above the limit": (lambda total: frame(FrameKind.REQUEST, 1, b"x", total=total), [WHOLE + 1]),
+    "a message of all the memory there is": (lambda total: frame(FrameKind.REQUEST, 1, b"x", total=total), [2**63]),
+    "answers that are only announced": (lambda number: frame(FrameKind.RESPONSE, number, b"x", total=WHOLE), [1]),
+    "more requests than may run": (lambda number: frame(FrameKind.REQUEST, number, b"x", total=2), range(1, 2200)),
+    "requests that are cancelled at once": (lambda number: frame(FrameKind.CANCEL, number), range(1, 2200)),
+    "a message in single bytes": (lambda at: frame(FrameKind.REQUEST, 1, b"x", total=WHOLE, offset=at), range(0, 15_000, 2)),
+    "heartbeats full of ids": (lambda count: frame(FrameKind.HEARTBEAT, 0, ids(count), total=0), (4097, 30_000)),
+}
+FATAL = set(FATAL_FRAMES)
+HOSTILE.update({name: of_frames(*made) for name, made in FATAL_FRAMES.items()})
+HOSTILE["messages that are only announced"] = of_frames(lambda number: frame(FrameKind.REQUEST, number, b"x", total=WHOLE), range(1, 60))
+HOSTILE["questions and no reading"] = of_frames(lambda number: frame(FrameKind.PROBE, number), range(1, 2000))
 
 
 @hostile

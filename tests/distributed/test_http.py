@@ -20,7 +20,7 @@ from aiograd.distributed.rpc.http.channel import OVERHEAD
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel, Transport
 from aiograd.errors import AddressError, ArgumentError, DistributedError, Overloaded, WorkerLostError
-from tests.distributed.http_support import Authority, Sink, connected, get, listening
+from tests.distributed.http_support import Authority, Sink, answering, connected, get, listening, until_hung_up
 from tests.support import cancel
 
 pytestmark = pytest.mark.net
@@ -273,13 +273,9 @@ async def test_another_http_server_is_said_to_be_one(status: str) -> None:
         writer.write(f"HTTP/1.1 {status}\r\nServer: nginx\r\nContent-Length: 0\r\n\r\n".encode())
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    said = rf"connecting to {url}: another HTTP server answers there \('nginx'\), with status {status[:3]}"
-    async with dist.Worker("a", peers={"b": url}) as a:
-        with pytest.raises(AddressError, match=said):
+    async with answering(answer) as url, dist.Worker("a", peers={"b": url}) as a:
+        with pytest.raises(AddressError, match=rf"connecting to {url}: another HTTP server answers there \('nginx'\), with status {status[:3]}"):
             await a.call("b", "anything")
-    server.close()
 
 
 async def test_a_peer_that_never_answered_is_named_first() -> None:
@@ -322,12 +318,8 @@ async def test_closing_ends_connections_that_asked_for_nothing_yet_or_nothing_mo
         assert (await streams[2][0].readuntil(b"ok")).startswith(b"HTTP/1.1 200 ")
         assert transport.connections == 3
     assert transport.connections == 0
-    for reader, writer in streams:
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+    for stream in streams:
+        await until_hung_up(*stream)
 
 
 async def test_a_handler_that_fails_to_accept_closes_the_channel() -> None:
@@ -417,12 +409,8 @@ async def test_a_tls_handshake_that_does_not_come_closes_the_connection(tmp_path
         stalled[0][1].write(b"\x16\x03\x01\x02\x00\x01")
         while listener.connections < 2:  # counted before the handshake
             await asyncio.sleep(0)
-        for reader, writer in [await asyncio.open_connection("127.0.0.1", port), *stalled]:
-            with contextlib.suppress(ConnectionError):
-                assert await reader.read() == b""
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+        for stream in [await asyncio.open_connection("127.0.0.1", port), *stalled]:
+            await until_hung_up(*stream)
         assert listener.connections == 0
 
 

@@ -25,7 +25,19 @@ from aiograd.distributed.rpc.http.server import PATH, HttpServer, Upgrade, accep
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import Overloaded, WorkerLostError
-from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, read_to_the_end, request
+from tests.distributed.http_support import (
+    UPGRADE,
+    LoopTransport,
+    Sink,
+    answering,
+    closed,
+    connected,
+    get,
+    listening,
+    read_to_the_end,
+    request,
+    until_hung_up,
+)  # fmt: skip
 
 pytestmark = pytest.mark.net
 FUZZ = int(os.environ.get("AIOGRAD_FUZZ", "1"))
@@ -223,11 +235,7 @@ async def test_a_head_in_drops_closes_the_connection() -> None:
                 await writer.drain()
                 await asyncio.sleep(0.02)
             pytest.fail("all of it was taken")
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        await until_hung_up(reader, writer)
 
 
 @pytest.mark.parametrize(
@@ -241,12 +249,8 @@ async def test_connections_are_kept_for_a_while_and_their_second_request_is_time
         writer.write(f"GET /health HTTP/1.1\r\nHost: {url[7:]}\r\n\r\n".encode())
         assert b"200 OK" in await reader.readuntil(b"ok")
         writer.write(second)
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
+        await until_hung_up(reader, writer)
         assert asyncio.get_running_loop().time() - begin > 0.3
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
 
 
 async def test_a_closed_connection_that_does_not_drain_is_aborted(virtual_clock: object) -> None:
@@ -402,9 +406,7 @@ async def test_connections_above_the_limits_are_closed_oldest_first() -> None:
         assert await kept[1][0].read() == b"", "the oldest of all"
         await _until(lambda: transport.connections == 4)
         for _, writer in kept:
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            await closed(writer)
         await _until(lambda: transport.connections == 0)
 
 
@@ -483,24 +485,21 @@ async def malicious(answer: bytes) -> AsyncIterator[str]:
             await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        await server.wait_closed()
+    async with answering(serve) as url:
+        yield url
 
 
 @contextlib.asynccontextmanager
 async def canary() -> AsyncIterator[str]:
     """A server that nobody may connect to."""
     visits: list[object] = []
-    server = await asyncio.start_server(lambda reader, writer: visits.append(writer.close()), "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def visit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(writer.close())
+
+    async with answering(visit) as url:
+        yield url
         await asyncio.sleep(0.02)
-    finally:
-        server.close()
     assert not visits
 
 
@@ -582,20 +581,16 @@ async def test_random_answers_give_ordinary_errors() -> None:
             writer.write(answer)
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    transport = HttpTransport()
-    for _ in range(100 * FUZZ):
-        status = draw.choice(("101 Switching", "101", "100 Continue", "200 OK", "204 No", "302 Found", "999 X", "1000 X", "-1", "abc", ""))
-        head = f"HTTP/1.{draw.choice('0119')} {status}\r\n" + "".join(f"{line}\r\n" for line in draw.sample(lines, draw.randint(0, 5))) + "\r\n"
-        data = bytearray(head.encode("latin-1") + draw.randbytes(draw.choice((0, 0, 20, 5000))))
-        for _ in range(draw.choice((0, 0, 1, 5))):
-            data[draw.randrange(len(data))] = draw.randrange(256)
-        answer = bytes(data)
-        with pytest.raises(OSError, match="connecting to"):
-            await transport.connect(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 5)
-    await transport.aclose()
-    server.close()
-    await server.wait_closed()
+    async with answering(serve) as url, contextlib.aclosing(HttpTransport()) as transport:
+        for _ in range(100 * FUZZ):
+            status = draw.choice(("101 Switching", "101", "100 Continue", "200 OK", "204 No", "302 Found", "999 X", "1000 X", "-1", "abc", ""))
+            head = f"HTTP/1.{draw.choice('0119')} {status}\r\n" + "".join(f"{line}\r\n" for line in draw.sample(lines, draw.randint(0, 5))) + "\r\n"
+            data = bytearray(head.encode("latin-1") + draw.randbytes(draw.choice((0, 0, 20, 5000))))
+            for _ in range(draw.choice((0, 0, 1, 5))):
+                data[draw.randrange(len(data))] = draw.randrange(256)
+            answer = bytes(data)
+            with pytest.raises(OSError, match="connecting to"):
+                await transport.connect(url, 5)
 
 
 async def test_compression_is_not_negotiated() -> None:

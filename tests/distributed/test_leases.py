@@ -12,7 +12,7 @@ import pytest
 from aiograd import distributed as dist
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ContextError, ContextReleasedError, DistributedError, WorkerLostError
-from tests.distributed.passes_kit import GRAPHS, Here, Net, Stage, Suspend, passes, same, scaled
+from tests.distributed.passes_kit import GRAPHS, Here, Net, Stage, forever, passes, same, scaled
 from tests.distributed.workers import knows, settled, values
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
@@ -159,12 +159,6 @@ async def test_a_pass_that_a_callee_runs_ends_when_its_context_does() -> None:
     stage = Stage("abc")
     ended: list[str] = []
 
-    async def forever(g: Any) -> Any:
-        await asyncio.sleep(10_000)
-
-    async def slow(here: Here, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, forever)
-
     async def differentiate(here: Here, x: Any) -> None:
         ctx = dist.current_context()
         assert ctx is not None
@@ -174,7 +168,8 @@ async def test_a_pass_that_a_callee_runs_ends_when_its_context_does() -> None:
             ended.append(type(error).__name__)
             raise
 
-    stage.functions.update(slow=slow, differentiate=differentiate)
+    stage.suspend("slow", forever)
+    stage.functions["differentiate"] = differentiate
     limits = Limits(default_deadline=1000.0, lease=LEASE)
     async with stage.open(board, limits=limits, idle=False) as opened:
         a = opened[0]
@@ -198,18 +193,13 @@ async def test_a_pass_ends_with_the_lease_of_its_context() -> None:
     stage = Stage("abc")
     tasks: list[asyncio.Task[None]] = []
 
-    async def forever(g: Any) -> Any:
-        await asyncio.sleep(10_000)
-
-    async def slow(here: Here, x: Any) -> Any:
-        return Suspend.apply(x * here.weight, forever)
-
     async def start(here: Here, x: Any) -> None:
         ctx = dist.current_context()
         assert ctx is not None
         tasks.append(asyncio.ensure_future(ctx.backward((await here.call("c", "slow", x)).sum(), timeout=900)))
 
-    stage.functions.update(slow=slow, start=start)
+    stage.suspend("slow", forever)
+    stage.functions["start"] = start
     limits = Limits(default_deadline=1000.0, lease=LEASE)
     async with stage.open(board, limits=limits, idle=False) as opened:
         a = opened[0]

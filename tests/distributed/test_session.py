@@ -196,35 +196,6 @@ def test_a_late_answer_is_ignored():
 # ---- what is lost, repeated, or overtaken
 
 
-def test_a_copy_joins_the_running_request_and_then_gets_the_answer():
-    near, far = pair()
-    near.request(1, [b"?"], 10.0, 0.0)
-    (request,) = frames(near)
-    far.receive(request, 0.0)
-    id = delivered(far).id
-    far.receive(request, 0.1)
-    assert kinds(frames(far)) == [("RECEIVED", 1)]
-    far.respond(id, [b"!"], 0.2)
-    first = frames(far)
-    far.receive(request, 0.3)
-    assert frames(far) == first
-    assert effects(far) == []
-
-
-def test_a_copy_of_a_request_that_is_resolved_is_stale():
-    near, far = pair()
-    near.request(1, [b"?"], 10.0, 0.0)
-    (request,) = frames(near)
-    far.receive(request, 0.0)
-    far.respond(delivered(far).id, [b"!"], 0.0)
-    pass_on(far, near)
-    near.request(1, [b"next"], 10.0, 0.0)
-    pass_on(near, far)
-    effects(far)
-    far.receive(request, 0.0)
-    assert (effects(far), frames(far)) == ([], [])
-
-
 def test_nothing_is_resent_over_a_reliable_channel_until_it_is_replaced():
     near, far = pair()
     for size in (1, 3000):
@@ -270,28 +241,6 @@ def test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next():
         pass_on(far, near, 4.0)
         pass_on(near, far, 4.0)
     assert effects(near) == [Answered(1, bytearray(1000), False)]
-
-
-def test_what_was_received_is_asked_after_and_not_sent_again():
-    near, far, _ = asked(seconds=60.0)
-    id = delivered(far).id
-    attach(1.0, near, far)
-    wire = frames(near, 1.0)
-    assert kinds(wire) == [("REQUEST", 1)]  # a small one is sent again
-    far.receive(wire[0], 1.0)
-    wire = frames(far, 1.0)
-    assert kinds(wire) == [("RECEIVED", 1)]
-    near.receive(wire[0], 1.0)
-    attach(2.0, near, far)
-    wire = frames(near, 2.0)
-    assert kinds(wire) == [("PROBE", 1)]
-    far.respond(id, [b"!"], 2.0)
-    frames(far, 2.0)  # lost with the channel
-    attach(3.0, near, far)
-    pass_on(near, far, 3.0)
-    pass_on(far, near, 3.0)
-    assert effects(near) == [Answered(1, bytearray(b"!"), False)]
-    assert effects(far) == []
 
 
 def test_what_is_sent_again_after_channels_that_break_soon_is_bounded():

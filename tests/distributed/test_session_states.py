@@ -93,9 +93,14 @@ def names(found: list[object]) -> str:
     return " ".join(type(each).__name__ for each in found)
 
 
+def names_of(wire: list[bytes]) -> str:
+    """Kinds of frames, apart from heartbeats, which are the clock's."""
+    return " ".join(kind for kind, _ in kinds(wire) if kind != "HEARTBEAT")
+
+
 def sent(session: RpcSession) -> str:
-    """Kinds of frames that go out, apart from heartbeats, which are the clock's."""
-    return " ".join(kind for kind, _ in kinds(frames(session)) if kind != "HEARTBEAT")
+    """Kinds of frames that go out."""
+    return names_of(frames(session))
 
 
 def test_the_table_is_complete():
@@ -123,8 +128,9 @@ def test_answerer(state, event, words):
         found = error.code
     else:
         found = names(effects(session))
-    row = session._answers.requests.get(ID)
-    assert (row.state.name if row else "none", sent(session), found) == (after, out, done)
+    row, wire = session._answers.requests.get(ID), frames(session)
+    assert (row.state.name if row else "none", names_of(wire), found) == (after, out, done)
+    assert {bytes(frame.body) for frame in read(wire) if frame.kind is FrameKind.RESPONSE} <= {b"so"}
     assert row is None or (row.assembly is not None) is (after == "ASSEMBLING")  # its memory goes with it
     held, running = {"RUNNING": (4, 1), "ASSEMBLING": (4, 1)}.get(after, (0, 0))
     statistics = session.statistics()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import aiograd as ag
-from aiograd.pipeline import Action, Schedule
+from aiograd.pipeline import Action, Pipeline, Schedule
 
 SIZE = 5
 
@@ -50,6 +50,23 @@ async def serial(stages: Sequence[Any], microbatches: int, x: Any, target: Any, 
         await loss.backward(ag.tensor(np.full(loss.shape, 1 / microbatches if scale else 1, loss.dtype)))
         losses.append(loss.item())
     return losses
+
+
+async def as_serial(
+    alone: Sequence[Any], cut: Sequence[Any], order: Schedule, batch: Any, loss_fn: Any = mean_square, *, stages: Any = None, **options: Any
+) -> Pipeline:
+    """Fail unless a step of a pipeline has the losses and the gradients of the serial run; returns the pipeline.
+
+    Args:
+        alone, cut: the modules of the serial run, and of the pipeline.
+        stages: of the pipeline, where they are not its modules.
+        options: of the pipeline.
+    """
+    losses = await serial(alone, order.num_microbatches, *batch, loss_fn, options.get("scale_gradients", True))
+    pipe = Pipeline(stages or cut, order, loss_fn=loss_fn, **options)
+    assert values(await pipe.step(*batch)) == losses
+    assert gradients(cut) == gradients(alone)
+    return pipe
 
 
 def gradients(modules: Iterable[Any]) -> list[Any]:

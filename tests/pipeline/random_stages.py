@@ -11,6 +11,7 @@ import numpy as np
 
 import aiograd as ag
 from aiograd.nn import functional as F
+from tests.support import custom_function
 
 SIZE = 4
 
@@ -39,37 +40,19 @@ def asking(calls: Calls, where: int, is_async: bool) -> Any:
     async def async_rule(ctx: Any, g: Any) -> Any:
         return rule(ctx, g)
 
-    class Asking(ag.Function):
-        inline = True
-
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a @ b
-
-        backward = staticmethod(async_rule if is_async else rule)
-
-    return Asking.apply
+    return custom_function(lambda a, b: a @ b, inline=True, saves=True)(async_rule if is_async else rule).apply
 
 
 def heedless(calls: Calls, where: int) -> Any:
     """``(a * b, a + b)``; computes everything, needed or not."""
 
-    class Heedless(ag.Function):
-        inline = True
+    @custom_function(lambda a, b: (a * b, a + b), inline=True, saves=True)
+    def function(ctx: Any, g: Any, h: Any) -> Any:
+        calls.log.append((where, "all"))
+        a, b = ctx.saved_tensors
+        return g * b + h, g * a + h
 
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a * b, a + b
-
-        @staticmethod
-        def backward(ctx: Any, g: Any, h: Any) -> Any:
-            calls.log.append((where, "all"))
-            a, b = ctx.saved_tensors
-            return g * b + h, g * a + h
-
-    return Heedless.apply
+    return function.apply
 
 
 def _in_place(a: Any, b: Any) -> Any:

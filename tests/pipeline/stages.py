@@ -11,7 +11,7 @@ import numpy as np
 import aiograd as ag
 from aiograd import nn
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
-from tests.support import bits
+from tests.support import bits, custom_function
 
 values = np.random.default_rng(7)
 
@@ -78,18 +78,12 @@ def _given(grads: Any) -> Any:
     return grads() if callable(grads) else grads
 
 
-class Fails(ag.Function):
+@custom_function(lambda a, b: a * b)
+def Fails(ctx: Any, g: Any) -> Any:
     """Raises where the gradient of `b` is wanted."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        if ctx.needs_input_grad[1]:
-            raise ZeroDivisionError("not today")
-        return g, None
+    if ctx.needs_input_grad[1]:
+        raise ZeroDivisionError("not today")
+    return g, None
 
 
 def array_of(tensor: Any) -> weakref.ref[Any]:

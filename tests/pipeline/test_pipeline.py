@@ -18,6 +18,7 @@ from tests.pipeline.models import (
     SIZE,
     TURN,
     ZERO_BUBBLE,
+    as_serial,
     blocks,
     chunks,
     data,
@@ -27,6 +28,7 @@ from tests.pipeline.models import (
     serial,
     values,
 )
+from tests.support import custom_function
 from tests.tolerance import assert_close
 
 NAMED = [
@@ -57,15 +59,10 @@ NAMED = [
 
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "per_rank"), NAMED)
 async def test_every_named_schedule_gives_the_gradients_of_the_serial_run(name: str, ranks: int, microbatches: int, per_rank: int) -> None:
-    count = ranks * per_rank
-    x, target = data(2 * microbatches + 1)
-    alone, cut = blocks(count), blocks(count)
-    losses = await serial(alone, microbatches, x, target)
-    pipe = Pipeline(cut, make_schedule(name, ranks, microbatches, per_rank), loss_fn=mean_square)
-    assert values(await pipe.step(x, target)) == losses
-    assert gradients(cut) == gradients(alone)
+    batch, alone = data(2 * microbatches + 1), blocks(ranks * per_rank)
+    pipe = await as_serial(alone, blocks(ranks * per_rank), make_schedule(name, ranks, microbatches, per_rank), batch)
     with ag.no_grad():
-        assert np.array_equal((await pipe.eval(x)).numpy(), await forward(alone, microbatches, x))
+        assert np.array_equal((await pipe.eval(batch[0])).numpy(), await forward(alone, microbatches, batch[0]))
 
 
 async def forward(stages: Any, microbatches: int, x: Any) -> Any:
@@ -82,16 +79,11 @@ async def forward(stages: Any, microbatches: int, x: Any) -> Any:
 )
 @pytest.mark.parametrize("where", ["executor", "loop"])
 async def test_schedules_of_ones_own(order: Schedule, where: Any) -> None:
-    m = order.num_microbatches
-    x, target = data(2 * m + 1)
     alone, cut = blocks(order.num_stages), blocks(order.num_stages)
     for module in (*alone, *cut):  # what there is already takes part in the sum from the start
         for parameter in module.parameters():
             parameter.grad = ag.tensor(np.full(parameter.shape, 0.1, np.float32))
-    losses = await serial(alone, m, x, target)
-    pipe = Pipeline([Stage(module, where=where) for module in cut], order, loss_fn=mean_square)
-    assert values(await pipe.step(x, target)) == losses
-    assert gradients(cut) == gradients(alone)
+    await as_serial(alone, cut, order, data(2 * order.num_microbatches + 1), stages=[Stage(module, where=where) for module in cut])
 
 
 @pytest.mark.parametrize("optimizer", [ag.optim.SGD, ag.optim.Adam])
@@ -131,11 +123,7 @@ async def test_losses_that_are_sums_are_not_scaled() -> None:
     def loss_fn(output: Any, target: Any) -> Any:
         return ((output - target) ** 2).sum()
 
-    x, target = data(9)
-    alone, cut = blocks(2), blocks(2)
-    losses = await serial(alone, 4, x, target, loss_fn, scale=False)
-    assert values(await Pipeline(cut, ZERO_BUBBLE, loss_fn=loss_fn, scale_gradients=False).step(x, target)) == losses
-    assert gradients(cut) == gradients(alone)
+    await as_serial(blocks(2), blocks(2), ZERO_BUBBLE, data(9), loss_fn, scale_gradients=False)
 
 
 # ---------------------------------------------------------------- what stages exchange
@@ -164,12 +152,7 @@ class Pair(ag.nn.Module):
 
 @pytest.mark.parametrize("name", ["1F1B", "ZB-H1"])
 async def test_stages_exchange_none_numbers_integers_and_changing_shapes(name: str) -> None:
-    x, target = data(11)
-    alone, cut = [Pair(i) for i in range(3)], [Pair(i) for i in range(3)]
-    losses = await serial(alone, 4, x, target)
-    pipe = Pipeline(cut, make_schedule(name, 3, 4), loss_fn=mean_square)
-    assert values(await pipe.step(x, target)) == losses
-    assert gradients(cut) == gradients(alone)
+    await as_serial([Pair(i) for i in range(3)], [Pair(i) for i in range(3)], make_schedule(name, 3, 4), data(11))
 
 
 @pytest.mark.parametrize("name", ["1F1B", "ZB-H1"])
@@ -181,28 +164,23 @@ async def test_gradients_that_are_missing_stay_missing(name: str) -> None:
         def forward(self, x: Any) -> Any:
             return self.used(x), self.unused(x)
 
-    def modules() -> list[Any]:
-        last = blocks(1)[0]
-        return [Split(), lambda x, y: x, last]
+    class First(ag.nn.Module):
+        def forward(self, x: Any, y: Any) -> Any:
+            return x
 
-    x, target = data(6)
-    alone, cut = modules(), modules()
-    losses = await serial(alone, 3, x, target)
-    assert values(await Pipeline(cut, make_schedule(name, 3, 3), loss_fn=mean_square).step(x, target)) == losses
-    assert gradients([cut[0], cut[2]]) == gradients([alone[0], alone[2]])
+    alone, cut = ([Split(), First(), blocks(1)[0]] for _ in range(2))
+    await as_serial(alone, cut, make_schedule(name, 3, 3), data(6))
     assert cut[0].unused[0].weight.grad is None
 
 
 @pytest.mark.parametrize("name", ["1F1B", "ZB-H1"])
 async def test_a_stage_that_needs_no_gradients(name: str) -> None:
-    x, target = data(6)
     alone, cut = blocks(3), blocks(3)
     for modules in (alone, cut):
         modules[0].requires_grad_(False)
         modules[2].requires_grad_(False)
-    losses = await serial(alone, 3, x, target)
-    assert values(await Pipeline(cut, make_schedule(name, 3, 3), loss_fn=mean_square).step(x, target)) == losses
-    assert gradients(cut) == gradients(alone) and cut[0][0].weight.grad is None
+    await as_serial(alone, cut, make_schedule(name, 3, 3), data(6))
+    assert cut[0][0].weight.grad is None
 
 
 async def test_a_batch_that_wants_a_gradient() -> None:
@@ -218,44 +196,31 @@ async def test_a_batch_that_wants_a_gradient() -> None:
         await pipe.step(mine * 1, target)
 
 
-class Scale(ag.Function):
-    """Computes only what is asked for, and counts."""
-
-    calls: list[tuple[bool, ...]] = []
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    async def backward(ctx: Any, grad: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        Scale.calls.append(ctx.needs_input_grad)
-        await asyncio.sleep(0)
-        needs = ctx.needs_input_grad
-        return grad * weight if needs[0] else None, (grad * x).sum(0) if needs[1] else None
-
-
 @pytest.mark.parametrize(("name", "calls"), [("1F1B", {(False, True): 3, (True, True): 6}), ("ZB-H1", {(False, True): 3 + 6, (True, False): 6})])
 async def test_functions_of_ones_own_compute_each_half_once(name: str, calls: dict[Any, int]) -> None:
+    asked: collections.Counter[tuple[bool, ...]] = collections.Counter()
+
+    @custom_function(lambda x, weight: x * weight, saves=True)
+    async def scale(ctx: Any, grad: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        needs = ctx.needs_input_grad
+        asked[needs] += 1
+        await asyncio.sleep(0)
+        return grad * weight if needs[0] else None, (grad * x).sum(0) if needs[1] else None
+
     def modules() -> list[Any]:
         weights = [ag.nn.Parameter(ag.tensor(np.linspace(-1, 2, SIZE, dtype=np.float32) + i)) for i in range(3)]
         made = []
         for weight in weights:
             module = ag.nn.Sequential()
             module.weight = weight
-            module.forward = lambda x, weight=weight: Scale.apply(x.tanh(), weight)  # type: ignore[method-assign,misc]
+            module.forward = lambda x, weight=weight: scale.apply(x.tanh(), weight)  # type: ignore[method-assign,misc]
             made.append(module)
         return made
 
-    x, target = data(6)
-    alone, cut = modules(), modules()
-    losses = await serial(alone, 3, x, target)
-    Scale.calls = []
-    assert values(await Pipeline(cut, make_schedule(name, 3, 3), loss_fn=mean_square).step(x, target)) == losses
-    assert gradients(cut) == gradients(alone)
-    assert collections.Counter(Scale.calls) == calls  # the first stage's input needs no gradient
+    await as_serial(modules(), modules(), make_schedule(name, 3, 3), data(6))
+    serial_calls = {(False, True): 3, (True, True): 6}
+    assert asked - collections.Counter(serial_calls) == calls  # the first stage's input needs no gradient
 
 
 class Tied(ag.nn.Module):
@@ -297,13 +262,8 @@ async def test_random_numbers_are_drawn_in_the_order_of_the_microbatches() -> No
         made = blocks(3)
         return [ag.nn.Sequential(module, ag.nn.Dropout(0.5, generator=ag.Generator(i))) for i, module in enumerate(made)]
 
-    x, target = data(12)
-    alone = modules()
-    losses = await serial(alone, 6, x, target)
     for name in ("GPipe", "1F1B", "ZB-H1"):
-        cut = modules()
-        assert values(await Pipeline(cut, make_schedule(name, 3, 6), loss_fn=mean_square).step(x, target)) == losses
-        assert gradients(cut) == gradients(alone)
+        await as_serial(modules(), modules(), make_schedule(name, 3, 6), data(12))
 
 
 async def test_a_target_of_other_rows_is_refused_and_nothing_is_broadcast() -> None:

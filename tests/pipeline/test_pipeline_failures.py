@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import weakref
@@ -16,6 +17,7 @@ import aiograd as ag
 from aiograd.errors import LoopError, PipelineError
 from aiograd.pipeline import Pipeline, Schedule, Stage, make_schedule
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.pipeline.models import LATE_WEIGHTS, ONE_FORWARD_ONE_BACKWARD, TURN, ZERO_BUBBLE, blocks, data, gradients, mean_square, schedule, serial
 from tests.support import cancel
 
@@ -222,36 +224,24 @@ def test_any_order_of_events_gives_the_same_gradients(seed: int) -> None:
     simulated_run(main, seed=seed, order="permuted")
 
 
-def test_a_stage_that_does_not_stop() -> None:
+async def test_a_stage_that_does_not_stop(virtual_clock: VirtualClock) -> None:
     reported: list[Any] = []
-    release: list[asyncio.Event] = []
+    began, release = asyncio.Event(), asyncio.Event()
 
     async def stubborn(x: Any) -> Any:
-        release.append(asyncio.Event())
-        while not release[0].is_set():
-            try:
-                await release[0].wait()
-            except asyncio.CancelledError:
-                continue
-        return x
+        began.set()
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+        raise asyncio.CancelledError
 
-    async def main() -> float:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda loop, context: reported.append(context["message"]))
-        modules = blocks(2)
-        running = asyncio.ensure_future(Pipeline([modules[0], stubborn], ZERO_BUBBLE, loss_fn=mean_square).step(*data(8)))
-        while not release:
-            await asyncio.sleep(0)
-        running.cancel()
-        began = loop.time()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        took = loop.time() - began
-        release[0].set()
-        await asyncio.sleep(1)
-        return took
-
-    assert simulated_run(main).value == 1.0
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["message"]))
+    running = asyncio.ensure_future(Pipeline([blocks(2)[0], stubborn], ZERO_BUBBLE, loss_fn=mean_square).step(*data(8)))
+    await began.wait()
+    await cancel(running)
+    assert virtual_clock.time() == 1.0
+    release.set()
+    await asyncio.sleep(1)
     assert len(reported) == 1 and "rank 1 did not stop within 1 s" in reported[0]
 
 

@@ -29,6 +29,7 @@ from aiograd.pipeline import Pipeline, Stage, make_schedule
 from aiograd.pipeline.run import outbox
 from aiograd.running.assembly import STAGE_MEMBER_ADAPTER
 from aiograd.testing import simulated_run
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
 from tests.pipeline.remote import Block, Head, NoisyBlock, behind, place, service
@@ -323,19 +324,14 @@ async def test_values_that_are_large_or_many_do_not_travel_together(monkeypatch:
                 assert sent[: 4 // min(most, 2)] == [min(most, 2)] * (4 // min(most, 2))
 
 
-def test_nobody_waits_for_confirmations_that_are_held() -> None:
+async def test_nobody_waits_for_confirmations_that_are_held(virtual_clock: VirtualClock) -> None:
     """A host that has nothing more to send asks for them."""
-
-    async def main() -> float:
-        now = asyncio.get_running_loop().time
-        async with workers("driver", "a", "b", service=service) as opened:
-            async with Pipeline(await place(opened[0], ["a", "b"]), make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
-                await pipe.step(*data(8))
-                began = now()
-                await pipe.step(*data(8))
-                return now() - began
-
-    assert simulated_run(main).value < request_handlers.HOLD
+    async with workers("driver", "a", "b", service=service) as opened:
+        async with Pipeline(await place(opened[0], ["a", "b"]), make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            await pipe.step(*data(8))
+            began = virtual_clock.time()
+            await pipe.step(*data(8))
+            assert virtual_clock.time() - began < request_handlers.HOLD
 
 
 async def test_hosts_of_others_take_nothing() -> None:

@@ -15,7 +15,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, Sh
 from aiograd.graph import get_gradient_edge
 from aiograd.pipeline import stage_backward
 from tests.pipeline.stages import fixed, matrix, twins
-from tests.support import bits, cancel, leaf
+from tests.support import bits, cancel, custom_function, leaf, reference_counts_only
 
 
 async def test_the_gradients_are_those_of_a_plain_pass() -> None:
@@ -123,18 +123,14 @@ async def test_inputs_that_are_no_sequence(inputs: Any) -> None:
 
 
 async def test_an_error_says_what_the_stage_was_given() -> None:
-    class Fails(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            raise ZeroDivisionError("secret recipe")
+    def fails(g: Any) -> Any:
+        raise ZeroDivisionError("secret recipe")
 
     x, w = leaf([1.0, 2.0, 3.0]), leaf([1.0, 2.0, 3.0])
+    y = x * 1.0
+    y.register_hook(fails)
     with pytest.raises(StageBackwardError) as caught:
-        await stage_backward({"y": Fails.apply(x) * w}, {"y": fixed([123.25, 1.0, 1.0])}, [x, 3])
+        await stage_backward({"y": y * w}, {"y": fixed([123.25, 1.0, 1.0])}, [x, 3])
     text = str(caught.value)
     assert text.startswith("Failed to run stage backward: ZeroDivisionError: secret recipe")
     assert "stage output: {'y': Tensor(shape=[3], dtype=float64, requires_grad=True of MulBackward)}" in text
@@ -219,17 +215,12 @@ async def test_edges_tensors_and_outputs_without_gradient_together() -> None:
 
 
 async def test_an_edge_keeps_the_graph_of_a_custom_function_alive() -> None:
-    class Triple(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            return x * 3.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g * 3.0
+    @custom_function(lambda x: x * 3.0)
+    def triple(ctx: Any, g: Any) -> Any:
+        return g * 3.0
 
     x = leaf([1.0, 2.0])
-    edge = get_gradient_edge(Triple.apply(x))
+    edge = get_gradient_edge(triple.apply(x))
     gc.collect()
     (dx,) = await stage_backward([edge], [fixed([1.0, 10.0])], [x])
     assert dx.tolist() == [3.0, 30.0]
@@ -240,9 +231,7 @@ async def test_an_edge_keeps_the_graph_of_a_custom_function_alive() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 async def test_activations_die_by_reference_count(fails: bool) -> None:
-    gc.collect()
-    gc.disable()
-    try:
+    with reference_counts_only():
         x, w = matrix(grad=True), matrix(grad=True)
         hidden = np.tanh(x @ w)
         output = {"y": [hidden @ w, None], "z": (hidden,)}
@@ -254,5 +243,3 @@ async def test_activations_die_by_reference_count(fails: bool) -> None:
             assert fails
         del hidden, output, grads
         assert [ref() for ref in alive] == [None] * 4
-    finally:
-        gc.enable()

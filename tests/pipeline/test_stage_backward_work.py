@@ -19,7 +19,7 @@ from aiograd.nn import functional as F
 from aiograd.ops import linalg, nn_attention, nn_linear, nn_normalization, nn_recurrent
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from tests.pipeline.stages import Fails, Net, array_of, fixed, halves, matrix, same_as_whole
-from tests.support import leaf, reference_counts_only
+from tests.support import custom_function, leaf, reference_counts_only
 
 # -------------------------------------------------------------------- work
 
@@ -71,17 +71,11 @@ async def test_products_of_a_stack_of_linear_layers(monkeypatch: pytest.MonkeyPa
 async def test_a_function_that_asks_is_run_for_each_half(monkeypatch: pytest.MonkeyPatch) -> None:
     needs: list[tuple[bool, ...]] = []
 
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return ag.tensor(a.detach().numpy() @ b.detach().numpy())
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            needs.append(ctx.needs_input_grad)
-            a, b = ctx.saved_tensors
-            return (g @ b.T if ctx.needs_input_grad[0] else None), (a.T @ g if ctx.needs_input_grad[1] else None)
+    @custom_function(lambda a, b: ag.tensor(a.detach().numpy() @ b.detach().numpy()), saves=True)
+    def Product(ctx: Any, g: Any) -> Any:
+        needs.append(ctx.needs_input_grad)
+        a, b = ctx.saved_tensors
+        return (g @ b.T if ctx.needs_input_grad[0] else None), (a.T @ g if ctx.needs_input_grad[1] else None)
 
     x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
     output = Product.apply(Product.apply(x, w), v)
@@ -102,34 +96,23 @@ async def test_a_function_that_asks_is_run_for_each_half(monkeypatch: pytest.Mon
 async def test_a_function_that_does_not_ask_is_run_once(is_async: bool) -> None:
     runs: list[int] = []
 
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a @ b
+    def joint(ctx: Any, g: Any) -> Any:
+        runs.append(1)
+        a, b = ctx.saved_tensors
+        return g @ b.T, a.T @ g
 
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            runs.append(1)
-            a, b = ctx.saved_tensors
-            return g @ b.T, a.T @ g
+    async def later(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(0)
+        return joint(ctx, g)
 
-    if is_async:
-
-        async def backward(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(0)
-            runs.append(1)
-            a, b = ctx.saved_tensors
-            return g @ b.T, a.T @ g
-
-        Product.backward = staticmethod(backward)
+    product = custom_function(lambda a, b: a @ b, saves=True)(later if is_async else joint)
     x, w = matrix(grad=True), matrix(grad=True)
-    _, groups = await stage_backward_input([np.tanh(Product.apply(x, w))], None, [x], [w])
+    _, groups = await stage_backward_input([np.tanh(product.apply(x, w))], None, [x], [w])
     assert runs == [1]
     assert w.grad is None
     await stage_backward_weight([w], groups)
     assert runs == [1]
-    await same_as_whole(lambda x: Product.apply(Product.apply(x, w), w).sum(), [x], [w])
+    await same_as_whole(lambda x: product.apply(product.apply(x, w), w).sum(), [x], [w])
 
 
 async def test_a_node_of_ones_own_that_asks() -> None:
@@ -272,31 +255,20 @@ async def test_the_input_half_frees_what_weights_do_not_need() -> None:
 
 @pytest.mark.parametrize(("asks", "gives", "is_kept"), [(True, True, True), (False, True, False), (True, False, False)])
 async def test_what_a_function_saved_goes_when_it_has_done_all_its_work(asks: bool, gives: bool, is_kept: bool) -> None:
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a)
-            return a * b
+    @custom_function(lambda a, b: a * b, saves=True)
+    def product(ctx: Any, g: Any) -> Any:
+        assert not asks or ctx.needs_input_grad
+        return g, g
 
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            assert not asks or ctx.needs_input_grad
-            return g, g
-
-    class Stop(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any) -> Any:
-            return a * 1.0
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            return g if gives else None
+    @custom_function()
+    def stop(ctx: Any, g: Any) -> Any:
+        return g if gives else None
 
     with reference_counts_only():
         x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
         hidden = np.exp(x) * 1.0
         memory = array_of(hidden)
-        output = Stop.apply(Product.apply(hidden, w)) @ v
+        output = stop.apply(product.apply(hidden, w)) @ v
         del hidden
         _, groups = await stage_backward_input([output], None, [x], [w, v])
         del output

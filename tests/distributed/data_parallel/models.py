@@ -236,6 +236,16 @@ async def serial(
     return losses
 
 
+def comparable(state: Any) -> Any:
+    """A state of an optimizer as values that can be compared."""
+    values = {
+        number: {name: value.numpy().tobytes() if isinstance(value, ag.Tensor) else value for name, value in each.items()}
+        for number, each in state["state"].items()
+    }
+    groups = [{name: list(value) if isinstance(value, tuple) else value for name, value in group.items()} for group in state["param_groups"]]
+    return values, groups
+
+
 def bits(state: Any) -> dict[str, bytes]:
     """A state dict, bit for bit."""
     return {name: value.detach().numpy().tobytes() for name, value in state.items()}

@@ -38,6 +38,18 @@ def gradients(model: Any) -> list[Any]:
     return bits(p.grad for p in model.parameters())
 
 
+async def reduced(model: Any, count: int, step: int) -> None:
+    """Leave in ``grad`` the mean of the gradients of all ranks' shards, added up in the order of the ranks."""
+    total: list[Any] = []
+    for rank in range(count):
+        model.zero_grad()
+        await loss_of(model, rank, step).backward()
+        grads = [p.grad.numpy() for p in model.parameters()]
+        total = grads if not total else [a + b for a, b in zip(total, grads, strict=True)]
+    for p, each in zip(model.parameters(), total, strict=True):
+        p.grad = ag.tensor(each / np.float32(count))
+
+
 async def mean_of(grads_of: Callable[[int], Any], count: int) -> list[Any]:
     """The bits of the mean of gradients that each rank computes by itself, added up in the order of the ranks; None where no rank has one."""
     total: list[Any] = []

@@ -70,25 +70,35 @@ async def test_steps_have_the_bits_of_one_process(count: int, optimizer: Any, op
 
 async def test_the_optimizer_is_adamw_if_none_is_given() -> None:
     given = batches(2, (4, 4))
-    async with workers("driver", *NAMES[:2], service=service) as opened:
-        async with await dist.DataParallel.create(opened[0], NAMES[:2], Net) as replicas:
-            for shards in given:
-                await replicas.step(shards)
-            found = all_bits(replicas, list(opened))
+    async with workers("driver", *NAMES[:2], service=service) as opened, await dist.DataParallel.create(opened[0], NAMES[:2], Net) as replicas:
+        for shards in given:
+            await replicas.step(shards)
+        found = all_bits(replicas, list(opened))
     alone = Net()
     await serial(alone, ag.optim.AdamW(alone.parameters()), given)
     assert found == [bits(alone.state_dict())] * 2
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
-async def test_buckets_of_any_size_give_the_same_bits(bucket_bytes: int) -> None:
-    given = batches(5, (3, 1, 4))
-    async with replicated(Net, bucket_bytes=bucket_bytes, accumulate=2) as (replicas, opened):
-        for shards in given:
-            await replicas.step(shards)
+#: batches, options of replicas, and those of them that one process is given too
+BUCKETS: dict[str, tuple[int, tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
+    "a bucket for each parameter": (5, (3, 1, 4), {"bucket_bytes": 1}, {"accumulate": 2}),
+    "buckets of a few parameters": (5, (3, 1, 4), {"bucket_bytes": 100}, {"accumulate": 2}),
+    "one bucket": (5, (3, 1, 4), {"bucket_bytes": 1 << 20}, {"accumulate": 2}),
+    "a norm above the limit": (3, (4, 4, 4), {}, {"clip_norm": 0.05}),
+    "a norm below the limit": (3, (4, 4, 4), {}, {"clip_norm": 100.0}),
+    "a loss on the executor": (2, (4, 4, 4), {}, {"method": "plain_loss"}),
+}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+async def test_buckets_clipping_and_methods_have_the_bits_of_one_process(name: str) -> None:
+    count, rows, options, shared = BUCKETS[name]
+    given = batches(count, rows)
+    async with replicated(Net, **options, **shared) as (replicas, opened):
+        losses = [numbers(await replicas.step(shards)) for shards in given]
         found = all_bits(replicas, opened)
     alone = Net()
-    await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, accumulate=2)
+    assert losses == await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, **shared)
     assert found == [bits(alone.state_dict())] * 3
 
 
@@ -106,16 +116,6 @@ async def test_buckets_are_sent_while_backward_runs() -> None:
             group.all_reduce = noted
         await replicas.step([(np.ones((2, 2), np.float32),)] * 2)
         assert [module.order for module in modules] == [["begun", "summed", "first layer", "begun", "summed"]] * 2
-
-
-async def test_the_loss_may_run_on_the_executor() -> None:
-    given = batches(2)
-    async with replicated(Net, method="plain_loss") as (replicas, opened):
-        losses = [numbers(await replicas.step(shards)) for shards in given]
-        found = all_bits(replicas, opened)
-    alone = Net()
-    assert losses == await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, method="plain_loss")
-    assert found == [bits(alone.state_dict())] * 3
 
 
 @pytest.mark.parametrize("rows", [(1, 7, 4), (5, 0, 3), (0, 0, 2)])
@@ -136,18 +136,6 @@ async def test_shards_weigh_by_their_rows(rows: tuple[int, ...]) -> None:
     await serial(whole, optimizer, joined)
     for name, value in alone.state_dict().items():  # and so the gradient is that of the mean over the batch
         assert_close(whole.state_dict()[name].numpy(), value.numpy())
-
-
-@pytest.mark.parametrize("limit", [0.05, 100.0])
-async def test_gradients_are_clipped_by_their_norm_over_all_parameters(limit: float) -> None:
-    given = batches(3)
-    async with replicated(Net, clip_norm=limit) as (replicas, opened):
-        for shards in given:
-            await replicas.step(shards)
-        found = all_bits(replicas, opened)
-    alone = Net()
-    await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, clip_norm=limit)
-    assert found == [bits(alone.state_dict())] * 3
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.1])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError
-from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, shard
+from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, reduced, shard
 from tests.distributed.groups import everywhere, groups
 
 NAMES = ("w0", "w1", "w2")
@@ -24,13 +23,8 @@ async def test_members_train_as_one_process_would(count: int) -> None:
     serial = net()
     optimizer: Any = ag.optim.AdamW(serial.parameters(), lr=0.01)
     for step in range(steps):
-        total: list[Any] = []
-        for rank in range(count):
-            serial.zero_grad()
-            await loss_of(serial, rank, step).backward()
-            grads = [p.grad.numpy() for p in serial.parameters()]
-            total = grads if not total else [a + b for a, b in zip(total, grads, strict=True)]
-        optimizer.step([ag.tensor(each / np.float32(count)) for each in total])
+        await reduced(serial, count, step)
+        optimizer.step()
     async with groups(*NAMES[:count]) as (_, joined):
 
         async def train(group: dist.Group) -> list[Any]:

@@ -25,6 +25,7 @@ from tests.distributed.data_parallel.models import (
     all_bits,
     batches,
     bits,
+    comparable,
     module_of,
     numbers,
     replicas_behind,
@@ -55,16 +56,6 @@ async def replicated(module: Any, *args: Any, count: int = 3, **options: Any) ->
         made = {**ADAMW, "shard_optimizer": True, **options}
         async with await dist.DataParallel.create(opened[0], NAMES[:count], module, *args, **made) as replicas:
             yield replicas, list(opened)
-
-
-def comparable(state: Any) -> Any:
-    """A state of an optimizer as values that can be compared."""
-    values = {
-        number: {name: value.numpy().tobytes() if isinstance(value, ag.Tensor) else value for name, value in each.items()}
-        for number, each in state["state"].items()
-    }
-    groups = [{name: list(value) if isinstance(value, tuple) else value for name, value in group.items()} for group in state["param_groups"]]
-    return values, groups
 
 
 def optimizers(replicas: dist.DataParallel, opened: list[dist.Worker]) -> list[Any]:

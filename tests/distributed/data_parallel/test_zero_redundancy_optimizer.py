@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError
-from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, net
+from tests.distributed.data_parallel.models import comparable
+from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, net, reduced
 from tests.distributed.groups import everywhere, groups
 from tests.tolerance import assert_close
 
@@ -32,11 +32,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def states(found: dict[str, Any]) -> Any:
     """A state dict as values that can be compared."""
-    state = {
-        number: {name: value.numpy().tobytes() if isinstance(value, ag.Tensor) else value for name, value in values.items()}
-        for number, values in found["state"].items()
-    }
-    return state, found["param_groups"]
+    return comparable(found)[0], found["param_groups"]
 
 
 async def whole(cls: Any, options: Any, count: int, clip_norm: float | None = None) -> tuple[list[Any], Any]:
@@ -44,14 +40,7 @@ async def whole(cls: Any, options: Any, count: int, clip_norm: float | None = No
     model = net()
     optimizer = cls(model.parameters(), **options)
     for step in range(STEPS):
-        total: list[Any] = []
-        for rank in range(count):
-            model.zero_grad()
-            await loss_of(model, rank, step).backward()
-            grads = [p.grad.numpy() for p in model.parameters()]
-            total = grads if not total else [a + b for a, b in zip(total, grads, strict=True)]
-        for p, each in zip(model.parameters(), total, strict=True):
-            p.grad = ag.tensor(each / np.float32(count))
+        await reduced(model, count, step)
         if clip_norm is not None:
             ag.optim.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()

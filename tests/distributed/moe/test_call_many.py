@@ -13,7 +13,7 @@ from aiograd.distributed.moe import call_many
 from aiograd.errors import ArgumentError, DeadlineError, ExpertLostError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.support import cancel
+from tests.support import cancel, custom_function
 
 
 class Expert:
@@ -190,13 +190,10 @@ def test_everybody_is_waited_for_and_stragglers_only_so_long() -> None:
     assert time == 4 and slow.cancelled == 1
 
 
-def test_k_min_counts_for_each_sample() -> None:
-    async def main() -> None:
-        quick, slow = Expert(1, delay=1), Expert(1, delay=100)
-        await call_many([[quick, quick, quick], [slow, slow]], batch(2), k_min=1, timeout_after_k_min=0.1, forward_timeout=10)
-
+async def test_k_min_counts_for_each_sample(virtual_clock: VirtualClock) -> None:
+    quick, slow = Expert(1, delay=1), Expert(1, delay=100)
     with pytest.raises(DeadlineError, match="sample 1 answered within 10 s"):
-        simulated_run(main)
+        await call_many([[quick, quick, quick], [slow, slow]], batch(2), k_min=1, timeout_after_k_min=0.1, forward_timeout=10)
 
 
 async def test_too_many_losses_of_one_sample_are_an_error_at_once(virtual_clock: VirtualClock) -> None:
@@ -216,8 +213,8 @@ async def test_all_run_at_the_same_time_forward_and_backward(virtual_clock: Virt
     assert (forward, loop.time() - forward) == (1, 2)
 
 
-def test_an_expert_lost_in_backward_is_an_error_or_its_share_is_taken_by_the_others() -> None:
-    async def main(on_loss: str) -> Any:
+async def test_an_expert_lost_in_backward_is_an_error_or_its_share_is_taken_by_the_others(virtual_clock: VirtualClock) -> None:
+    async def run(on_loss: str) -> Any:
         good, bad = Expert(3), Expert(5)
         x = batch(2)
         result = await call_many([[good, bad], [good]], x, on_expert_loss=on_loss)
@@ -225,11 +222,11 @@ def test_an_expert_lost_in_backward_is_an_error_or_its_share_is_taken_by_the_oth
         await result.outputs.sum().backward()
         return x.grad.numpy(), result
 
-    grad, result = simulated_run(lambda: main("drop")).value
+    grad, result = await run("drop")
     np.testing.assert_array_equal(grad, [[6, 6], [3, 3]])
     assert [(loss.sample, loss.position) for loss in result.lost_in_backward] == [(0, 1)]
     with pytest.raises(ExpertLostError, match="gone"):
-        simulated_run(lambda: main("raise"))
+        await run("raise")
 
 
 async def test_shares_are_taken_over_only_for_samples_that_lost_somebody_in_backward(virtual_clock: VirtualClock) -> None:
@@ -245,8 +242,8 @@ async def test_shares_are_taken_over_only_for_samples_that_lost_somebody_in_back
     assert [(loss.sample, loss.position) for loss in result.lost_in_backward] == [(0, 2), (2, 0)]
 
 
-def test_backward_needs_its_answers_for_each_sample() -> None:
-    async def main(k_min: int) -> Any:
+async def test_backward_needs_its_answers_for_each_sample(virtual_clock: VirtualClock) -> None:
+    async def run(k_min: int) -> Any:
         good, bad = Expert(1), Expert(2)
         x = batch(2)
         result = await call_many([[good, bad], [bad]], x, on_expert_loss="drop", backward_k_min=k_min)
@@ -255,8 +252,8 @@ def test_backward_needs_its_answers_for_each_sample() -> None:
         return x.grad.numpy()
 
     with pytest.raises(ExpertLostError, match="sample 1 failed: ValueError: gone"):
-        simulated_run(lambda: main(1))
-    np.testing.assert_array_equal(simulated_run(lambda: main(0)).value, [[2, 2], [0, 0]])
+        await run(1)
+    np.testing.assert_array_equal(await run(0), [[2, 2], [0, 0]])
 
 
 def test_stragglers_of_backward() -> None:
@@ -323,20 +320,11 @@ async def test_gradients_of_the_outputs_that_are_not_finite_are_not_sent() -> No
     assert expert.backwards == 1
 
 
-class Diverges(ag.Function):
-    """The input; its gradient is infinite where the input is 0, that of the weight where the weight is."""
-
-    inline = True
-
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        ctx.save_for_backward(x, weight)
-        return x + 0 * weight
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        x, weight = (tensor.numpy() for tensor in ctx.saved_tensors)
-        return ag.tensor(np.where(x == 0, np.inf, g.numpy())), ag.tensor(np.where(weight == 0, np.inf, 1.0))
+@custom_function(lambda x, weight: x + 0 * weight, inline=True, saves=True)
+def Diverges(ctx: Any, g: Any) -> Any:
+    """Gradients that are infinite where the input is 0, and where the weight is."""
+    x, weight = (tensor.numpy() for tensor in ctx.saved_tensors)
+    return ag.tensor(np.where(x == 0, np.inf, g.numpy())), ag.tensor(np.where(weight == 0, np.inf, 1.0))
 
 
 @pytest.mark.parametrize(("value", "lost"), [(1.0, [(1, 0)]), (0.0, [(0, 1), (1, 0), (2, 0)])])
