@@ -24,7 +24,8 @@ Note [Messages are compiled]
             if v0.__class__ is not _class0: raise _mismatch(0, v0)
             if v1 is not None:
                 if v1.__class__ is not _class1: raise _mismatch(1, v1)
-            return make(_made, v0, v1)
+            _message = _new(_Draft)
+            ...
 
         def encode(_message):
             if _message.second is not None: return [_message.first, _message.second,]
@@ -206,9 +207,13 @@ def compile_message(cls: type[Any], fields: MessageFields) -> MessageFunctions:
 
 def _make_source(fields: MessageFields) -> list[str]:
     arguments = [name if i < fields.required else f"{name}=None" for i, name in enumerate(fields.names)]
-    settings = [f"    _message.{name} = {name}" for name in fields.names]
-    head = f"def make({', '.join(['_cls', *arguments])}):"
-    return [head, "    _message = _new(_Draft)", *settings, "    _message.__class__ = _cls", "    return _message"]
+    return [f"def make({', '.join(['_cls', *arguments])}):", *_made_source(fields.names, fields.names, "_cls")]
+
+
+def _made_source(names: Sequence[str], values: Sequence[str], cls: str) -> list[str]:
+    """Source that returns a message of a class with these values."""
+    settings = [f"    _message.{name} = {value}" for name, value in zip(names, values, strict=True)]
+    return ["    _message = _new(_Draft)", *settings, f"    _message.__class__ = {cls}", "    return _message"]
 
 
 def _parse_source(fields: MessageFields, namespace: dict[str, Any]) -> list[str]:
@@ -225,7 +230,7 @@ def _parse_source(fields: MessageFields, namespace: dict[str, Any]) -> list[str]
     lines.append("    else: raise _unfit(_value)")
     for i, form in enumerate(fields.forms):
         lines += ["    " + line for line in _field_source(i, fields.names[i], form, namespace)]
-    return [*lines, f"    return make({', '.join(['_made', *(f'v{i}' for i in range(count))])})"]
+    return [*lines, *_made_source(fields.names, [f"v{i}" for i in range(count)], "_made")]
 
 
 def _field_source(i: int, name: str, form: ValueForm, namespace: dict[str, Any]) -> list[str]:
