@@ -37,7 +37,7 @@ Note [Messages are compiled]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 #: turns a value of the wire into one of a field, or back
