@@ -11,7 +11,7 @@ import pytest
 
 from aiograd.testing import HostKilledError, simulated_run
 from tests.coordination.faults import COORDINATOR, FAULTS, LIMITS, MOMENT, Moment, Scene, Strike, ending
-from tests.coordination.worlds import SCENES, PassScene
+from tests.coordination.scenes import SCENES, PassScene
 
 #: how a transaction ends for its caller, and which of the living have its work in the end, as a letter
 OUTCOMES = {
