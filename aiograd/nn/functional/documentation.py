@@ -44,6 +44,12 @@ PARAMETERS = {
     "dropout1d.input": "(N, C, L) or (C, L)",
     "dropout2d.input": "(N, C, H, W); three axes are (N, C, L), as in PyTorch",
     "dropout3d.input": "(N, C, D, H, W) or (C, D, H, W)",
+    "bias": "(out,) or None",
+    "groups": "channels fall into so many groups that do not mix",
+    "ceil_mode": "True if a last window may reach over the edge; what lies beyond the padding never counts",
+    "return_indices": "True to return where the maxima are as well",
+    "count_include_pad": "True if padding counts as values",
+    "divisor_override": "the divisor of the sums, instead",
     "reduction": '"mean", "sum" or "none"',
     "target": "of the shape of `input`",
     "delta": "the difference at which the square ends",
@@ -86,18 +92,48 @@ RETURNS = {
 }
 
 
+def _windows(axes: str, taps: str, setting: str) -> None:
+    """Texts of convolutions and pooling over lines, images or volumes."""
+    n, after = taps.count(",") + 1, axes.replace(",", "',") + "'"
+    of_kind: dict[str, dict[str, str]] = {
+        "conv": {"input": f"(N, in, {axes}) or (in, {axes})", "weight": f"(out, in / groups, {taps})",
+                 "stride": f"distance of windows, {setting}", "dilation": f"distance of the elements of a window, {setting}",
+                 "padding": f'zeros on both sides, {setting}; "valid" is none, "same" keeps the extents (stride 1)'},
+        "conv_transpose": {"input": f"(N, in, {axes}) or (in, {axes})", "weight": f"(in, out / groups, {taps})",
+                           "stride": f"stride of that convolution, {setting}", "dilation": f"dilation of that convolution, {setting}",
+                           "padding": "padding of that convolution: so much is cut off on both sides",
+                           "output_padding": "the number by which the output is longer than the shortest possible; below stride or dilation"},
+        "max_pool": {"padding": "border on both sides, below every value", "dilation": f"distance of the elements of a window, {setting}"},
+        "avg_pool": {"padding": "zeros on both sides"},
+    }  # fmt: skip
+    for kind, texts in of_kind.items():
+        if "pool" in kind:
+            texts |= {"input": f"(N, C, {axes}) or (C, {axes})", "kernel_size": setting}
+            texts |= {"stride": f"distance of windows, {setting}; None: `kernel_size`"}
+        channels = "C" if "pool" in kind else "out"
+        PARAMETERS.update({f"{kind}{n}d.{name}": text for name, text in texts.items()})
+        RETURNS[f"{kind}{n}d"] = f"(N, {channels}, {after}) or ({channels}, {after})."
+
+
+_windows("L", "k", "an int")
+_windows("H, W", "kh, kw", "an int or (height, width)")
+_windows("D, H, W", "kd, kh, kw", "an int or (depth, height, width)")
+for _name in ("max_pool1d", "max_pool2d"):
+    RETURNS[_name] = f"{RETURNS[_name][:-1]}; with `return_indices` a pair of it and int64 places, row by row, in the plane of each."
+
+
 def document(module: ModuleType) -> None:
     """Put Args and Returns into the docstrings of a module's public functions that have none."""
     family = module.__name__.rpartition(".")[2]
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__ and not name.startswith("_"):
             text = inspect.cleandoc(function.__doc__ or "")
-            if text and "Args:" not in text:
+            known = {each: PARAMETERS.get(f"{name}.{each}", PARAMETERS.get(each)) for each in inspect.signature(function).parameters}
+            returned = RETURNS.get(name, RETURNS.get(family))
+            if text and "Args:" not in text and returned is not None and None not in known.values():
                 first, _, rest = text.partition("\n\n")
-                known = inspect.signature(function).parameters
-                entries = [f"    {each}: {PARAMETERS.get(f'{name}.{each}', PARAMETERS.get(each))}." for each in known]
-                returned = f"Returns:\n    {RETURNS.get(name, RETURNS[family])}"
-                function.__doc__ = "\n\n".join([first, "\n".join(["Args:", *entries]), returned, *([rest] if rest else [])])
+                entries = [f"    {each}: {meaning}." for each, meaning in known.items()]
+                function.__doc__ = "\n\n".join([first, "\n".join(["Args:", *entries]), f"Returns:\n    {returned}", *([rest] if rest else [])])
 
 
 def entries_of(text: str, names: Collection[str]) -> Iterator[str]:
