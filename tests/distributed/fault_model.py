@@ -56,7 +56,6 @@ FAULTS: Mapping[int, Fault] = {
         "the worker that opened a context or started a pass is killed",
         "the others abort or settle its passes at once and drop its contexts when their lease ends; contexts of others do not notice",
         (
-            "distributed/test_backward_failures.py::test_participants_give_up_at_once_when_the_initiator_dies",
             "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_leases.py::test_contexts_of_a_dead_worker_are_dropped_when_their_lease_ends",
             "distributed/test_leases.py::test_other_contexts_do_not_notice",
