@@ -61,7 +61,7 @@ PARAMETERS = {
     **{f"{name}.{parameter}": "(C,) or None" for name in _OVER_CHANNELS for parameter in ("weight", "bias")},
     **{f"{name}.eps": "added to the variance" for name in ("layer_norm", *_OVER_CHANNELS)},
     "num_groups": "number of groups, which divides C",
-    **dict.fromkeys(("running_mean", "running_var"), "(C,) or None; while measuring updated in place, by `instance_norm` with means over the samples; the variance is unbiased"),
+    **dict.fromkeys(("running_mean", "running_var"), "(C,) or None; updated in place while measuring (with the unbiased variance)"),
     **dict.fromkeys(("batch_norm.training", "use_input_stats"), "True to measure, rather than use the running statistics"),
     "momentum": "the part of the running statistics that a batch replaces",
     "reduction": '"mean", "sum" or "none"',
