@@ -223,6 +223,8 @@ class GraphWalk:
 
     def _admits(self, node: Node) -> bool:
         """True if the walk may run a node or stage the gradient of a leaf: no user code, and cheap enough for the loop."""
+        if node._extra is not None:
+            return False
         if node.heeds_keeping:
             node.keeps_graph = self.task.keep_graph  # type: ignore[attr-defined]
         if self.placement.is_small(node):
