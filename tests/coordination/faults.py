@@ -56,7 +56,7 @@ def name_of(kind: int, value: Any) -> str:
     return str(message.args[1]) if message.function == "aiograd.reference.call" else message.function
 
 
-#: what a fault does
+#: a fault
 Strike: TypeAlias = "Callable[[Scene], None]"
 
 
@@ -84,7 +84,7 @@ class Scene:
         self.stepping: asyncio.Task[Any]
         self._armed: tuple[Moment, Strike] | None = None
 
-    # ---------------------------------------------------------------- what a protocol says
+    # ---------------------------------------------------------------- the protocol
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[None]:

@@ -11,7 +11,7 @@ import pytest
 
 from aiograd.testing import HostKilledError, simulated_run
 from tests.coordination.faults import COORDINATOR, FAULTS, LIMITS, MOMENT, Moment, Scene, Strike, ending
-from tests.coordination.worlds import SCENES
+from tests.coordination.scenes import SCENES, PassScene
 
 #: how a transaction ends for its caller, and which of the living have its work in the end, as a letter
 OUTCOMES = {
@@ -65,10 +65,13 @@ async def outcome_of(scene: Scene, moment: Moment, strike: Strike) -> str:
     if strike is FAULTS["the caller is cancelled"] and moment.message != "Vote":
         await asyncio.sleep(MOMENT)
         assert not any(map(scene.left, scene.living)), "all are told"
-    while loop.time() < scene.calm or any(map(scene.left, scene.living)):
+    await asyncio.sleep(scene.calm - loop.time())
+    holds = any(map(scene.left, scene.living))
+    while any(map(scene.left, scene.living)):
         await asyncio.sleep(0.1)
         assert loop.time() < scene.calm + LIMITS.default_deadline + LIMITS.lease_seconds, "nothing stays prepared"
     ended, seen = ending(scene.stepping) if COORDINATOR in scene.living else "killed", scene.seen
+    assert not (holds and isinstance(scene, PassScene) and (ended, seen) == ("killed", "none")), "members give up as soon as the loss is noticed"
     if ended == "killed":
         with pytest.raises(HostKilledError):
             await driving

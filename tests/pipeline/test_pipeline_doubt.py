@@ -404,6 +404,32 @@ def test_a_pipeline_that_is_closed_tells_of_the_commit_first() -> None:
     world.run(main)
 
 
+@pytest.mark.parametrize("tries", [1, 4])
+def test_a_commit_is_told_again_to_a_worker_that_is_short_of_memory(tries: int) -> None:
+    world = World()
+
+    async def main(world: World) -> None:
+        left = [MemoryError("no room")] * tries
+
+        def trouble() -> None:
+            execution = world.hosts["b"]._session.work.execution
+            commit = execution.commit
+
+            def scarce() -> None:
+                if left:
+                    raise left.pop()
+                commit()
+
+            execution.commit = scarce
+
+        world.at_decision(trouble)
+        await step(world)
+        assert not left and [world.found(0), world.found(1)] == wanted
+
+    wanted = expected()
+    world.run(main)
+
+
 def test_a_driver_that_cannot_commit_itself() -> None:
     """It has decided nothing then, and says so."""
     world = World(".b")
