@@ -12,6 +12,7 @@
 `shares`        which version answers a request; pure
 `shadow`        a version that computes beside the one that serves
 `statistics`    figures of a server
+`registry`      the servers and trainers of this process
 `log`           versions in a folder, over restarts and crashes
 `trainer`       learning inside of the service
 `gate`          whether a candidate is promoted, and kept afterwards; pure

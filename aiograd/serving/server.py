@@ -16,12 +16,14 @@ from typing import Any, Literal, Self
 from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.nn.module import Module
+from aiograd.running import tracing
 from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher
+from aiograd.serving.registry import REGISTRY
 from aiograd.serving.shadow import Shadow
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
@@ -111,6 +113,7 @@ class Server:
             await self._publisher.aclose()
             raise
         self._state = "open"
+        REGISTRY.add(self)
         return self
 
     async def _begin(self) -> None:
@@ -152,6 +155,7 @@ class Server:
             self._state = "closed"
             return
         self._state = "closed"
+        REGISTRY.remove(self)
         await self._batcher.aclose()
         if self._shadow is not None:
             await self._shadow.aclose()
@@ -193,23 +197,26 @@ class Server:
         """
         self._check_open()
         rows = rows_of(columns)
-        loop = asyncio.get_running_loop()
-        clock = clock_of(loop)  # a loop's own has milliseconds only
-        began = clock()
-        seconds = self.deadline if deadline is None else checked_deadline(deadline)
-        until = None if seconds is None else loop.time() + seconds
-        if at_least is not None:
-            await self._publisher.reached(at_least, until)
-        chosen = self._publisher.chosen(version, key)
-        if rows[0].shape[0] <= self.max_batch:
-            task = self._batcher.admit(rows, group=chosen, deadline=until)
-            value = await self._batcher.wait(task)
-        else:
-            task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
-        batch: Any = task.batch
-        bound: BoundVersion = batch.served
-        self._answer_counts.add(bound.version.number, clock() - began)
-        return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
+        with tracing.span("predict", attributes={"aiograd.rows": rows[0].shape[0]}) as span:
+            loop = asyncio.get_running_loop()
+            clock = clock_of(loop)  # a loop's own has milliseconds only
+            began = clock()
+            seconds = self.deadline if deadline is None else checked_deadline(deadline)
+            until = None if seconds is None else loop.time() + seconds
+            if at_least is not None:
+                await self._publisher.reached(at_least, until)
+            chosen = self._publisher.chosen(version, key)
+            if rows[0].shape[0] <= self.max_batch:
+                task = self._batcher.admit(rows, group=chosen, deadline=until)
+                value = await self._batcher.wait(task)
+            else:
+                task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
+            batch: Any = task.batch
+            bound: BoundVersion = batch.served
+            if span is not None:
+                span.set_attribute("aiograd.version", bound.version.number)
+            self._answer_counts.add(bound.version.number, clock() - began)
+            return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
 
     async def _in_parts(self, rows: tuple[Any, ...], bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
         """Run a request of more rows than a batch as several batches of one version."""
@@ -448,6 +455,7 @@ class Server:
         return ServingStatistics(
             version=self.current.number,
             versions=len(publisher.store.versions),
+            states=publisher.states(self._shadow),
             published=publisher.published,
             promoted=publisher.promoted,
             rollbacks=publisher.rollbacks,

@@ -25,10 +25,12 @@ from aiograd.coordination.module_calls import BufferSnapshot
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
+from aiograd.running import tracing
 from aiograd.running.caller import warn_caller
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, Verdict
+from aiograd.serving.registry import REGISTRY
 from aiograd.serving.server import Server
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array, make
@@ -141,6 +143,7 @@ class Trainer:
         self._may_run.set()
         self._has_rows = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        REGISTRY.add_trainer(self)
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.server!r}, {self.steps} steps, {'running' if self.is_running else 'not running'}>"
@@ -206,7 +209,8 @@ class Trainer:
             if not len(self.buffer):
                 raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
             columns = [make(column) for column in self.buffer.sample(self.batch)]
-            value = await self._step(columns)
+            with tracing.span("train"):
+                value = await self._step(columns)
             self.steps += 1
             self._since_publication += 1
             if self._since_publication >= self.publish_every:
