@@ -34,7 +34,7 @@ def _row(registered: RegisteredServer) -> dict[str, Any]:
     ranked = sorted(server.versions, key=lambda version: (states[version.number] == "kept", -version.number))[:MOST_VERSIONS]
     versions = [
         [version.number, states[version.number], version.parent, now - version.created, statistics.answers_by_version.get(version.number, 0),
-         list(version.metrics.items())[:MOST_METRICS]]
+         [list(pair) for pair in version.metrics.items()][:MOST_METRICS]]
         for version in sorted(ranked, key=lambda version: -version.number)
     ]  # fmt: skip
     row = {"name": name, "latency": list(statistics.latency.values()), "versions": versions, "kept": statistics.versions}
@@ -88,8 +88,8 @@ class ServerHistory:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """The servers as they are."""
-        return [{"worker": worker, **moment.row} for (worker, _), moment in self._last.items()]
+        """The servers as they are, in the order of workers and names."""
+        return [{"worker": worker, **moment.row} for (worker, _), moment in sorted(self._last.items())]
 
     def forget(self, worker: str) -> None:
         """A worker has no servers any more."""

@@ -74,16 +74,16 @@ async def look_at_serving(browser: Any, checks: Any, folder: Any) -> None:
                 cards = await page.locator(".server").all()
                 texts = [await card.inner_text() for card in cards]
                 checks.check(len(cards) == 2, f"{len(cards)} servers are shown")
-                for text, parts in zip(sorted(texts, key=lambda text: "edge" in text), (("on leader", "steps"), ("on edge", "follows leader")), strict=False):
+                for text, parts in zip(texts, (("on edge", "follows leader"), ("on leader", "steps")), strict=False):
                     checks.check(all(part in text for part in parts), f"{' '.join(text.split())[:110]}")
-                states = await page.locator(".server .state").all_inner_texts()
+                states = [text.replace("\xa0", " ") for text in await page.locator(".server .state").all_inner_texts()]
                 wanted = ("serves, split 90 %", "split 10 %", "candidate, shadow 50 %", "kept")
                 checks.check(all(state in states for state in wanted), f"each version has its state: {', '.join(states)}")
                 labels = [await canvas.get_attribute("aria-label") for canvas in await page.locator(".server canvas").all()]
                 checks.check(all("1 rollbacks" in label and "p50 –" not in label for label in labels), f"on the time axis: {labels}")
                 for width in WIDTHS:
                     for scheme in ("light", "dark"):
-                        await page.set_viewport_size({"width": width, "height": 900})
+                        await page.set_viewport_size({"width": width, "height": 2400})
                         await page.emulate_media(color_scheme=scheme)
                         await page.wait_for_timeout(700)
                         await page.locator("#serving").screenshot(path=folder / f"serving-{width}-{scheme}.png")

@@ -9,11 +9,11 @@ const AT = 0, P50 = 1, P99 = 2, QUEUED = 3, VERSION = 4, PROMOTIONS = 5, ROLLBAC
 const LEGEND = [["p50", SERIES[0]], ["p99", SERIES[1]], ["promotion", "var(--good)"], ["rollback", "var(--bad)"], ["rows in the queue", SERIES[4]], ["steps/s", SERIES[6]]];
 const COLUMNS = [
   ["version", ([number]) => number],
-  ["state", ([, state]) => state],
+  ["state", ([, state]) => state.replaceAll(" %", "\u00a0%")],
   ["parent", ([, , parent]) => parent ?? "–"],
   ["published", ([, , , age]) => `${ago(age)} ago`],
   ["answers", ([, , , , answers]) => count(answers)],
-  ["metrics", ([, , , , , metrics]) => metrics.map(([name, value]) => `${name} ${number(value)}`).join(", ") || "–"],
+  ["metrics", ([, , , , , metrics]) => metrics.map(([name, value]) => `${name}\u00a0${number(value)}`).join(", ") || "–"],
 ];
 const microseconds = (value) => (value === null || value === undefined ? "–" : time(value));
 
@@ -113,8 +113,9 @@ export class Serving {
     }
     strips.forEach(([name, place, shade], i) => {
       const bottom = PLOT + (i + 1) * (STRIP + 8);
-      const most = Math.max(1, ...samples.map((sample) => sample[place]));
+      const most = Math.max(0, ...samples.map((sample) => sample[place]));
       rule(bottom, name);
+      if (!most) return;
       context.fillText(clipped(context, number(most), LEFT - 6), LEFT - 6, bottom - STRIP + 8);
       context.fillStyle = shade;
       context.beginPath();
