@@ -27,6 +27,7 @@ def model() -> ag.nn.Sequential:
 @contextlib.asynccontextmanager
 async def requests(*servers: serving.Server) -> AsyncIterator[None]:
     """Requests to each server for as long as the block runs; in bursts, so that a queue forms."""
+
     async def ask(server: serving.Server) -> None:
         generator = np.random.default_rng(0)
         while True:

@@ -9,11 +9,11 @@ const AT = 0, P50 = 1, P99 = 2, QUEUED = 3, VERSION = 4, PROMOTIONS = 5, ROLLBAC
 const LEGEND = [["p50", SERIES[0]], ["p99", SERIES[1]], ["promotion", "var(--good)"], ["rollback", "var(--bad)"], ["rows in the queue", SERIES[4]], ["steps/s", SERIES[6]]];
 const COLUMNS = [
   ["version", ([number]) => number],
-  ["state", ([, state]) => state.replaceAll(" %", "\u00a0%")],
+  ["state", ([, state]) => make("span", { class: "state" }, state.replace(/(\w) /g, "$1\u00a0"))],
   ["parent", ([, , parent]) => parent ?? "–"],
   ["published", ([, , , age]) => `${ago(age)} ago`],
   ["answers", ([, , , , answers]) => count(answers)],
-  ["metrics", ([, , , , , metrics]) => metrics.map(([name, value]) => `${name}\u00a0${number(value)}`).join(", ") || "–"],
+  ["metrics", ([, , , , , metrics]) => (metrics.length ? make("span", {}, ...metrics.map(([name, value]) => make("span", {}, `${name} ${number(value)}`))) : "–")],
 ];
 const microseconds = (value) => (value === null || value === undefined ? "–" : time(value));
 
@@ -80,8 +80,8 @@ export class Serving {
       facts.push(["behind", follower.behind === null ? "–" : time(1000 * follower.behind)], ["received", bytes(follower.bytes)]);
     }
     card.facts.replaceChildren(...facts.map(([name, value, isBad]) => make("li", isBad ? { class: "bad" } : {}, `${name} `, make("b", {}, String(value)))));
-    card.rows.replaceChildren(...server.versions.map((version) => make("tr", { class: version[1].split(",")[0].split(" ")[0] }, ...COLUMNS.map(([name, text], i) =>
-      make("td", { "data-label": name }, i === 1 ? make("span", { class: "state" }, text(version)) : String(text(version)))))));
+    card.rows.replaceChildren(...server.versions.map((version) => make("tr", { class: version[1].split(",")[0].split(" ")[0] }, ...COLUMNS.map(([name, text]) =>
+      make("td", { "data-label": name }, text(version))))));
     const hidden = server.kept - server.versions.length;
     card.more.textContent = hidden > 0 ? `and ${hidden} more that ${hidden === 1 ? "is" : "are"} kept` : "";
   }
@@ -106,7 +106,7 @@ export class Serving {
       context.fillText(clipped(context, text, LEFT - 6), LEFT - 6, top);
     };
     for (let power = 0; power < 8; power += 1) {
-      for (const factor of high - low < 1.6 ? [1, 2, 5] : [1]) {
+      for (const factor of high - low < 2.2 ? [1, 2, 5] : [1]) {
         const us = factor * 10 ** power;
         if (Math.log10(us) >= low && Math.log10(us) <= high) rule(y(us), time(us).replace(/\.0+ /, " "));
       }
