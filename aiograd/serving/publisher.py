@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, RejectedVersionError, ServingError, VersionLogError
@@ -28,6 +28,12 @@ from aiograd.serving.log import VersionLog
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.versions import Precision, Version, VersionStore, check_fits
 from aiograd.tensors.core import host_array
+
+
+class ChosenBySplit(NamedTuple):
+    """The group of requests that a split gives to a version; a rollback ends the split and gives them to the version that serves."""
+
+    bound: BoundVersion
 
 
 class Publisher:
@@ -97,13 +103,17 @@ class Publisher:
             bound = self._bound[version.number] = BoundVersion(version)
         return bound
 
-    def chosen(self, number: int | None, key: Any) -> BoundVersion | None:
-        """The version that a request asks for or that the split gives it; None for the one that serves."""
-        if number is None:
-            if self.split is None:
-                return None
-            number = self.split.choose(key)
-        return self.bind(self.store.get(number))
+    def group_of(self, number: int | None, key: Any) -> BoundVersion | ChosenBySplit | None:
+        """The version that a request asks for, or the choice of the split; None for the version that serves when its batch begins."""
+        if number is not None:
+            return self.bind(self.store.get(number))
+        return None if self.split is None else ChosenBySplit(self.bind(self.store.get(self.split.choose(key))))
+
+    def bound_of(self, group: BoundVersion | ChosenBySplit | None) -> BoundVersion:
+        """The version that a group of requests is answered by now."""
+        if group is None:
+            return self.bound_now()
+        return group.bound if isinstance(group, ChosenBySplit) else group
 
     async def reached(self, number: int, until: float | None) -> None:
         """Wait until a version of at least this number serves.
