@@ -79,7 +79,7 @@ class VersionLog:
     def numbers(self) -> list[int]:
         """The numbers of the versions in the folder, in ascending order."""
         with self._failing("list it"):
-            return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
+            return self._numbers()
 
     @property
     def promoted(self) -> int | None:
@@ -139,6 +139,9 @@ class VersionLog:
             raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failure}") from failure
         return None
 
+    def _numbers(self) -> list[int]:
+        return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
+
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.folder)
@@ -184,7 +187,8 @@ class VersionLog:
             if number <= manifest.highest:
                 raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {manifest.highest} are taken")
             served = (*manifest.served, number) if promote else manifest.served
-            kept = {*sorted({*self.numbers(), number})[-self.keep :], *served[-1:], *pinned}
+            numbers = self._numbers()
+            kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
             facts = {
                 "number": number,
                 "digest": version.digest,
@@ -201,7 +205,7 @@ class VersionLog:
                 if self._manifest().highest < number:
                     self._path(number).unlink(missing_ok=True)
                 raise
-            for each in set(self.numbers()) - kept:
+            for each in set(numbers) - kept:
                 with contextlib.suppress(OSError):  # it is deleted with a later version
                     self._path(each).unlink()
 

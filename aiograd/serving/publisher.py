@@ -84,7 +84,10 @@ class Publisher:
         return last  # type: ignore[no-any-return]
 
     async def aclose(self) -> None:
-        """Fail the requests that wait for a version, and close the log when it is written."""
+        """Fail the requests that wait for a version, and close the log when it is written, also if this is cancelled."""
+        await _uninterrupted(self._aclose())
+
+    async def _aclose(self) -> None:
         self._is_closed = True
         for future in self._changes:
             if not future.done():

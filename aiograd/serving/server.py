@@ -140,10 +140,12 @@ class Server:
             self._state = "closed"
             return
         self._state = "closed"
-        await self._batcher.aclose()
-        if self._shadow is not None:
-            await self._shadow.aclose()
-        await self._publisher.aclose()
+        try:
+            await self._batcher.aclose()
+            if self._shadow is not None:
+                await self._shadow.aclose()
+        finally:
+            await self._publisher.aclose()
 
     def _check_open(self) -> None:
         if self._state != "open":
