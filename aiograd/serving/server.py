@@ -152,10 +152,12 @@ class Server:
             self._state = "closed"
             return
         self._state = "closed"
-        await self._batcher.aclose()
-        if self._shadow is not None:
-            await self._shadow.aclose()
-        await self._publisher.aclose()
+        try:
+            await self._batcher.aclose()
+            if self._shadow is not None:
+                await self._shadow.aclose()
+        finally:
+            await self._publisher.aclose()
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -244,6 +246,11 @@ class Server:
     def current(self) -> Version:
         """The version that serves."""
         return self._publisher.bound_now().version
+
+    @property
+    def serving_since(self) -> float:
+        """Seconds since the epoch at which the version that serves began to."""
+        return self._publisher.serving_since
 
     @property
     def versions(self) -> tuple[Version, ...]:
