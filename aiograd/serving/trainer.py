@@ -62,7 +62,7 @@ class Trainer:
 
     Attributes:
         steps: the number of steps that were taken.
-        failures: the number of steps and publications that failed or were cancelled.
+        failures: the number of steps and publications that failed, or were cancelled otherwise than by leaving the block.
         error: the exception of the last failure, None after a step that succeeded.
         rejected: the number of candidates that were dropped, and of states that were not finite.
         rollbacks: the number of promotions that the gate took back.
@@ -226,16 +226,19 @@ class Trainer:
                 self._since_publication += 1
                 if not self._follow_rollback():
                     await self._publish(loss)
-            except BaseException as error:
+            except asyncio.CancelledError as error:
+                if task is None or task.cancelling() > cancellations:
+                    self.failures += task is not self._task  # leaving the block is no failure
+                    raise
                 self.failures += 1
-                if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() == cancellations:
-                    self.error = ServingError("Trainer: the loss was cancelled, by itself or by something it waits for; no step was taken")
-                    raise self.error from error
+                self.error = ServingError("Trainer: the loss was cancelled, by itself or by something it waits for; no step was taken")
+                raise self.error from error
+            except Exception as error:
+                self.failures += 1
+                self.error = error
                 if isinstance(error, RejectedVersionError):
                     self.rejected += 1
                     self._step.go_on_from_serving()
-                if isinstance(error, Exception):
-                    self.error = error
                 raise
             self.error = None
             return loss
