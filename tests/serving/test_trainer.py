@@ -168,9 +168,10 @@ async def test_after_a_step_that_breaks_parameters_the_model_goes_on_from_what_s
             assert (trainer.steps, server.current.number) == (1, 2 if publish_every == 1 else 1)
 
 
-async def test_weights_that_are_rounded_to_infinity_are_rejected() -> None:
+@pytest.mark.parametrize("gate", [None, serving.Gate(len)])
+async def test_weights_that_are_rounded_to_infinity_are_rejected(gate: Any) -> None:
     largest = float(np.finfo(np.float32).max)
-    async with learning(Mover(0.0), Two(1.0), optimizer=by_one, serve={"precision": "bfloat16"}) as trainer:
+    async with learning(Mover(0.0), Two(1.0), optimizer=by_one, serve={"precision": "bfloat16"}, gate=gate) as trainer:
         trainer.server.model.set(largest)
         await assert_awaiting_raises(RejectedVersionError, "not finite", trainer.step())
         assert trainer.server.model.first.item() == 1.0 and trainer.rejected == 1
