@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 else:
     difflib = LateModule("difflib")
 
+__all__ = [
+    "AiogradError", "ArgumentError", "ArgumentTypeError", "CancelGraceError", "CheckpointError", "DataError", "DeviceError", "DeviceLostError",
+    "DeviceMemoryError", "DeviceMismatchError", "DeviceUnavailableError", "EngineClosedError", "GradcheckError", "GradientError", "GraphError",
+    "GraphFreedError", "HookError", "HookTypeError", "InPlaceError", "IndexRangeError", "LinearAlgebraError", "LoopError", "MicrobatchError",
+    "MissingExtraError", "ModeError", "ModifiedError", "NaNGradientError", "NestedPassError", "NoGraphError", "NoRuleError", "NotReadyError",
+    "OnceDifferentiableError", "PipelineError", "ScheduleError", "ShapeError", "StageBackwardError", "TraceError", "TransactionError",
+    "UnknownNameError", "UnusedInputError", "refused",
+]  # fmt: skip
+
 
 class AiogradError(Exception):
     """Base of every error that aiograd raises."""

@@ -20,6 +20,7 @@
 `follower`       servers in other processes that serve what this one serves
 `delta`          the difference of two versions as bytes; pure
 `web`            errors as HTTP responses
+`metrics`        figures of a server for Prometheus
 ===============  ==========================================================================
 """
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from aiograd.serving.follower import lead as lead
     from aiograd.serving.gate import Gate as Gate
     from aiograd.serving.log import VersionLog as VersionLog
+    from aiograd.serving.metrics import ServingMetrics as ServingMetrics
     from aiograd.serving.server import Server as Server
     from aiograd.serving.statistics import Comparison as Comparison
     from aiograd.serving.statistics import ServingStatistics as ServingStatistics
@@ -57,6 +59,7 @@ else:
             "Gate": "aiograd.serving.gate",
             "ReplayBuffer": "aiograd.serving.buffer",
             "Server": "aiograd.serving.server",
+            "ServingMetrics": "aiograd.serving.metrics",
             "ServingStatistics": "aiograd.serving.statistics",
             "Trainer": "aiograd.serving.trainer",
             "Version": "aiograd.serving.versions",
@@ -72,6 +75,7 @@ else:
     )
 
 __all__ = [
-    "Answer", "Comparison", "Follower", "Gate", "HTTPError", "ReplayBuffer", "Server", "ServingStatistics", "Trainer", "Version", "VersionLog",
+    "Answer", "Comparison", "Follower", "Gate", "HTTPError", "ReplayBuffer", "Server", "ServingMetrics", "ServingStatistics", "Trainer",
+    "Version", "VersionLog",
     "aiohttp_middleware", "apply_delta", "encode_delta", "exception_handlers", "http_error", "lead",
 ]  # fmt: skip

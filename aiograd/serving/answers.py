@@ -23,6 +23,11 @@ class Answer:
         digest: SHA-256 of that version's state, as hexadecimal text.
         batch: the number of rows in the batch that the request was part of; of a request that ran as several, of its first.
         waited: seconds between the request and the start of its batch.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     answer = await server.predict(np.ones((3, 2), np.float32))
+    >>> answer.version, answer.batch, answer.headers["X-Model-Version"]
+    (1, 3, '1')
     """
 
     value: Any

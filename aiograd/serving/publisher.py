@@ -20,6 +20,7 @@ from typing import Any
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, RejectedVersionError, ServingError, VersionLogError
 from aiograd.nn.module import Module
+from aiograd.running import tracing
 from aiograd.running.caller import warn_caller
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion
@@ -138,21 +139,25 @@ class Publisher:
     async def publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
         """Make a version, see `Server.publish`."""
         async with self._publishing:
-            base = None if self.serving is None else self.serving.version
-            arrays, digest, is_finite = await copy_of_state(self.model, state, base, self.precision)
-            if promote and not is_finite:
-                raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
-            parent = None if base is None else base.number
-            number, now = self.store.next_number, time.time()
-            version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
-            if (log := self.log) is not None:
-                await current_engine().offload(lambda: log.append(version, promote=promote))
-            self.store.admit(version, promote=promote)
-            self.published += 1
-            if promote:
-                self.promoted += 1
-                self._serve()
-            return version
+            with tracing.span("publish"):
+                return await self._publish(state, metrics, promote)
+
+    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
+        base = None if self.serving is None else self.serving.version
+        arrays, digest, is_finite = await copy_of_state(self.model, state, base, self.precision)
+        if promote and not is_finite:
+            raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
+        parent = None if base is None else base.number
+        number, now = self.store.next_number, time.time()
+        version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
+        if (log := self.log) is not None:
+            await current_engine().offload(lambda: log.append(version, promote=promote))
+        self.store.admit(version, promote=promote)
+        self.published += 1
+        if promote:
+            self.promoted += 1
+            self._serve()
+        return version
 
     def adopt(self, version: Version) -> None:
         """Serve a version that was made elsewhere, under its own number.

@@ -131,12 +131,24 @@ class Server:
 
         Returns:
             True if all were answered, False if the time was up before; `aclose` fails the rest.
+
+        Cancelling stops the waiting; the server stays closed for new requests.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.drain(timeout=1.0)
+        True
         """
         self._check_open()
         return await self._batcher.drain(timeout)
 
     async def aclose(self) -> None:
-        """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent."""
+        """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent.
+
+        Cancelling leaves it half closed: call it again.
+
+        >>> server = await ag.serving.Server(ag.nn.Linear(2, 1)).__aenter__()
+        >>> await server.aclose()
+        """
         if self._state in ("closed", "new"):
             self._state = "closed"
             return
@@ -224,6 +236,11 @@ class Server:
     # ---------------------------------------------------------------- versions
 
     @property
+    def has_version(self) -> bool:
+        """True once a version serves."""
+        return self._publisher.serving is not None
+
+    @property
     def current(self) -> Version:
         """The version that serves."""
         return self._publisher.bound_now().version
@@ -235,6 +252,12 @@ class Server:
 
     def version(self, number: int) -> Version:
         """The version of a number.
+
+        Args:
+            number: of a version that is kept.
+
+        Returns:
+            The version.
 
         Raises:
             VersionNotFoundError: there is none, or it is not kept any more.
@@ -275,6 +298,12 @@ class Server:
 
     def promote(self, number: int) -> Version:
         """Let a version serve.
+
+        Args:
+            number: of a version that is kept.
+
+        Returns:
+            The version.
 
         Raises:
             VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
@@ -370,6 +399,8 @@ class Server:
         Returns:
             A Tensor, or a tuple of Tensors, as the forward returns.
 
+        Cancelling cancels a forward that waits.
+
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     (await server.compute(server.current, np.ones((3, 2), np.float32))).shape
         (3, 1)
@@ -387,6 +418,8 @@ class Server:
 
         Returns:
             True if another version serves, False if the time was up before.
+
+        Cancelling stops the waiting.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     await server.changed(0, "")
@@ -408,6 +441,8 @@ class Server:
         Returns:
             True if no rows are queued, False if the time was up before.
 
+        Cancelling stops the waiting.
+
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     await server.idle()
         True
@@ -422,7 +457,11 @@ class Server:
     # ---------------------------------------------------------------- figures
 
     def statistics(self) -> ServingStatistics:
-        """Figures of the server so far."""
+        """Figures of the server so far.
+
+        Returns:
+            A `ServingStatistics`.
+        """
         batcher, publisher = self._batcher, self._publisher
         return ServingStatistics(
             version=self.current.number,
@@ -440,6 +479,7 @@ class Server:
             failed=batcher.failed,
             answers_by_version=dict(self._answer_counts.by_version),
             latency=self._answer_counts.latency,
+            latency_sum=self._answer_counts.seconds,
             comparisons={number: total.comparison for number, total in self._difference_sums.items()},
         )
 
