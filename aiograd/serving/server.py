@@ -90,6 +90,7 @@ class Server:
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         self._publisher = Publisher(model, keep, precision, version_log)
         self._shadow: Shadow | None = None
+        self._pinned: tuple[int, ...] = ()
         self._answer_counts = AnswerCounts()
         self._difference_sums: dict[int, DifferenceSum] = {}
         self._state = "new"
@@ -271,6 +272,11 @@ class Server:
         """
         return self._publisher.store.get(number)
 
+    @property
+    def rollbacks(self) -> int:
+        """The number of rollbacks so far."""
+        return self._publisher.rollbacks
+
     async def publish(
         self, state: Mapping[str, Any] | None = None, *, metrics: Mapping[str, float] | None = None, promote: bool = True
     ) -> Version:
@@ -374,8 +380,20 @@ class Server:
         """
         self._publisher.load_model(version)
 
+    def pin(self, *numbers: int) -> None:
+        """Keep these versions, and no longer the ones that were pinned before.
+
+        Args:
+            numbers: of versions that are kept.
+
+        Raises:
+            VersionNotFoundError: a version that is not kept.
+        """
+        self._pinned = numbers
+        self._retain()
+
     def _retain(self) -> None:
-        self._publisher.retain(() if self._shadow is None else (self._shadow.bound.version.number,))
+        self._publisher.retain((*self._pinned, *(() if self._shadow is None else (self._shadow.bound.version.number,))))
 
     async def compute(self, version: Version, *columns: Any) -> Any:
         """The outputs of a version for these rows, apart from batches, statistics and limits.
