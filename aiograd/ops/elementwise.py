@@ -327,21 +327,15 @@ def _clamp_vjp(g: Array, x: Array, min: Any, max: Any) -> Array:
 clamp = define("clamp", _clamp, x=_clamp_vjp, cost=1.5)
 
 
-def _clamp_min(x: Array, limit: Array, /) -> Array:
-    """`x` limited from below by `limit`, which broadcasts with it."""
-    return np.maximum(x, limit)
-
-
-def _clamp_max(x: Array, limit: Array, /) -> Array:
-    """`x` limited from above by `limit`, which broadcasts with it."""
-    return np.minimum(x, limit)
-
-
+#: `x` limited from below by `limit`, which broadcasts with it
 clamp_min = define(
-    "clamp_min", _clamp_min, x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), cost=2.0
+    "clamp_min", lambda x, limit, /: np.maximum(x, limit),
+    x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), cost=2.0
 )
+#: `x` limited from above by `limit`, which broadcasts with it
 clamp_max = define(
-    "clamp_max", _clamp_max, x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), cost=2.0
+    "clamp_max", lambda x, limit, /: np.minimum(x, limit),
+    x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), cost=2.0
 )
 
 

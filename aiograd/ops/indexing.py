@@ -192,11 +192,6 @@ def _take_adjoint(g: Array, indices: Array, /, shape: Shape, axis: int = 0) -> A
     return np.moveaxis(out, 0, axis)
 
 
-def _gather(x: Array, indices: Array, /, axis: int = -1) -> Array:
-    """Elements of `x` along `axis`, chosen separately for each position on the other axes (``take_along_axis``)."""
-    return np.take_along_axis(x, indices, axis)
-
-
 def _gather_adjoint(g: Array, indices: Array, /, shape: Shape, axis: int = -1) -> Array:
     """Zeros of `shape` with the elements of `g` added at `indices` along `axis`."""
     indices = np.asarray(indices)
@@ -241,9 +236,9 @@ take: Op = define(
 take_adjoint: Op = define(
     "take_adjoint", _take_adjoint, g=lambda g, indices, axis: take(g, indices, axis=axis), complex="explicit", cost=3.0
 )
+#: elements of `x` along `axis`, chosen separately for each position on the other axes (``take_along_axis``)
 gather: Op = define(
-    "gather",
-    _gather,
+    "gather", lambda x, indices, /, axis=-1: np.take_along_axis(x, indices, axis),
     x=lambda g, indices, x_shape, axis: gather_adjoint(g, indices, shape=x_shape, axis=axis),
     complex="explicit",
     cost=5.0,
