@@ -396,7 +396,6 @@ FAULTS: Mapping[int, Fault] = {
         "callers were answered",
         (
             "distributed/test_broken_functions.py::test_a_hook_that_raises_fails_the_pass_everywhere_and_nothing_else",
-            "distributed/test_broken_functions.py::test_a_hook_that_raises_after_the_commit_says_that_gradients_are_there",
             "distributed/test_broken_functions.py::test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop",
             "distributed/test_broken_functions.py::test_an_interrupt_leaves_the_loop_after_the_caller_was_answered",
             "distributed/test_backward_failures.py::test_an_error_after_the_commit_says_so_and_rolls_nothing_back",

@@ -16,6 +16,8 @@ _REDUCED = "A scalar, or elements of the shape of `input` where `reduction` is \
 #: functions that draw values by the numbers of inputs and outputs of a unit
 _SCALED = ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_")
 
+_OVER_AXES, _OVER_CHANNELS = ("layer_norm", "rms_norm"), ("group_norm", "batch_norm", "instance_norm")
+
 #: text by parameter, or by ``function.parameter``
 PARAMETERS = {
     "input": "any shape",
@@ -50,6 +52,18 @@ PARAMETERS = {
     "return_indices": "True to return where the maxima are as well",
     "count_include_pad": "True if padding counts as values",
     "divisor_override": "the divisor of the sums, instead",
+    **{f"{name}.input": "of a shape that ends with `normalized_shape`" for name in _OVER_AXES},
+    **{f"{name}.weight": "of the shape `normalized_shape`, or None" for name in _OVER_AXES},
+    "normalized_shape": "extents of the axes to normalise over together",
+    "layer_norm.bias": "of the shape `normalized_shape`, or None",
+    "rms_norm.eps": "added to the mean square; None: the machine epsilon of the dtype",
+    **{f"{name}.input": "(N, C, ...)" for name in _OVER_CHANNELS},
+    **{f"{name}.{parameter}": "(C,) or None" for name in _OVER_CHANNELS for parameter in ("weight", "bias")},
+    **{f"{name}.eps": "added to the variance" for name in ("layer_norm", *_OVER_CHANNELS)},
+    "num_groups": "number of groups, which divides C",
+    **dict.fromkeys(("running_mean", "running_var"), "(C,) or None; updated in place while measuring (with the unbiased variance)"),
+    **dict.fromkeys(("batch_norm.training", "use_input_stats"), "True to measure, rather than use the running statistics"),
+    "momentum": "the part of the running statistics that a batch replaces",
     "reduction": '"mean", "sum" or "none"',
     "target": "of the shape of `input`",
     "delta": "the difference at which the square ends",
@@ -88,6 +102,7 @@ RETURNS = {
     "glu": "A Tensor of half the length along the axis.",
     "attentions": "A Tensor of the shape of `input`; `input` itself if nothing is dropped.",
     "losses": _REDUCED,
+    **dict.fromkeys((*_OVER_AXES, *_OVER_CHANNELS), "A Tensor of the shape of `input`."),
     "init": "`tensor`.",
 }
 
