@@ -300,12 +300,8 @@ def np_compress(condition: Any, a: Array, axis: int | None = None, out: Any = No
     return take(a, np.flatnonzero(np.asarray(condition)), axis=axis)
 
 
-def _nonzero(x: Array, /) -> tuple[Array, ...]:
-    """The indices of the elements that are not zero, one array per axis."""
-    return np.nonzero(x)
-
-
-nonzero = define("nonzero", _nonzero, outputs=None, numpy=(np.nonzero,))
+#: the indices of the elements that are not zero, one array per axis
+nonzero = define("nonzero", lambda x, /: np.nonzero(x), outputs=None, numpy=(np.nonzero,))
 
 
 answer({

@@ -17,18 +17,8 @@ from aiograd.running.types import Array
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
-def _erf(x: Array, /) -> Array:
-    """The error function of real `x`."""
-    return error_function.erf(x)
-
-
-def _erfc(x: Array, /) -> Array:
-    """``1 - erf(x)``, accurate for large `x` too."""
-    return error_function.erfc(x)
-
-
-erf = define("erf", _erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, cost=3.0)
-erfc = define("erfc", _erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
+erf = define("erf", error_function.erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, cost=3.0)
+erfc = define("erfc", error_function.erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
 
 
 def _sigmoid(x: Array, /) -> Array:
@@ -106,16 +96,6 @@ xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, cost=4.0)
 # The normal distribution and the inverses of erf and of the logistic function.
 
 
-def _erfinv(x: Array, /) -> Array:
-    """The inverse of erf: infinite at -1 and 1, NaN beyond."""
-    return error_function.erfinv(x)
-
-
-def _log_ndtr(x: Array, /) -> Array:
-    """The logarithm of the probability that a standard normal is below `x`, also where that is too small to represent."""
-    return error_function.log_ndtr(x)
-
-
 def _logit(x: Array, /) -> Array:
     """The inverse of the logistic function: ``log(x / (1 - x))``."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -135,8 +115,8 @@ def _ndtri(x: Array, /) -> Array:
 
 erfcx = define("erfcx", _erfcx, x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
 ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), cost=30.0)
-erfinv = define("erfinv", _erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
-log_ndtr = define("log_ndtr", _log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
+erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
+log_ndtr = define("log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
 logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), cost=3.0)
 
 

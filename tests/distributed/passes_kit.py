@@ -24,7 +24,7 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
 from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.memory import MemoryChannel, MemoryTransport, Switchboard
-from tests.distributed.workers import knows, view, workers
+from tests.distributed.workers import context_here, knows, view, workers
 
 SIZE = 3
 Function = Callable[..., Awaitable[Any]]
@@ -81,6 +81,20 @@ class Stage:
             return Suspend.apply(x * here.weight, rule)
 
         self.functions[name] = weigh
+
+    def differentiates(self, function: str, **options: Any) -> list[str]:
+        """Expose `differentiate`, which runs a pass through a function of c in the context of its caller; returns how its passes failed."""
+        ends: list[str] = []
+
+        async def differentiate(here: Here, x: Any) -> None:
+            try:
+                await context_here().backward((await here.call("c", function, x)).sum(), **options)
+            except BaseException as error:
+                ends.append(type(error).__name__)
+                raise
+
+        self.functions["differentiate"] = differentiate
+        return ends
 
     async def local(self, name: str, function: str, *args: Any) -> Any:
         """Call a function in this process."""

@@ -528,45 +528,6 @@ async def test_messages_of_a_pass_that_is_over_are_refused_and_change_nothing() 
 # -------------------------------------------------------------------- workers that are lost
 
 
-def test_participants_give_up_at_once_when_the_initiator_dies() -> None:
-    """Also those that have never talked to it."""
-
-    async def main() -> None:
-        board = Net()
-        stage = Stage()
-        gate = asyncio.Event()
-
-        async def wait(g: Any) -> Any:
-            gate.set()
-            await asyncio.sleep(1000)
-
-        async def slow(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, wait)
-
-        async def far(here: Here, x: Any) -> Any:
-            return await here.call("c", "near", x)
-
-        async def near(here: Here, x: Any) -> Any:
-            return await here.call("d", "slow", x)
-
-        stage.functions.update(slow=slow, far=far, near=near)
-        async with stage.open(board, idle=False) as opened:
-            block = opened[0].context()
-            ctx = await block.__aenter__()
-            loss = (await opened[0].call("b", "far", stage.x)).sum()
-            running = asyncio.ensure_future(ctx.backward(loss))
-            await gate.wait()
-            assert passes(opened) == [1, 1, 1, 1]
-            board.kill("a")
-            await asyncio.sleep(3)
-            assert passes(opened[1:]) == [0, 0, 0]
-            running.cancel()
-            await asyncio.wait([running])
-            await block.__aexit__(None, None, None)
-
-    assert simulate(main) < 60
-
-
 # -------------------------------------------------------------------- after the commit
 
 

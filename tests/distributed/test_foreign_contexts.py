@@ -28,7 +28,7 @@ from aiograd.transaction import Outcome
 from tests.distributed.intruder import LIMITS, Intruder
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import after, before
-from tests.distributed.workers import SECRET, knows, leaf, until, values, view, workers
+from tests.distributed.workers import SECRET, knows, leaf, two_principals, until, values, view, workers
 
 #: the tenants: one names a context of somebody else's, the other one that never was
 TENANTS = {"x": Key("k2", b"x" * 32, "tenant"), "y": Key("k3", b"y" * 32, "lodger")}
@@ -325,8 +325,7 @@ async def test_a_message_about_a_foreign_context_is_answered_as_one_about_a_cont
 
 async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() -> None:
     """A tenant that learns of an id before its owner's call comes to a worker keeps nobody out."""
-    server = Keyring(SECRET, kid="k1")
-    server.add("k2", b"x" * 32, principal="tenant")
+    server, tenant = two_principals()
     weight = leaf(2, 2)
     service = dist.Service()
 
@@ -334,8 +333,7 @@ async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() ->
     async def scale(x: Any) -> Any:
         return x * weight
 
-    secrets = {"a": Keyring(SECRET, kid="k1"), "b": server, "x": Keyring(b"x" * 32, kid="k2", principal="tenant")}
-    async with workers("a", "b", "x", service=service, secrets=secrets, idle=False) as (a, b, x), a.context() as ctx:
+    async with workers("a", "b", "x", service=service, secrets={"b": server, "x": tenant}, idle=False) as (a, b, x), a.context() as ctx:
         for known in (["tenant"], ["default", "tenant"]):
             await x.endpoint.request("b", Kind.CALL, ("scale", [1.0], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
             assert sorted(each.principal for each in b._contexts) == known
