@@ -281,16 +281,6 @@ def _third_kind(order: int) -> Callable[[Array], Array]:
     return function
 
 
-def _k0(x: Array, /) -> Array:
-    """The modified Bessel function of the second kind of order 0."""
-    return in_float64(_third_kind(0), x)
-
-
-def _k1(x: Array, /) -> Array:
-    """The modified Bessel function of the second kind of order 1."""
-    return in_float64(_third_kind(1), x)
-
-
 def _order(name: str) -> Callable[[Any], Any]:
     return no_derivative(f"{name} by its order")
 
@@ -301,5 +291,7 @@ iv: Op = define("bessel_iv", _iv, x1=_order("iv"), x2=lambda g, x1, x2: g * 0.5 
 ive: Op = define(
     "bessel_ive", _ive, x1=_order("ive"), x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out), cost=2000.0
 )
-k0: Op = define("bessel_k0", _k0, x=lambda g, x: -(g * k1(x)), cost=400.0)
-k1: Op = define("bessel_k1", _k1, x=lambda g, x, out: -(g * (k0(x) + out / x)), cost=500.0)
+#: the modified Bessel function of the second kind of order 0
+k0: Op = define("bessel_k0", lambda x, /: in_float64(_third_kind(0), x), x=lambda g, x: -(g * k1(x)), cost=400.0)
+#: the modified Bessel function of the second kind of order 1
+k1: Op = define("bessel_k1", lambda x, /: in_float64(_third_kind(1), x), x=lambda g, x, out: -(g * (k0(x) + out / x)), cost=500.0)

@@ -37,11 +37,6 @@ def _sigmoid(x: Array, /) -> Array:
     return np.where(negative, small, 1) / (1 + small)
 
 
-def _log_sigmoid(x: Array, /) -> Array:
-    """``log(sigmoid(x))``, safe for large negative `x`."""
-    return np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x)))
-
-
 def _softplus(x: Array, /, beta: float = 1.0) -> Array:
     """``log(1 + exp(beta * x)) / beta``, safe for large `x`.
 
@@ -55,7 +50,8 @@ def _softplus(x: Array, /, beta: float = 1.0) -> Array:
 
 
 sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), complex="holomorphic", cost=1.5)
-log_sigmoid = define("log_sigmoid", _log_sigmoid, x=lambda g, x: g * sigmoid(-x), cost=2.5)
+#: ``log(sigmoid(x))``, safe for large negative `x`
+log_sigmoid = define("log_sigmoid", lambda x, /: np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x))), x=lambda g, x: g * sigmoid(-x), cost=2.5)
 softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=2.5)
 
 
@@ -103,17 +99,13 @@ def _logit(x: Array, /) -> Array:
         return np.where(np.absolute(x - 0.5) < 0.2, 2 * np.arctanh(np.clip(2 * x - 1, -0.5, 0.5)), np.log(x / (1 - x)))
 
 
-def _erfcx(x: Array, /) -> Array:
-    """``exp(x**2) * erfc(x)``, also where one of the two is too large or too small to represent."""
-    return in_float64(error_function.erfcx, x)
-
-
 def _ndtri(x: Array, /) -> Array:
     """The inverse of the distribution function of a standard normal: infinite at 0 and 1, NaN beyond."""
     return in_float64(error_function.ndtri, x)
 
 
-erfcx = define("erfcx", _erfcx, x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
+#: ``exp(x**2) * erfc(x)``, also where one of the two is too large or too small to represent
+erfcx = define("erfcx", lambda x, /: in_float64(error_function.erfcx, x), x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
 ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), cost=30.0)
 erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
 log_ndtr = define("log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
