@@ -22,7 +22,7 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.publisher import Publisher
+from aiograd.serving.publisher import ChosenBySplit, Publisher
 from aiograd.serving.registry import REGISTRY
 from aiograd.serving.shadow import Shadow
 from aiograd.serving.shares import VersionSplit
@@ -92,6 +92,7 @@ class Server:
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         self._publisher = Publisher(model, keep, precision, version_log)
         self._shadow: Shadow | None = None
+        self._pinned: tuple[int, ...] = ()
         self._answer_counts = AnswerCounts()
         self._difference_sums: dict[int, DifferenceSum] = {}
         self._state = "new"
@@ -156,10 +157,12 @@ class Server:
             return
         self._state = "closed"
         REGISTRY.remove(self)
-        await self._batcher.aclose()
-        if self._shadow is not None:
-            await self._shadow.aclose()
-        await self._publisher.aclose()
+        try:
+            await self._batcher.aclose()
+            if self._shadow is not None:
+                await self._shadow.aclose()
+        finally:
+            await self._publisher.aclose()
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -205,12 +208,12 @@ class Server:
             until = None if seconds is None else loop.time() + seconds
             if at_least is not None:
                 await self._publisher.reached(at_least, until)
-            chosen = self._publisher.chosen(version, key)
+            group = self._publisher.group_of(version, key)
             if rows[0].shape[0] <= self.max_batch:
-                task = self._batcher.admit(rows, group=chosen, deadline=until)
+                task = self._batcher.admit(rows, group=group, deadline=until)
                 value = await self._batcher.wait(task)
             else:
-                task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
+                task, value = await self._in_parts(rows, self._publisher.bound_of(group), until)
             batch: Any = task.batch
             bound: BoundVersion = batch.served
             if span is not None:
@@ -232,7 +235,8 @@ class Server:
 
     async def _run(self, batch: TaskBatch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
-        bound: Any = self._publisher.bound_now() if batch.group is None else batch.group
+        group: Any = batch.group
+        bound = self._publisher.bound_of(group)
         batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
         outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:
@@ -252,6 +256,11 @@ class Server:
         return self._publisher.bound_now().version
 
     @property
+    def serving_since(self) -> float:
+        """Seconds since the epoch at which the version that serves began to."""
+        return self._publisher.serving_since
+
+    @property
     def versions(self) -> tuple[Version, ...]:
         """The versions that are kept, by number."""
         return self._publisher.store.versions
@@ -269,6 +278,11 @@ class Server:
             VersionNotFoundError: there is none, or it is not kept any more.
         """
         return self._publisher.store.get(number)
+
+    @property
+    def rollbacks(self) -> int:
+        """The number of rollbacks so far."""
+        return self._publisher.rollbacks
 
     async def publish(
         self, state: Mapping[str, Any] | None = None, *, metrics: Mapping[str, float] | None = None, promote: bool = True
@@ -325,10 +339,8 @@ class Server:
             VersionNotFoundError: there is none before, or it is not kept.
         """
         self._check_open()
-        split = self._publisher.split
         version = self._publisher.rollback(number)
-        if split is not None:  # requests that wait for a version of it are answered by the one that serves
-            self._batcher.regroup(lambda group: None if group is not None and group.version.number in split.shares else group)
+        self._batcher.regroup(lambda group: None if isinstance(group, ChosenBySplit) else group)
         return version
 
     def split(self, shares: Mapping[int, float]) -> None:
@@ -375,8 +387,20 @@ class Server:
         """
         self._publisher.load_model(version)
 
+    def pin(self, *numbers: int) -> None:
+        """Keep these versions, and no longer the ones that were pinned before.
+
+        Args:
+            numbers: of versions that are kept.
+
+        Raises:
+            VersionNotFoundError: a version that is not kept.
+        """
+        self._pinned = numbers
+        self._retain()
+
     def _retain(self) -> None:
-        self._publisher.retain(() if self._shadow is None else (self._shadow.bound.version.number,))
+        self._publisher.retain((*self._pinned, *(() if self._shadow is None else (self._shadow.bound.version.number,))))
 
     async def compute(self, version: Version, *columns: Any) -> Any:
         """The outputs of a version for these rows, apart from batches, statistics and limits.
