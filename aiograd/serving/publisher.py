@@ -166,7 +166,7 @@ class Publisher:
                 timer.cancel()
 
     def states(self, shadow: Shadow | None) -> dict[int, str]:
-        """What each kept version does, see `ServingStatistics`."""
+        """The state of each kept version by its number, see `ServingStatistics`."""
         current, shares = self.bound_now().version.number, self.split.shares if self.split else {}
         found: dict[int, str] = {}
         for number in (version.number for version in self.store.versions):

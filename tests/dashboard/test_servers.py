@@ -102,7 +102,8 @@ async def test_a_process_reports_a_server_once_and_a_follower_by_its_worker() ->
                 for reporter in reporters:
                     reporter.stop()
             assert [found["name"].split()[0] for found in (*here, *there)] == ["Two", "Two"] and here[0]["name"] != there[0]["name"]
-            await until(lambda: follower.connected)
+            await server.publish(state(3.0))
+            await until(lambda: follower.connected and follower.behind)
             (found,) = server_rows("left", with_others=False)
             assert found["follower"] == {"leader": "driver", "connected": True, "behind": 1e3 * follower.behind[-1], "bytes": follower.bytes_received}
 
