@@ -89,7 +89,7 @@ class Reporter:
         self.watch(min(request.rate, MOST_RATE))
         events = self.sampler.ring.after(after, MOST_EVENTS)
         ahead = time.time_ns() - time.perf_counter_ns()
-        is_other = request.asker != scalars.LOG.process  # what belongs to no worker is reported once by a process
+        is_other = request.asker != scalars.LOG.process  # entries without a worker are reported once per process
         also = (None,) if is_other else ()
         logged = scalars.LOG.after(request.scalars_after, MOST_EVENTS, self._core.name, *also)
         return {

@@ -58,8 +58,8 @@ class ServingStatistics:
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.
         latency_sum: the sum of the durations in `latency`, in seconds.
-        states: by the number of each kept version what it does: "serves", "kept", "candidate" (has never served), and "split 10 %" or
-            "shadow 10 %" with its share; several are joined by commas.
+        states: the state of each kept version by its number: "serves", "candidate" (has never served), "split 10 %" or "shadow 10 %" with its
+            share, several of these joined by commas, or "kept".
 
     >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
     ...     answer = await server.predict(np.ones((3, 2), np.float32))

@@ -1,4 +1,5 @@
-"""Drives headless Chromium through the demo, in which a worker is killed, and through a cluster of unfriendly names; keeps screenshots in ``out/``.
+"""Drives headless Chromium through the demo, in which a worker is killed, through a cluster of unfriendly names, and past a server with a follower;
+keeps screenshots in ``out/``.
 
 Exits with 1 and says what was wrong if: a row, a panel or a state does not appear, zoom or keys do nothing, the console has an error, a request
 leaves the machine, or anything is shown without the token; if a line runs through a label, or something has no room and does not say so, on the
