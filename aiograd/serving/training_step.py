@@ -20,13 +20,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from aiograd.coordination.module_calls import BufferSnapshot
 from aiograd.engine.loop_budget import ROUNDS
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError, GradientError, RejectedVersionError
 from aiograd.optim.optimizer import Optimizer
 from aiograd.serving.server import Server
-from aiograd.serving.versions import all_finite
 from aiograd.tensors.core import host_array
 from aiograd.tensors.tensor import Tensor
 
@@ -119,4 +120,4 @@ class TrainingStep:
 
 
 def _are_finite(tensors: Sequence[Any]) -> bool:
-    return all_finite({str(n): host_array(tensor) for n, tensor in enumerate(tensors)})
+    return all(np.isfinite(host_array(tensor)).all() for tensor in tensors)
