@@ -211,9 +211,7 @@ class PipelineError(AiogradError, RuntimeError):
         rank: the rank that carried out the action, or None.
     """
 
-    def __init__(
-        self, message: str, *, stage: int | None = None, microbatch: int | None = None, action: str = "", rank: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, stage: int | None = None, microbatch: int | None = None, action: str = "", rank: int | None = None) -> None:
         super().__init__(message)
         self.stage = stage
         self.microbatch = microbatch

@@ -184,9 +184,7 @@ any_ = define("any", lambda x, /, axis=None, *, keepdims=False: np.any(x, axis=a
 #: the index of the first of the largest, or smallest, elements
 argmax = define("argmax", lambda x, /, axis=None, *, keepdims=False: np.argmax(x, axis=axis, keepdims=keepdims))
 argmin = define("argmin", lambda x, /, axis=None, *, keepdims=False: np.argmin(x, axis=axis, keepdims=keepdims))
-count_nonzero = define(
-    "count_nonzero", lambda x, /, axis=None, *, keepdims=False: np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
-)
+count_nonzero = define("count_nonzero", lambda x, /, axis=None, *, keepdims=False: np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims)))
 
 # numpy's functions, with numpy's arguments
 

@@ -65,9 +65,7 @@ def share(x: Array, out: Array) -> Array:
     return mask(np.exp(gap), np.logical_not(np.logical_and(infinite, x != np.inf)))
 
 
-logaddexp = define(
-    "logaddexp", np.logaddexp, x1=lambda g, x1, out: g * share(x1, out), x2=lambda g, x2, out: g * share(x2, out), cost=4.0
-)
+logaddexp = define("logaddexp", np.logaddexp, x1=lambda g, x1, out: g * share(x1, out), x2=lambda g, x2, out: g * share(x2, out), cost=4.0)
 logaddexp2 = define(
     "logaddexp2", np.logaddexp2, x1=lambda g, x1, out: g * share(x1 * LN2, out * LN2), x2=lambda g, x2, out: g * share(x2 * LN2, out * LN2), cost=8.0
 )

@@ -4,47 +4,88 @@ Note [One request in flight]
     A follower asks with the number and digest of its version and is answered when the leader serves another one: by a delta where the leader still
     has the follower's version, else by the whole state, which is a delta from zeros. So a slow follower skips versions and no queue grows, a
     rollback travels as any other version, and connecting again is the next request. A leader that was restarted with other weights under the
-    same number has another digest. The follower applies a delta out of place, compares the digest, then swaps one reference. Payloads that do
-    not fit into a message follow in parts.
+    same number has another digest. The follower applies a delta out of place, compares the digest, then swaps one reference.
+
+Note [Parts]
+    A payload that is too large for a message follows in parts, one request each. The leader keeps it until the last part, or until the follower
+    has not asked for `FORGET` seconds, so a follower on a slow link gets a whole version also where the leader has dropped that version.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
+import json
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.distributed.scope import current_worker
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
-from aiograd.errors import AiogradError, ArgumentError, DeltaError, DistributedError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeltaError, DistributedError, ServingError
 from aiograd.nn.module import Module
 from aiograd.serving.delta import apply_delta, encode_delta
 from aiograd.serving.server import Server
-from aiograd.serving.versions import Version
+from aiograd.serving.versions import Array, Version
 from aiograd.tensors.core import TensorCore, host_array, make
+
+logger = logging.getLogger("aiograd.serving")
 
 #: name of the function that a leader exposes
 FUNCTION = "serving.follow"
 #: seconds after which a leader answers that nothing has changed
 LONG_POLL = 10.0
-#: bytes of a payload in one message
-PART = 1 << 20
+#: seconds within which a leader answers, at most; it keeps the parts of a payload as long
+FORGET = 3 * LONG_POLL
+#: bytes of a payload in one message, at most
+PART = 1 << 22
 #: payloads that a leader keeps for followers that ask for the same one
 PAYLOADS = 4
 #: seconds between two attempts to reach the leader: the first, and the longest
 RETRY, LONGEST_RETRY = 0.05, 1.0
 #: delays that a follower keeps
 DELAYS = 1000
+#: bytes of a payload beyond twice those of the model
+_SURPLUS = 1 << 20
 
 
 def zeros_of(state: Mapping[str, Any]) -> Version:
-    """The version from which a whole state is a delta: zeros of the same shapes and dtypes."""
-    return Version.of(0, {path: np.zeros(array.shape, array.dtype) for path, array in state.items()}, digest="", is_finite=True)
+    """The version from which a whole state is a delta: zeros of the same paths, shapes and dtypes, with a digest of these."""
+    description = json.dumps([(path, array.dtype.name, array.shape) for path, array in state.items()])
+    digest = f"zeros {hashlib.sha256(description.encode()).hexdigest()}"
+    return Version.of(0, {path: np.zeros(array.shape, array.dtype) for path, array in state.items()}, digest=digest, is_finite=True)
+
+
+def part_bytes(worker: Worker) -> int:
+    """The bytes of a payload that fit into a message of a worker."""
+    return max(1, min(PART, worker.limits.message_bytes // 2, worker.limits.bytes_per_peer // 2))
+
+
+class _Answer(NamedTuple):
+    """An answer that has a version, but the part of the payload."""
+
+    number: int
+    digest: str
+    #: digest of `zeros_of` the version's state
+    model: str
+    #: seconds since the epoch at which the version began to serve
+    since: float
+    #: True if the payload is a delta from zeros
+    is_whole: bool
+    #: bytes of the payload
+    size: int
+    #: number to ask for further parts with
+    transfer: int
+
+
+_TYPES = dict(zip(_Answer._fields, (int, str, str, float, bool, int, int), strict=True))
 
 
 class Leader:
@@ -56,51 +97,54 @@ class Leader:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        #: by numbers and digests of base and target: the payload, or the task that encodes it
-        self._payloads: OrderedDict[tuple[str, str], asyncio.Task[bytes]] = OrderedDict()
+        #: by digest of the base, number and digest of the target: tasks that encode it, or have
+        self._payloads: OrderedDict[tuple[str, int, str], asyncio.Task[bytes]] = OrderedDict()
+        #: by number: payloads of which a follower fetches the parts, with the time of the loop at its last request
+        self._transfers: dict[int, tuple[_Answer, bytes, float]] = {}
+        self._numbers = itertools.count(1)
         self._zeros: Version | None = None
 
-    async def follow(self, number: int, digest: str, target: int, target_digest: str, offset: int) -> dict[str, Any]:
+    async def follow(self, number: int, digest: str, transfer: int, offset: int, most: int) -> dict[str, Any]:
         """Answer a follower when another version serves than its own, or `LONG_POLL` has passed.
 
         Args:
             number, digest: of the follower's version; 0 and "" without one.
-            target, target_digest: of the version of which a part is asked for; 0 and "" for the first part of whichever serves.
-            offset: of the part in the payload.
+            transfer, offset: of the part that is asked for; 0 and 0 for the first part of the version that serves.
+            most: bytes of a part at most.
 
         Returns:
-            ``number`` and ``digest`` of the version, ``created``, ``size`` of the payload in bytes, ``is_whole`` if it is a delta from zeros, and
-            ``part``, a Tensor of uint8. Without ``part``: nothing has changed.
+            The fields of `_Answer`, and ``part``, a Tensor of uint8. Empty: nothing has changed. ``refused``, a text: no version can be had.
         """
-        if not target:
-            await self._server.changed(number, digest, LONG_POLL)
-            version = self._server.current
-            if (version.number, version.digest) == (number, digest):
-                return {"number": number}
+        now = asyncio.get_running_loop().time
+        if transfer:
+            found = self._transfers.pop(transfer, None)
+            if found is None:
+                return {"refused": f"there is no transfer {transfer}, or it has been dropped: ask from the start"}
+            answer, payload, _ = found
         else:
-            version = self._server.version(target)
-            if version.digest != target_digest:
-                raise ServingError(f"follow: version {target} is another one now; ask again from the start")
-        base = next((each for each in self._server.versions if (each.number, each.digest) == (number, digest)), None)
-        payload = await self._payload(base, version)
-        part = np.frombuffer(payload, np.uint8)[offset : offset + PART]
-        return {
-            "number": version.number,
-            "digest": version.digest,
-            "created": version.created,
-            "size": len(payload),
-            "is_whole": base is None,
-            "part": make(part),
-        }
+            try:
+                await self._server.changed(number, digest, LONG_POLL)
+                version, since = self._server.current, self._server.serving_since
+            except ServingError as error:
+                return {"refused": str(error)}
+            if (version.number, version.digest) == (number, digest):
+                return {}
+            zeros = self._zeros = self._zeros or zeros_of(version.state)
+            base = next((each for each in self._server.versions if (each.number, each.digest) == (number, digest)), None)
+            payload = await self._payload(base or zeros, version)
+            answer = _Answer(version.number, version.digest, zeros.digest, since, base is None, len(payload), next(self._numbers))
+        end = max(0, offset) + max(1, min(most, part_bytes(current_worker())))
+        self._transfers = {each: kept for each, kept in self._transfers.items() if now() - kept[2] < FORGET}
+        if end < len(payload):
+            self._transfers[answer.transfer] = answer, payload, now()
+        return {**answer._asdict(), "part": make(np.frombuffer(payload, np.uint8)[max(0, offset) : end])}
 
-    async def _payload(self, base: Version | None, target: Version) -> bytes:
+    async def _payload(self, base: Version, target: Version) -> bytes:
         """The delta between two versions, encoded once on the executor for all followers."""
-        key = ("" if base is None else base.digest, f"{target.number} {target.digest}")
+        key = (base.digest, target.number, target.digest)
         task = self._payloads.get(key)
-        if task is None:
-            if base is None:
-                base = self._zeros = self._zeros or zeros_of(target.state)
-            task = self._payloads[key] = asyncio.get_running_loop().create_task(_encoded(base, target), name="aiograd:delta")
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = self._payloads[key] = current_worker()._core.spawn(_encoded(base, target), "delta")  # which cancels it when it closes
             while len(self._payloads) > PAYLOADS:
                 self._payloads.popitem(last=False)
         self._payloads.move_to_end(key)
@@ -119,13 +163,17 @@ def lead(service: Service, server: Server) -> None:
         server: the leader.
 
     Raises:
-        ArgumentError: the service has a leader already.
+        ArgumentError, ArgumentTypeError: no service and server, or the service has a leader already.
 
     >>> service = dist.Service()
     >>> ag.serving.lead(service, ag.serving.Server(ag.nn.Linear(2, 1)))
     >>> service
     <Service: serving.follow>
     """
+    if not isinstance(service, Service) or not isinstance(server, Server):
+        raise ArgumentTypeError(f"lead: expected a dist.Service and a Server, found {type(service).__name__} and {type(server).__name__}")
+    if FUNCTION in service.names:
+        raise ArgumentError(f"lead: {FUNCTION!r} is exposed by this service already; use a service and a worker for each leader")
     service.function(FUNCTION)(Leader(server).follow)
 
 
@@ -144,10 +192,15 @@ class Follower(Server):
         connected: True while the last request to the leader succeeded.
         error: the exception of the last failed request, None while `connected`.
         bytes_received: bytes of all payloads.
-        behind: seconds from publishing to serving of the last 1,000 versions, by the clocks of both hosts.
+        behind: of the last 1,000 versions but the first, the seconds from serving on the leader to serving here, by the clocks of both hosts.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: the leader serves another model.
     """
 
     def __init__(self, worker: Worker, leader: str, model: Module, **options: Any) -> None:
+        if not isinstance(worker, Worker) or not isinstance(leader, str):
+            raise ArgumentTypeError(f"Follower: expected a Worker and the name of the leader's, found {type(worker).__name__} and {leader!r}")
         if options.get("log") is not None:
             raise ArgumentError("Follower(log=): the leader keeps the log; expected no folder")
         super().__init__(model, **options)
@@ -170,6 +223,7 @@ class Follower(Server):
         Raises:
             DeadlineError: it does not serve in time.
         """
+        self._check_open()
         await self._publisher.reached(number, None if timeout is None else asyncio.get_running_loop().time() + timeout)
 
     async def publish(self, state: Any = None, *, metrics: Any = None, promote: bool = True) -> Version:
@@ -212,51 +266,64 @@ class Follower(Server):
         has_base = True
         while True:
             try:
-                has_base = await self._ask(has_base)
-            except ArgumentError as error:  # the leader serves another model
-                self.connected, self.error = False, error
-                if not first.done():
+                await self._ask(has_base)
+            except Exception as error:
+                if isinstance(error, ArgumentError) and not first.done():  # no leader in sight will do
                     first.set_exception(error)
                     return
-            except (AiogradError, OSError) as error:
+                if self.connected or self.error is None:
+                    logger.warning("%r is without its leader %s and serves what it has: %s", self, self.leader, error)
                 self.connected, self.error = False, error
                 has_base = has_base and not isinstance(error, DeltaError)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_RETRY)
             else:
-                self.connected, self.error, pause = True, None, RETRY
-                if self._publisher.serving is not None and not first.done():
+                self.connected, self.error, pause, has_base = True, None, RETRY, True
+                if not first.done() and self._publisher.serving is not None:
                     first.set_result(None)
-                continue
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_RETRY)
 
-    async def _ask(self, has_base: bool) -> bool:
-        """One request, and the version that answers it; returns True: the next delta may start from the version that serves."""
+    async def _ask(self, has_base: bool) -> None:
+        """Make one request, and serve the version that answers it; without `has_base` ask for a whole state."""
         base = self.current if self._publisher.serving is not None and has_base else None
-        known = (base.number, base.digest) if base is not None else (0, "")
-        answer = await self._call(*known, 0, "", 0)
-        if "part" not in answer:
-            return True
-        number, digest, size, is_whole = (answer[name] for name in ("number", "digest", "size", "is_whole"))
-        parts = [answer["part"]]
-        received = parts[0].shape[0]
-        while received < size:
-            more = await self._call(*known, number, digest, received)
-            if (more["digest"], more["size"], more["is_whole"]) != (digest, size, is_whole) or not more["part"].shape[0]:
-                raise DeltaError(f"a part of version {number} from {self.leader!r} does not fit the parts before it")
-            parts.append(more["part"])
-            received += more["part"].shape[0]
-        self.bytes_received += received
-        payload = b"".join(host_array(part).tobytes() for part in parts)
-        start = self._zeros if is_whole or base is None else base
-        version = await current_engine().offload(lambda: apply_delta(start, payload))
+        known = (0, "") if base is None else (base.number, base.digest)
+        found = await self._call(*known, 0, 0)
+        if found is None:
+            return
+        answer, part = found
+        if answer.model != self._zeros.digest:
+            raise ArgumentError(
+                f"the leader {self.leader!r} serves another model than {type(self.model).__name__}: its paths, shapes, dtypes, or the order of its "
+                "paths differ; compare both `state_dict()`"
+            )
+        if answer.size > 2 * self._zeros.nbytes + _SURPLUS:
+            raise DeltaError(f"version {answer.number} from {self.leader!r}: {answer.size} bytes for a model of {self._zeros.nbytes}")
+        parts, received = [part], part.size
+        while received < answer.size and part.size:
+            more = await self._call(*known, answer.transfer, received)
+            if more is None or more[0] != answer:
+                raise DeltaError(f"a part of version {answer.number} from {self.leader!r} does not fit the parts before it")
+            part = more[1]
+            parts.append(part)
+            received += part.size
+        start = self._zeros if base is None or answer.is_whole else base
+        version: Version = await current_engine().offload(lambda: apply_delta(start, b"".join(part.data for part in parts)))
+        if (version.number, version.digest) != (answer.number, answer.digest):
+            raise DeltaError(f"version {answer.number} was announced by {self.leader!r}, and version {version.number} came")
+        is_first = self._publisher.serving is None
         self._publisher.adopt(version)
-        self.behind.append(max(0.0, time.time() - version.created))
-        return True
+        if not is_first:
+            self.behind.append(max(0.0, time.time() - answer.since))
 
-    async def _call(self, *args: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = await self.worker.call_apart(self.leader, FUNCTION, *args, timeout=3 * LONG_POLL)
-        expected = {"number": int, "digest": str, "created": float, "size": int, "is_whole": bool, "part": TensorCore}
-        is_right = isinstance(answer, dict) and all(isinstance(value, expected.get(name, ())) for name, value in answer.items())
-        if not is_right or ("part" in answer and (answer.keys() != expected.keys() or answer["part"].dtype != np.uint8 or answer["part"].ndim != 1)):
-            raise DistributedError(f"worker {self.leader!r} answered {FUNCTION} with other fields than {', '.join(expected)}")
-        return answer
+    async def _call(self, *args: Any) -> tuple[_Answer, Array] | None:
+        """The answer of the leader, and its part of the payload; None: nothing has changed."""
+        seconds = min(FORGET, self.worker.limits.max_deadline)
+        found: Any = await self.worker.call_apart(self.leader, FUNCTION, *args, part_bytes(self.worker), timeout=seconds)
+        if found == {}:
+            return None
+        if isinstance(found, dict) and isinstance(found.get("refused"), str):
+            raise ServingError(f"the leader {self.leader!r} has no version: {found['refused']}")
+        part = found.pop("part", None) if isinstance(found, dict) else None
+        if not isinstance(part, TensorCore) or part.dtype != np.uint8 or part.ndim != 1 or {key: type(found[key]) for key in found} != _TYPES:
+            raise DistributedError(f"worker {self.leader!r} answered {FUNCTION} with other fields than {', '.join(_TYPES)}, part")
+        self.bytes_received += part.size
+        return _Answer(**found), host_array(part)

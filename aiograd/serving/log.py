@@ -1,10 +1,11 @@
 """VersionLog: versions in a folder, over restarts and crashes.
 
 Note [The folder]
-    ``00000017.safetensors`` holds version 17, its digest and its metrics. ``manifest.json`` names the promoted version, the versions that have been
-    promoted, and the highest number ever given. Both are written beside the old file, flushed and put in place by one rename, the version
-    before the manifest that names it; so after a crash at any point the manifest names a whole version. A file is compared with its digest
-    when it is read: a damaged one is passed over for the one promoted before it, or is a `VersionLogError`, and is never served.
+    ``00000017.safetensors`` holds version 17, its digest and its metrics. ``manifest.json`` names the promoted version, the versions that were
+    promoted before it, and the highest number ever given. Both are written beside the old file, flushed and put in place by one rename, the version
+    before the manifest that names it: a version is in the log when the manifest is, and after a crash at any point the manifest names whole
+    versions. Both carry a checksum. A damaged version is passed over for the one promoted before it, or is a `VersionLogError`; a damaged
+    manifest is a `VersionLogError`.
 
     ``lock`` is held by the server that uses the log, by ``flock``, which ends with its process.
 """
@@ -12,15 +13,17 @@ Note [The folder]
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
+from aiograd.running.caller import warn_caller
 from aiograd.running.digest import state_digest
 from aiograd.saving.serialization import flush_folder, load, load_metadata, save
 from aiograd.serving.versions import Version
@@ -33,13 +36,14 @@ except ImportError:  # a system without it has no lock
 
 FORMAT = 1
 _NAME = re.compile(r"(\d{8,})\.safetensors")
+#: files that a crash left unfinished, of this class and of `save`
+_UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest)\.[0-9a-f]{16}\.tmp")
 
 
 class _Manifest(NamedTuple):
     """The contents of ``manifest.json``."""
 
-    promoted: int | None
-    #: numbers that have been promoted, the last one last
+    #: numbers of promoted versions, each after the one that served before it; the last one is promoted now
     served: tuple[int, ...]
     highest: int
 
@@ -74,14 +78,14 @@ class VersionLog:
 
     def numbers(self) -> list[int]:
         """The numbers of the versions in the folder, in ascending order."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(int(found[1]) for name in os.listdir(self.folder) if (found := _NAME.fullmatch(name)))
+        with self._failing("list it"):
+            return self._numbers()
 
     @property
     def promoted(self) -> int | None:
         """The number of the promoted version; None if none was promoted yet."""
-        return self._manifest().promoted
+        served = self._manifest().served
+        return served[-1] if served else None
 
     @property
     def highest(self) -> int:
@@ -94,119 +98,147 @@ class VersionLog:
         Raises:
             VersionNotFoundError: the folder has none of that number. VersionLogError: its file is damaged, or cannot be read.
         """
+        if number not in (numbers := self.numbers()):
+            raise VersionNotFoundError(f"the log {self.folder} has no version {number!r}; it has {', '.join(map(str, numbers)) or 'none'}")
         path = self._path(number)
         try:
-            facts = json.loads(load_metadata(path)["version"])
-            tensors = load(path)
+            metadata, tensors = load_metadata(path), load(path)
+            if metadata["checksum"] != _checksum(metadata["version"]):
+                raise ValueError("the checksum of its description differs")
+            facts = json.loads(metadata["version"])
             state = {name: host_array(tensors[name]) for name in facts["paths"]}
-            metrics, created = facts["metrics"], facts["created"]
-            found = Version.of(number, state, digest=facts["digest"], parent=facts["parent"], metrics=metrics, created=created)
-        except FileNotFoundError:
-            numbers = ", ".join(map(str, self.numbers())) or "none"
-            raise VersionNotFoundError(f"the log {self.folder} has no version {number}; it has {numbers}") from None
-        except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise VersionLogError(f"the log {self.folder}: {path.name} cannot be read: {error}") from error
-        if facts["number"] != number or state_digest(state) != found.digest:
-            raise VersionLogError(f"the log {self.folder}: {path.name} is damaged: its contents have another digest than was written")
-        return found
+            version = Version.of(
+                facts["number"], state, digest=facts["digest"], parent=facts["parent"], metrics=facts["metrics"], created=facts["created"]
+            )
+            if version.number != number or state_digest(state) != version.digest:
+                raise ValueError("its contents have another digest than was written")
+        except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
+        return version
 
     def last(self) -> Version | None:
-        """The promoted version; if its file is damaged the one promoted before it, or the newest whole one before it.
+        """The promoted version; if its file is damaged, with a warning, the newest whole one that was promoted before it.
 
         Returns:
             The version, or None if the log has no promoted version.
 
         Raises:
-            VersionLogError: no version in question is whole.
+            VersionLogError: none of these is whole, or the manifest is damaged.
         """
-        manifest = self._manifest()
-        if manifest.promoted is None:
-            return None
-        earlier = [number for number in reversed(self.numbers()) if number < manifest.promoted]
-        served = [number for number in reversed(manifest.served) if number in earlier]
         failure: Exception | None = None
-        for number in dict.fromkeys((manifest.promoted, *served, *earlier)):
+        for number in reversed(self._manifest().served):
             try:
                 version = self.load(number)
             except (VersionLogError, VersionNotFoundError) as error:
                 failure = failure or error
             else:
-                if version.is_finite:
-                    return version
-        raise VersionLogError(f"the log {self.folder} has no whole version up to the promoted one, {manifest.promoted}: {failure}") from failure
+                if failure is not None:
+                    warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failure}")
+                return version
+        if failure is not None:
+            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failure}") from failure
+        return None
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
 
     def _manifest(self) -> _Manifest:
         path = self.folder / "manifest.json"
         try:
-            content: Mapping[str, Any] = json.loads(path.read_bytes())
+            content = json.loads(path.read_bytes())
             if content["format"] != FORMAT:
-                raise VersionLogError(f"the log {self.folder} has format {content['format']}, expected {FORMAT}; update aiograd")
-            promoted, highest, served = content["promoted"], content["highest"], content["served"]
-            if not all(type(number) is int for number in (highest, *served, *([] if promoted is None else [promoted]))):
-                raise ValueError("a number in it is none")
+                raise VersionLogError(f"the log {self.folder} has format {content['format']!r}, expected {FORMAT}; update aiograd, or check the file")
+            manifest = _Manifest(tuple(content["served"]), content["highest"])
+            if content != _content(manifest):
+                raise ValueError("its checksum differs")
         except FileNotFoundError:
-            return _Manifest(None, (), 0)
-        except VersionLogError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise VersionLogError(f"the log {self.folder}: manifest.json cannot be read: {error}") from error
-        return _Manifest(promoted, tuple(served), highest)
+            return _Manifest((), 0)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, VersionLogError):
+                raise
+            raise VersionLogError(
+                f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. Without this file a server begins with the "
+                "weights of its model, and the numbers go on."
+            ) from error
+        return manifest
 
     # ---------------------------------------------------------------- writing
 
-    def append(self, version: Version, *, promote: bool = False) -> None:
+    def append(self, version: Version, *, promote: bool = False, pinned: Iterable[int] = ()) -> None:
         """Write a version, and delete the versions beyond `keep`.
 
         Args:
-            version: the version; its number is higher than any in the log.
+            version: the version; its number is higher than all in the manifest.
             promote: True to promote it too.
+            pinned: numbers of versions to keep besides the last ones and the promoted one.
 
         Raises:
             VersionLogError: it cannot be written, or the number was given already; the log is as it was.
         """
-        with self._writing(f"write version {version.number}"):
-            manifest, highest = self._manifest(), self.highest
-            if version.number <= highest:
-                raise VersionLogError(f"the log {self.folder}: version {version.number} was to be written, but numbers up to {highest} are taken")
+        number = version.number
+        with self._writing(f"write version {number}"):
+            manifest = self._manifest()
+            if number <= manifest.highest:
+                raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {manifest.highest} are taken")
+            served = (*manifest.served, number) if promote else manifest.served
+            numbers = self._numbers()
+            kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
             facts = {
-                "number": version.number,
+                "number": number,
                 "digest": version.digest,
                 "parent": version.parent,
                 "metrics": dict(version.metrics),
                 "created": version.created,
                 "paths": list(version.state),
             }
-            path = self._path(version.number)
+            description = json.dumps(facts)
             try:
-                save(version.state, path, {"version": json.dumps(facts)})
-                served = (*manifest.served, version.number) if promote else manifest.served
-                self._write_manifest(_Manifest(version.number if promote else manifest.promoted, served, version.number))
+                save(version.state, self._path(number), {"version": description, "checksum": _checksum(description)})
+                self._write_manifest(_Manifest(tuple(each for each in served if each in kept), number))
             except BaseException:
-                path.unlink(missing_ok=True)
+                if self._manifest().highest < number:
+                    self._path(number).unlink(missing_ok=True)
                 raise
-            self._drop_old()
+            for each in set(numbers) - kept:
+                with contextlib.suppress(OSError):  # it is deleted with a later version
+                    self._path(each).unlink()
 
     def promote(self, number: int) -> None:
-        """Name a version as the one to serve.
+        """Name a version as the one to serve. Versions that were promoted after an earlier promotion of it are forgotten, as by a rollback.
 
         Raises:
             VersionNotFoundError: the folder has none of that number. VersionLogError: the manifest cannot be written; it is as it was.
         """
         if number not in self.numbers():
-            raise VersionNotFoundError(f"the log {self.folder} has no version {number} to promote")
+            raise VersionNotFoundError(f"the log {self.folder} has no version {number!r} to promote")
         with self._writing(f"promote version {number}"):
-            manifest = self._manifest()
-            self._write_manifest(manifest._replace(promoted=number, served=(*manifest.served, number)))
+            served, highest = self._manifest()
+            before = served[: served.index(number)] if number in served else served
+            self._write_manifest(_Manifest((*before, number), max(number, highest)))
 
     def open(self) -> Version | None:
-        """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version."""
+        """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version.
+
+        Raises:
+            VersionLogError: the folder cannot be used, or another server uses it; or as `last`. The lock is free again.
+        """
         with self._failing("open it"):
             self.folder.mkdir(parents=True, exist_ok=True)
+            flush_folder(self.folder.parent)
             self._lock_file = self._lock()
-            for name in os.listdir(self.folder):
-                if name.startswith(".") and name.endswith(".tmp"):
+            try:
+                for name in filter(_UNFINISHED.fullmatch, self._names()):
                     (self.folder / name).unlink()
-        return self.last()
+                return self.last()
+            except BaseException:
+                self.close()
+                raise
 
     def close(self) -> None:
         """Release the lock. Idempotent."""
@@ -219,9 +251,11 @@ class VersionLog:
         try:
             if fcntl is not None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BaseException as error:
             os.close(file)
-            raise VersionLogError(f"the log {self.folder} is in use by another server; give each server a folder of its own") from error
+            if isinstance(error, BlockingIOError):
+                raise VersionLogError(f"the log {self.folder} is in use by another server; give each server a folder of its own") from error
+            raise
         return file
 
     @contextlib.contextmanager
@@ -246,26 +280,27 @@ class VersionLog:
             raise VersionLogError(f"the log {self.folder}: cannot {what}: {error}") from error
 
     def _write_manifest(self, manifest: _Manifest) -> None:
-        kept = {*self.numbers(), manifest.promoted}
-        served = [number for n, number in enumerate(manifest.served) if number in kept and number not in manifest.served[n + 1 :]]
-        content = json.dumps({"format": FORMAT, "promoted": manifest.promoted, "served": served, "highest": manifest.highest})
         beside = self.folder / f".manifest.{secrets.token_hex(8)}.tmp"
         try:
             with open(beside, "x", encoding="utf-8") as file:
-                file.write(content)
+                file.write(json.dumps(_content(manifest)))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self.folder / "manifest.json")
-        finally:
+        except BaseException:
             beside.unlink(missing_ok=True)
+            raise
         flush_folder(self.folder)
-
-    def _drop_old(self) -> None:
-        numbers, promoted = self.numbers(), self._manifest().promoted
-        for number in numbers[: -self.keep]:
-            if number != promoted:
-                self._path(number).unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"
 
+
+def _content(manifest: _Manifest) -> dict[str, Any]:
+    """The JSON of a manifest, with its checksum."""
+    content = {"format": FORMAT, "served": list(manifest.served), "highest": manifest.highest}
+    return {**content, "checksum": _checksum(json.dumps(content))}
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

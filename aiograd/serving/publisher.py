@@ -7,27 +7,37 @@ Note [One reference]
 
 Note [Durable]
     Versions are published one after the other. With a log, a version is durable before it serves and before `publish` returns; `promote` and
-    `rollback` serve at once, and the log names their version as soon as it is written.
+    `rollback` serve at once, and the log names their version as soon as it is written. A write is never interrupted: a publication that is
+    cancelled while it is written is completed, and the cancellation is raised afterwards.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, RejectedVersionError, ServingError, VersionLogError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
 from aiograd.running.caller import warn_caller
+from aiograd.running.digest import state_digest
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion
 from aiograd.serving.log import VersionLog
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.versions import Precision, Version, VersionStore, check_fits
 from aiograd.tensors.core import host_array
+
+
+class ChosenBySplit(NamedTuple):
+    """The group of requests that a split gives to a version; a rollback ends the split and gives them to the version that serves."""
+
+    bound: BoundVersion
 
 
 class Publisher:
@@ -46,6 +56,8 @@ class Publisher:
         self.split: VersionSplit | None = None
         #: the version that serves; None before the first
         self.serving: BoundVersion | None = None
+        #: seconds since the epoch at which it began to serve
+        self.serving_since = 0.0
         self.published = self.promoted = self.rollbacks = 0
         #: the failure of the last promotion that was written to the log
         self.log_error: Exception | None = None
@@ -54,6 +66,7 @@ class Publisher:
         #: futures that resolve when another version serves
         self._changes: set[asyncio.Future[None]] = set()
         self._log_task: asyncio.Task[None] | None = None
+        self._log_is_open = self._is_closed = False
 
     async def begin(self) -> None:
         """Take the first version from the log, or publish the model."""
@@ -61,8 +74,7 @@ class Publisher:
             raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
         last = None
         if self.log is not None:
-            last = await current_engine().offload(self.log.open)
-            self.store.skip(self.log.highest)
+            last = await _uninterrupted(self._open(self.log))
         if last is None:
             await self.publish(None, None, promote=True)
             return
@@ -72,15 +84,29 @@ class Publisher:
             raise VersionLogError(f"{self.log!r} belongs to another model than {type(self.model).__name__}: {error}") from error
         self.load_model(last)
 
+    async def _open(self, log: VersionLog) -> Version | None:
+        last = await current_engine().offload(log.open)
+        self._log_is_open = True
+        self.store.skip(await current_engine().offload(lambda: log.highest))
+        return last  # type: ignore[no-any-return]
+
     async def aclose(self) -> None:
-        """Fail the requests that wait for a version, and close the log when it is written."""
+        """Fail the requests that wait for a version, and close the log when it is written, also if this is cancelled."""
+        await _uninterrupted(self._aclose())
+
+    async def _aclose(self) -> None:
+        self._is_closed = True
         for future in self._changes:
             if not future.done():
                 future.set_exception(ServingError("the server has been closed"))
+        if self.log_error is not None:
+            self._log_promotion()
         if self._log_task is not None:
             await asyncio.wait([self._log_task])
-        if self.log is not None:
-            self.log.close()
+        async with self._publishing:
+            if self.log is not None and self._log_is_open:
+                self._log_is_open = False
+                self.log.close()
 
     # ---------------------------------------------------------------- reading
 
@@ -97,13 +123,17 @@ class Publisher:
             bound = self._bound[version.number] = BoundVersion(version)
         return bound
 
-    def chosen(self, number: int | None, key: Any) -> BoundVersion | None:
-        """The version that a request asks for or that the split gives it; None for the one that serves."""
-        if number is None:
-            if self.split is None:
-                return None
-            number = self.split.choose(key)
-        return self.bind(self.store.get(number))
+    def group_of(self, number: int | None, key: Any) -> BoundVersion | ChosenBySplit | None:
+        """The version that a request asks for, or the choice of the split; None for the version that serves when its batch begins."""
+        if number is not None:
+            return self.bind(self.store.get(number))
+        return None if self.split is None else ChosenBySplit(self.bind(self.store.get(self.split.choose(key))))
+
+    def bound_of(self, group: BoundVersion | ChosenBySplit | None) -> BoundVersion:
+        """The version that a group of requests is answered by now."""
+        if group is None:
+            return self.bound_now()
+        return group.bound if isinstance(group, ChosenBySplit) else group
 
     async def reached(self, number: int, until: float | None) -> None:
         """Wait until a version of at least this number serves.
@@ -150,14 +180,27 @@ class Publisher:
         parent = None if base is None else base.number
         number, now = self.store.next_number, time.time()
         version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
-        if (log := self.log) is not None:
-            await current_engine().offload(lambda: log.append(version, promote=promote))
+        if self._is_closed:
+            raise ServingError("publish: the server has been closed")
+        if self.log is None:
+            self._admit(version, promote)
+        else:
+            await _uninterrupted(self._write(self.log, version, promote))
+        return version
+
+    async def _write(self, log: VersionLog, version: Version, promote: bool) -> None:
+        pinned = {*self.store.pinned, *(() if self.serving is None else (self.serving.version.number,))}
+        await current_engine().offload(lambda: log.append(version, promote=promote, pinned=pinned))
+        self._admit(version, promote)
+        if self.log_error is not None:
+            self._log_promotion()
+
+    def _admit(self, version: Version, promote: bool) -> None:
         self.store.admit(version, promote=promote)
         self.published += 1
         if promote:
             self.promoted += 1
             self._serve()
-        return version
 
     def adopt(self, version: Version) -> None:
         """Serve a version that was made elsewhere, under its own number.
@@ -165,7 +208,9 @@ class Publisher:
         Raises:
             ArgumentError: it is of another model.
         """
-        check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
+        state = check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
+        if list(state) != list(version.state):  # the digest covers the order
+            version = replace(version, state=MappingProxyType(state), digest=state_digest(state))
         self.store.adopt(version)
         self._serve()
 
@@ -197,7 +242,7 @@ class Publisher:
 
     def _serve(self) -> None:
         """Let the store's current version serve: one reference."""
-        self.serving = self.bind(self.store.current)
+        self.serving, self.serving_since = self.bind(self.store.current), time.time()
         self._unbind()
         for future in self._changes:
             if not future.done():
@@ -214,13 +259,28 @@ class Publisher:
 
     async def _write_promotions(self, log: VersionLog) -> None:
         written = None
-        while written != (number := self.bound_now().version.number):
+        while written != self.bound_now().version.number:
             async with self._publishing:
+                number = written = self.bound_now().version.number
                 try:
                     await current_engine().offload(lambda number=number: log.promote(number))  # type: ignore[misc]
                     self.log_error = None
                 except (VersionLogError, LookupError) as error:
                     self.log_error = error
                     warn_caller(f"version {number} serves, but after a restart an earlier one would: {error}")
-            written = number
 
+
+async def _uninterrupted(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The result of a coroutine; if this is cancelled meanwhile, the cancellation is raised when the coroutine has ended."""
+    task = asyncio.get_running_loop().create_task(coroutine, name="aiograd:version-log")
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        if not task.cancelled():
+            task.exception()
+        raise asyncio.CancelledError
+    return task.result()

@@ -21,7 +21,7 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.publisher import Publisher
+from aiograd.serving.publisher import ChosenBySplit, Publisher
 from aiograd.serving.shadow import Shadow
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
@@ -153,10 +153,12 @@ class Server:
             self._state = "closed"
             return
         self._state = "closed"
-        await self._batcher.aclose()
-        if self._shadow is not None:
-            await self._shadow.aclose()
-        await self._publisher.aclose()
+        try:
+            await self._batcher.aclose()
+            if self._shadow is not None:
+                await self._shadow.aclose()
+        finally:
+            await self._publisher.aclose()
 
     def _check_open(self) -> None:
         if self._state != "open":
@@ -201,12 +203,12 @@ class Server:
         until = None if seconds is None else loop.time() + seconds
         if at_least is not None:
             await self._publisher.reached(at_least, until)
-        chosen = self._publisher.chosen(version, key)
+        group = self._publisher.group_of(version, key)
         if rows[0].shape[0] <= self.max_batch:
-            task = self._batcher.admit(rows, group=chosen, deadline=until)
+            task = self._batcher.admit(rows, group=group, deadline=until)
             value = await self._batcher.wait(task)
         else:
-            task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
+            task, value = await self._in_parts(rows, self._publisher.bound_of(group), until)
         batch: Any = task.batch
         bound: BoundVersion = batch.served
         self._answer_counts.add(bound.version.number, clock() - began)
@@ -226,7 +228,8 @@ class Server:
 
     async def _run(self, batch: TaskBatch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
-        bound: Any = self._publisher.bound_now() if batch.group is None else batch.group
+        group: Any = batch.group
+        bound = self._publisher.bound_of(group)
         batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
         outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:
@@ -244,6 +247,11 @@ class Server:
     def current(self) -> Version:
         """The version that serves."""
         return self._publisher.bound_now().version
+
+    @property
+    def serving_since(self) -> float:
+        """Seconds since the epoch at which the version that serves began to."""
+        return self._publisher.serving_since
 
     @property
     def versions(self) -> tuple[Version, ...]:
@@ -324,10 +332,8 @@ class Server:
             VersionNotFoundError: there is none before, or it is not kept.
         """
         self._check_open()
-        split = self._publisher.split
         version = self._publisher.rollback(number)
-        if split is not None:  # requests that wait for a version of it are answered by the one that serves
-            self._batcher.regroup(lambda group: None if group is not None and group.version.number in split.shares else group)
+        self._batcher.regroup(lambda group: None if isinstance(group, ChosenBySplit) else group)
         return version
 
     def split(self, shares: Mapping[int, float]) -> None:

@@ -261,6 +261,11 @@ class Scene:
             self.network.reset(one, other)
 
 
+def named(error: CommitUnknown | StepError) -> tuple[str, ...]:
+    """The workers that have not confirmed a transaction."""
+    return error.failed if isinstance(error, StepError) else error.workers
+
+
 def ending(stepping: asyncio.Future[Any]) -> str:
     """How a transaction has ended for its caller."""
     if stepping.cancelled():
@@ -273,8 +278,7 @@ def ending(stepping: asyncio.Future[Any]) -> str:
         return "done"
     assert isinstance(error, AiogradError | MemoryError), error
     if isinstance(error, CommitUnknown | StepError):
-        workers = error.failed if isinstance(error, StepError) else error.workers
-        assert {"b"} <= {*workers} <= {*MEMBERS} and (error.committed or isinstance(error, StepError)), error
+        assert {*named(error)} <= {*MEMBERS} and (error.committed or isinstance(error, StepError)), error
         return "in doubt"
     assert not getattr(error, "committed", False), error
     return "failed"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiograd.testing import HostKilledError, simulated_run
-from tests.coordination.faults import COORDINATOR, FAULTS, LIMITS, MOMENT, Moment, Scene, Strike, ending
+from tests.coordination.faults import COORDINATOR, FAULTS, LIMITS, MOMENT, Moment, Scene, Strike, ending, named
 from tests.coordination.scenes import SCENES, PassScene
 
 #: how a transaction ends for its caller, and which of the living have its work in the end, as a letter
@@ -65,9 +65,10 @@ async def outcome_of(scene: Scene, moment: Moment, strike: Strike) -> str:
     if strike is FAULTS["the caller is cancelled"] and moment.message != "Vote":
         await asyncio.sleep(MOMENT)
         assert not any(map(scene.left, scene.living)), "all are told"
-    await asyncio.sleep(scene.calm - loop.time())
+    while loop.time() < scene.calm:
+        await asyncio.sleep(0.1)
     holds = any(map(scene.left, scene.living))
-    while any(map(scene.left, scene.living)):
+    while loop.time() < scene.calm or any(map(scene.left, scene.living)):
         await asyncio.sleep(0.1)
         assert loop.time() < scene.calm + LIMITS.default_deadline + LIMITS.lease_seconds, "nothing stays prepared"
     ended, seen = ending(scene.stepping) if COORDINATOR in scene.living else "killed", scene.seen
@@ -102,6 +103,7 @@ def test_a_fault_at_a_moment(protocol: str, moment: str, fault: str, expected: s
     scene = SCENES[protocol]()
     run = simulated_run(lambda: outcome_of(scene, scene.moments[moment], FAULTS[fault]))
     assert run.value == expected and not run.leftover_tasks and not scene.unmet
+    assert expected not in "LU" or named(scene.stepping.exception()) == ("b",)  # type: ignore[arg-type]
 
 
 @pytest.mark.sim

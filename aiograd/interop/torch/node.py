@@ -271,9 +271,7 @@ def backward_ns(elapsed_ns: int) -> int:
     return 20_000 + 2 * elapsed_ns
 
 
-def recorded(
-    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int
-) -> list[Any]:
+def recorded(results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int) -> list[Any]:
     """Tensors over torch tensors (None stays None), with a node for each that requires grad.
 
     Args:

@@ -68,6 +68,10 @@ PARAMETERS = {
     "target": "of the shape of `input`",
     "delta": "the difference at which the square ends",
     "smooth_l1_loss.beta": "the difference at which the square ends",
+    "nll_loss.input": "log-probabilities, (N, classes, ...) or (classes,)",
+    "nll_loss.target": "integers, (N, ...) or a scalar",
+    "nll_loss.weight": "(classes,): how much each class counts, or None",
+    "ignore_index": "a class that does not count",
     "l1_loss.input": "predictions",
     "mse_loss.input": "predictions",
     "huber_loss.input": "predictions",
@@ -102,6 +106,7 @@ RETURNS = {
     "glu": "A Tensor of half the length along the axis.",
     "attentions": "A Tensor of the shape of `input`; `input` itself if nothing is dropped.",
     "losses": _REDUCED,
+    "nll_loss": "A scalar, or one loss per sample where `reduction` is \"none\".",
     **dict.fromkeys((*_OVER_AXES, *_OVER_CHANNELS), "A Tensor of the shape of `input`."),
     "init": "`tensor`.",
 }

@@ -44,9 +44,7 @@ def rms_norm(input: ArrayLike, normalized_shape: int | Sequence[int], weight: Ar
     return call(_rms_norm, (x, weight), {"ndims": _normalized("rms_norm", x, normalized_shape), "eps": eps})  # type: ignore[no-any-return]
 
 
-def group_norm(
-    input: ArrayLike, num_groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
-) -> Tensor:
+def group_norm(input: ArrayLike, num_groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5) -> Tensor:
     """Mean 0 and variance 1 over groups of channels of each sample, then scaled and shifted per channel."""
     return call(_group_norm, (input, weight, bias), {"num_groups": num_groups, "eps": eps})  # type: ignore[no-any-return]
 
