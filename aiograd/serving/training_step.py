@@ -9,7 +9,8 @@ Note [A step is taken whole or not at all]
     that section, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where parameters are not finite
     after the section, the model goes on from the version that serves and the optimizer's state is cleared. After the section the step is taken: a
     publication that fails is made up for by the next step. Random draws, of rows and in the model, are not taken back, so that rows which make
-    a step fail are not drawn at once again. Modes are the user's: the loss runs on the model as it is, in training or evaluation mode.
+    a step fail are not drawn at once again. Modes are the user's: the loss runs on the model as it is, in training or evaluation mode. A forward
+    that the loss runs in a thread goes on when the step is cancelled, and may change buffers once more.
 """
 
 from __future__ import annotations
