@@ -273,6 +273,11 @@ class Trainer:
         if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
         version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
+        if self._followed_rollbacks != self.server.rollbacks:  # while the copy was made
+            if self.gate is None:
+                self.server.rollback()
+            self._follow_rollback()
+            return
         if not version.is_finite:
             raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
         self._since_publication = 0
@@ -293,20 +298,17 @@ class Trainer:
         if self._running_comparison() is not compared:
             return  # decided meanwhile
         verdict = gate.judge(*values).verdict
-        if verdict is Verdict.WAIT:
-            return
         if verdict is Verdict.PROMOTE:
             self.server.promote(newer.number)
             self._compared_versions = compared._replace(serving=newer)
-            return
-        if verdict is Verdict.DROP:
-            self.rejected += 1
-        elif verdict is Verdict.ROLLBACK:
-            self.rollbacks += 1
-            self.server.rollback(older.number)
-        self._end_comparison()
-        async with self._stepping:
-            self._follow_rollback()
+        elif verdict is not Verdict.WAIT:
+            self.rejected += verdict is Verdict.DROP
+            if verdict is Verdict.ROLLBACK:
+                self.rollbacks += 1
+                self.server.rollback(older.number)
+            self._end_comparison()
+            async with self._stepping:
+                self._follow_rollback()
 
     def _running_comparison(self) -> _ComparedVersions | None:
         """The versions that the gate compares; none any more where a version was made to serve by hand."""
