@@ -48,7 +48,7 @@ LEVELS: Mapping[str, int] = {
 SIBLINGS = 5
 
 #: modules that gather names by star imports
-GATHERING = ("__init__", "array_functions.public")
+GATHERING = ("__init__", "array_functions.public", "errors")
 
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {

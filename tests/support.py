@@ -72,14 +72,20 @@ def assert_raises(error: Any, match: str | None, call: Callable[..., Any], *args
     """Call, which is to raise an error in whose text the pattern `match` is found; the error."""
     with pytest.raises(error, match=match) as caught:
         call(*args, **kwargs)
-    return caught.value
+    try:
+        return caught.value
+    finally:
+        del caught  # the error refers to this frame
 
 
 async def assert_awaiting_raises(error: Any, match: str | None, awaitable: Awaitable[Any]) -> Any:
     """Await what is to raise an error in whose text the pattern `match` is found; the error."""
     with pytest.raises(error, match=match) as caught:
         await awaitable
-    return caught.value
+    try:
+        return caught.value
+    finally:
+        del caught  # the error refers to this frame
 
 
 @contextlib.contextmanager

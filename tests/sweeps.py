@@ -5,7 +5,8 @@
 * of parametrizations that are crossed, the combinations of cases each of which has had its turn;
 * seeds but the first, see `DRAWN`;
 * the cases of a wide parametrization that repeat one promise: rows, sizes, programs (`swept`);
-* asyncio's event loop, where a test is not about the loop, see `LOOP_MATTERS`.
+* asyncio's event loop, where a test is not about the loop, see `LOOP_MATTERS`;
+* the documentation's own code, which `make docs` runs, see `RUN_BY_DOCS`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ LOOP_MATTERS = (
     "tests/test_top_level.py",
     "tests/distributed/test_deadlines.py",
 )
+
+#: the modules that `make docs` runs whole, whatever else is left out
+RUN_BY_DOCS = ("tests/test_documentation.py", "tests/test_recipes.py")
 
 #: parameters that draw a case at random: one value is enough
 DRAWN = ("seed", "block", "chunk", "schedule")
@@ -54,6 +58,9 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
     functions: dict[str, bool] = {}
     for item in items:
         function = item.nodeid.partition("[")[0]
+        if item.nodeid.startswith(RUN_BY_DOCS):
+            item.add_marker("sweep")
+            continue
         if item.get_closest_marker("sweep") is None and not _is_new(item, had[function]):
             item.add_marker("sweep")
         functions[function] = functions.get(function, True) and item.get_closest_marker("sweep") is not None

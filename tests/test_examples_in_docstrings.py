@@ -36,7 +36,9 @@ from tests.sweeps import swept
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
 NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d*(?:e[+-]?\d+)?")
 #: names that show no example yet: packages and classes with all of their names; the table only gets shorter
-WITHOUT = {"cuda", "interop", "aiograd.distributed.JoinCluster", "aiograd.distributed.RayCluster"}
+WITHOUT = {"aiograd.distributed.JoinCluster", "aiograd.distributed.RayCluster"}
+#: packages with examples that need a device or a library: ``tests/cuda/test_examples.py`` and ``tests/interop/test_examples.py`` run them
+ELSEWHERE = ("aiograd.cuda.", "aiograd.interop.torch.", "aiograd.interop.jax.")
 
 
 class Checker(doctest.OutputChecker):
@@ -50,15 +52,21 @@ class Checker(doctest.OutputChecker):
         return texts[0] == texts[1] and np.allclose(*numbers, **TOLERANCE)
 
 
-def modules() -> Iterator[types.ModuleType]:
-    """The modules of the package that have examples."""
-    for found in pkgutil.walk_packages(ag.__path__, "aiograd."):
+def modules(package: types.ModuleType) -> Iterator[types.ModuleType]:
+    """The modules of a package that have examples, but for those of `ELSEWHERE` below it."""
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         origin = found.module_finder.find_spec(found.name).origin  # type: ignore[union-attr, call-arg]
-        if origin is not None and ">>> " in Path(origin).read_text():
+        here = not found.name.startswith(ELSEWHERE) or package is not ag
+        if here and origin is not None and ">>> " in Path(origin).read_text():
             yield importlib.import_module(found.name)
 
 
-_ALL = [example for module in modules() for example in doctest.DocTestFinder(exclude_empty=True).find(module) if example.examples]
+def examples(package: types.ModuleType) -> list[doctest.DocTest]:
+    """The docstrings of those modules that have examples."""
+    return [example for module in modules(package) for example in doctest.DocTestFinder(exclude_empty=True).find(module) if example.examples]
+
+
+_ALL = examples(ag)
 #: those of a cluster start a process each
 _OF_CLUSTERS = [pytest.param(example, id=example.name, marks=[pytest.mark.proc]) for example in _ALL if ".cluster." in example.name]
 EXAMPLES = [pytest.param(example, id=example.name) for example in _ALL if ".cluster." not in example.name] + swept(_OF_CLUSTERS, keep=3)

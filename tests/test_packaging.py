@@ -18,6 +18,7 @@ import pytest
 import aiograd
 from aiograd.dashboard.pages import SCRIPTS
 from tests.support import assert_raises
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -80,7 +81,7 @@ def test_readme_and_licence_are_there() -> None:
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
     heavy |= {"uvloop", "safetensors", "dataclasses", "difflib", "html", "json", "csv"}
-    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.running.cli", "aiograd.functional.batching", "numpy.random"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.running.cli", "aiograd.functional.batching", "numpy.random"}
     loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
     assert "aiograd.tensors" in loaded
     assert not loaded & parts
@@ -106,12 +107,13 @@ except SystemExit:
 LATE = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
-    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "utils", "viz",
+    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "testing", "transaction",
+    "utils", "viz",
 )  # fmt: skip
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("module", LATE)
+@pytest.mark.parametrize("module", swept(LATE, keep=4))
 def test_a_part_is_there_when_it_is_asked_for(module: str) -> None:
     name = module.rpartition(".")[2]
     script = f"""

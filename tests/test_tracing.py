@@ -70,7 +70,7 @@ async def test_a_step_over_three_workers_is_one_trace(spans: InMemorySpanExporte
             async with driver.context() as ctx:
                 x = ag.tensor([1.0, 2.0], requires_grad=True)
                 await ctx.backward(await driver.call("left", "outer", x))
-        await driver.call_apart("left", "aiograd.dashboard.report", '[0,false,0,"",1]')
+        await driver.call_apart("left", "aiograd.dashboard.report", 0, False, 0, "", 1)
         for worker in (driver, *_):
             await worker._monitor.aclose()
     found = by_name(spans)

@@ -62,9 +62,7 @@ def ones(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = 
     return _finished(np.ones(_shape("ones", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
 
-def full(
-    shape: int | Sequence[int], fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False
-) -> Tensor:
+def full(shape: int | Sequence[int], fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of one number; the kind of the number decides the dtype."""
     value: Any = number_of(fill_value)
     array = np.full(_shape("full", shape), value, number_dtype(value, None) if dtype is None else dtype)

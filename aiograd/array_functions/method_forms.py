@@ -227,9 +227,7 @@ def new_empty(x: Tensor, /, *shape: Any, dtype: Any = None, device: str | None =
     return creation.empty(_flat(shape), dtype=dtype or x.dtype, device=device or x.device, requires_grad=requires_grad)
 
 
-def new_full(
-    x: Tensor, /, shape: Any, fill_value: complex, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False
-) -> Tensor:
+def new_full(x: Tensor, /, shape: Any, fill_value: complex, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """One number in a shape, with the dtype and on the device of this tensor."""
     return creation.full(shape, fill_value, dtype=dtype or x.dtype, device=device or x.device, requires_grad=requires_grad)
 

@@ -193,9 +193,7 @@ class CompiledFunction:
 
     # ---------------------------------------------------------------- recording
 
-    def _begin(
-        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]:
+    def _begin(self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]:
         """Begin to record a call; returns the arguments to call the function with."""
         tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]

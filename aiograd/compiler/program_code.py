@@ -32,6 +32,7 @@ class GuardedCode:
     """A program and its guards.
 
     Args:
+        name: of the function.
         program: its data.
         result: rebuilds the function's result from its outputs.
         reads: values that have to be there again.
@@ -41,12 +42,14 @@ class GuardedCode:
 
     def __init__(
         self,
+        name: str,
         program: Program,
         result: Callable[[list[Any]], Any],
         reads: list[Read],
         bound: tuple[tuple[int, Any], ...] = (),
         leaves: tuple[tuple[int, bool], ...] = (),
     ) -> None:
+        self.name = name
         self.program = program
         self.result = result
         self.reads = reads
@@ -134,20 +137,10 @@ def raise_refusal(name: str, arrays: list[Any], error: Exception) -> NoReturn:
 
 
 class ProgramCode(GuardedCode):
-    """A program with its code and all that its calls share.
+    """A program with its code and all that its calls share; its arguments are those given to `GuardedCode`."""
 
-    Args:
-        name: of the function.
-        program: its data.
-        result: rebuilds the function's result from its outputs.
-        reads, guards: see `GuardedCode`.
-    """
-
-    def __init__(
-        self, name: str, program: Program, result: Callable[[list[Any]], Any], reads: list[Read], *guards: Any
-    ) -> None:
-        super().__init__(program, result, reads, *guards)
-        self.name = name
+    def __init__(self, name: str, program: Program, *guards: Any) -> None:
+        super().__init__(name, program, *guards)
         self.forward, self.arenas, inside = compile_forward(program)
         program.arena_bytes = self.arenas.arena_bytes
         #: names of the saved values that lie in an arena

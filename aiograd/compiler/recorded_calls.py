@@ -88,9 +88,7 @@ class CallRecorder(ProgramRecorder):
         self._called(name, call, result, is_awaited=True, has_graph=has_graph)
         return result
 
-    def _call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[RepeatedCall, tuple[Value, ...]] | None:
+    def _call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[RepeatedCall, tuple[Value, ...]] | None:
         """The same call of other Tensors, and the values that it takes: all Tensors but leaves that are no argument.
 
         Returns:

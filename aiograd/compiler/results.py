@@ -25,9 +25,7 @@ class _Place:
     __slots__ = ()
 
 
-def shape_of(
-    result: Any, outputs: list[Any], function: Callable[..., Any], name: str, *, needs_outputs: bool
-) -> Callable[[list[Any]], Any]:
+def shape_of(result: Any, outputs: list[Any], function: Callable[..., Any], name: str, *, needs_outputs: bool) -> Callable[[list[Any]], Any]:
     """Collect the Tensors of a result in `outputs`.
 
     Args:

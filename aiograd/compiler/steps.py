@@ -31,7 +31,6 @@ from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
 from aiograd.compiler.updates import inlined_step, step_of
-from aiograd.compiler.watching.reads import Read
 from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.run.current import current_engine
 from aiograd.engine.run.loop import check_can_run
@@ -66,20 +65,10 @@ class Part:
 
 
 class StepCode(GuardedCode):
-    """A program with calls among its statements. See the module's Note.
+    """A program with calls among its statements, see the module's Note; its arguments are those given to `GuardedCode`."""
 
-    Args:
-        name: of the function.
-        program: its data.
-        result: rebuilds the function's result from its outputs.
-        reads, guards: see `GuardedCode`.
-    """
-
-    def __init__(
-        self, name: str, program: Program, result: Callable[[list[Any]], Any], reads: list[Read], *guards: Any
-    ) -> None:
-        super().__init__(program, result, reads, *guards)
-        self.name = name
+    def __init__(self, name: str, program: Program, *guards: Any) -> None:
+        super().__init__(name, program, *guards)
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
         divided = _divided(program, segments(program))

@@ -138,7 +138,7 @@ class ParticipantDrive(TransactionDrive[Participant]):
 
     def handle(self, event: TransactionEvent) -> AfterCommit:
         """See `TransactionDrive.handle`."""
-        if isinstance(event, Tick | PeerLost):
+        if isinstance(event, (Tick, PeerLost)):  # a union would be made anew in each call
             self.machine.others = tuple(self.client.witnesses())
         try:
             return super().handle(event)

@@ -24,7 +24,8 @@ Note [Messages are compiled]
             if v0.__class__ is not _class0: raise _mismatch(0, v0)
             if v1 is not None:
                 if v1.__class__ is not _class1: raise _mismatch(1, v1)
-            return make(_made, v0, v1)
+            _message = _new(_Draft)
+            ...
 
         def encode(_message):
             if _message.second is not None: return [_message.first, _message.second,]
@@ -36,7 +37,7 @@ Note [Messages are compiled]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 #: turns a value of the wire into one of a field, or back
@@ -101,6 +102,8 @@ class ValueForm(NamedTuple):
     expected: str
     #: where None is a value: the form of the other values
     optional: ValueForm | None = None
+    #: of a list or tuple of values that are the same on the wire: their classes, all that `read` checks
+    items: frozenset[type] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -121,7 +124,7 @@ class ValueForm(NamedTuple):
         """
         if self.classes is not None and value.__class__ not in self.classes:
             raise MismatchError(shown(value), self.expected)
-        return self.convert(value)
+        return self.convert(value) if self.bounds else value if self.read is None else self.read(value)
 
     def convert(self, value: Any) -> Any:
         """The same for a value of one of the classes."""
@@ -204,9 +207,13 @@ def compile_message(cls: type[Any], fields: MessageFields) -> MessageFunctions:
 
 def _make_source(fields: MessageFields) -> list[str]:
     arguments = [name if i < fields.required else f"{name}=None" for i, name in enumerate(fields.names)]
-    settings = [f"    _message.{name} = {name}" for name in fields.names]
-    head = f"def make({', '.join(['_cls', *arguments])}):"
-    return [head, "    _message = _new(_Draft)", *settings, "    _message.__class__ = _cls", "    return _message"]
+    return [f"def make({', '.join(['_cls', *arguments])}):", *_made_source(fields.names, fields.names, "_cls")]
+
+
+def _made_source(names: Sequence[str], values: Sequence[str], cls: str) -> list[str]:
+    """Source that returns a message of a class with these values."""
+    settings = [f"    _message.{name} = {value}" for name, value in zip(names, values, strict=True)]
+    return ["    _message = _new(_Draft)", *settings, f"    _message.__class__ = {cls}", "    return _message"]
 
 
 def _parse_source(fields: MessageFields, namespace: dict[str, Any]) -> list[str]:
@@ -223,7 +230,7 @@ def _parse_source(fields: MessageFields, namespace: dict[str, Any]) -> list[str]
     lines.append("    else: raise _unfit(_value)")
     for i, form in enumerate(fields.forms):
         lines += ["    " + line for line in _field_source(i, fields.names[i], form, namespace)]
-    return [*lines, f"    return make({', '.join(['_made', *(f'v{i}' for i in range(count))])})"]
+    return [*lines, *_made_source(fields.names, [f"v{i}" for i in range(count)], "_made")]
 
 
 def _field_source(i: int, name: str, form: ValueForm, namespace: dict[str, Any]) -> list[str]:
@@ -239,6 +246,12 @@ def _field_source(i: int, name: str, form: ValueForm, namespace: dict[str, Any])
         lines.append(f"if not _holds{i}_{j}(v{i}): raise _mismatch({i}, v{i}, _text{i}_{j})")
     if form.read is not None:
         namespace[f"_read{i}"] = form.read
+        if form.items is not None:
+            namespace[f"_items{i}"] = next(iter(form.items)) if len(form.items) == 1 else form.items
+            lines.append(f"for _item in v{i}:")
+            lines.append(f"    if _item.__class__ {'is not' if len(form.items) == 1 else 'not in'} _items{i}:")
+            lines += [f"        try: _read{i}(v{i})", f"        except _MismatchError as _error: raise _error.at({'.' + name!r})"]
+            return lines
         lines += [f"try: v{i} = _read{i}(v{i})", f"except _MismatchError as _error: raise _error.at({'.' + name!r})"]
     return lines
 

@@ -11,12 +11,15 @@ import dataclasses
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from aiograd.coordination.malformed import malformed
-from aiograd.coordination.message_code import SHOWN, Bound, MessageFields, MismatchError, ValueForm, compile_message
+from aiograd.coordination.message_code import SHOWN, Bound, MessageFields, MismatchError, ValueForm, compile_message, shown
 
 M = TypeVar("M", bound="WireMessage")
+#: a number that counts something, and one of at least 1
+Count: TypeAlias = typing.Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
+Positive: TypeAlias = typing.Annotated[int, Bound("an int from 1", lambda count: count >= 1)]
 
 
 class MessageKind(int):
@@ -186,24 +189,25 @@ def _union(forms: list[ValueForm]) -> ValueForm:
 
 
 def _items(form: ValueForm, cls: type, name: str) -> ValueForm:
-    classes, is_plain, writer = form.classes, form.is_plain, form.write
+    classes, is_plain, inner, writer = form.classes, form.is_plain, form.convert if form.bounds else form.read, form.write
 
     def read(values: Any) -> Any:
-        if is_plain and classes.issuperset(map(type, values)):  # type: ignore[union-attr]
-            return values
         made = []
         for i, value in enumerate(values):
+            if classes is not None and value.__class__ not in classes:
+                raise MismatchError(shown(value), form.expected).at(f"[{i}]")
             try:
-                made.append(form.parse(value))
+                made.append(value if inner is None else inner(value))
             except MismatchError as error:
                 raise error.at(f"[{i}]") from None
-        return cls(made)
+        return values if is_plain else cls(made)
 
     def write(values: Any) -> Any:
         return cls(map(writer, values))  # type: ignore[arg-type]
 
-    is_any = classes is None and is_plain
-    return ValueForm(frozenset({cls}), (), None if is_any else read, write if writer else None, name if is_any else f"{name} of {form.expected}")
+    if is_plain and classes is None:
+        return ValueForm(frozenset({cls}), (), None, None, name)
+    return ValueForm(frozenset({cls}), (), read, write if writer else None, f"{name} of {form.expected}", items=classes if is_plain else None)
 
 
 def _fixed(forms: list[ValueForm]) -> ValueForm:

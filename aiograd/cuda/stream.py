@@ -26,6 +26,12 @@ class Event:
 
     Args:
         timing: remember when that was; see `elapsed_ms`.
+
+    >>> x = ag.ones(3, device="cuda:0") * 2
+    >>> event = ag.cuda.Event().record()
+    >>> await event
+    >>> event.query()
+    True
     """
 
     __slots__ = ("timing", "_stream_state", "_count", "_handle", "_device")
@@ -83,6 +89,8 @@ class Event:
 
         Raises:
             DeviceLostError: the device failed.
+
+        >>> await ag.cuda.current_stream().record_event().wait()
         """
         if self._device is not None and not self.query():
             await self._device.thread.wait(self._place)
@@ -132,6 +140,12 @@ class Stream:
     Args:
         device: name of the device.
         priority: lower numbers go first where the device has to choose; 0 or −1.
+
+    >>> x = ag.tensor([1.0, 2.0], device="cuda:0")
+    >>> with ag.cuda.Stream():
+    ...     y = x * x
+    >>> (await y).numpy()
+    array([1., 4.], dtype=float32)
     """
 
     __slots__ = ("device_object", "stream_state", "_tokens")
@@ -187,6 +201,12 @@ class Stream:
 
         Raises:
             DeviceLostError: the device failed.
+
+        >>> with ag.cuda.Stream() as stream:
+        ...     y = ag.ones(3, device="cuda:0") + 1
+        >>> await stream.done()
+        >>> stream.query()
+        True
         """
         event = self.record_event()
         await event.wait()

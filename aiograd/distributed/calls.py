@@ -430,10 +430,12 @@ def _label(function: str, args: list[Any]) -> str:
         function: as in the message.
         args: of any types and any number: they are not checked yet.
     """
+    if not function.startswith("aiograd.reference."):
+        return function
     first, method = (*args, None, None)[:2]
     if function == CreateObject.form.name and isinstance(first, str):
         return f"{first:.80}"
-    if function.startswith("aiograd.reference.") and isinstance(first, RemoteRef | WireReference):
+    if isinstance(first, RemoteRef | WireReference):
         method = method if function == CallMethod.form.name else function.rpartition(".")[2]
         if isinstance(method, str):
             return f"{first.type_name:.80}.{method:.80}"

@@ -189,7 +189,7 @@ class WorkerCore:
     async def ask(self, peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Any:
         """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
         request = type(message)
-        return parse_answer(request, await self.request(peer, request.form.kind, encode(message), timeout, principal), peer)
+        return parse_answer(request, await self.endpoint.request(peer, request.form.kind, encode(message), timeout, principal), peer)
 
     def serve(self, servers: Mapping[type[WireMessage], Handler]) -> None:
         """Serve requests, by their classes; a handler returns the answer, of the type of answers of the request."""

@@ -7,7 +7,8 @@ Note [Three places]
 
 Note [Cheap enough for the loop]
     `RulePlacement.is_small`, `runs_inline` and `needs_executor` are the only places that decide it, and whether a leaf's gradient may be staged
-    on the loop. The loop over nodes (`aiograd.engine.walk`) looks into `small_shapes` first, the cache of `is_small`, which saves it a call per node.
+    on the loop. The loop over nodes (`aiograd.engine.walk`) and discovery look into the caches of `is_small` first, `small_shapes` and
+    `small_leaves`, which saves them a call per node.
 
 Source of the limits: an executor round trip costs about 60 µs, and one slice of the loop should stay under 2 ms; see
 ``tests/benchmarks/loop_lag.py``.
@@ -43,7 +44,7 @@ class RulePlacement:
         inline_ns: rules estimated above this many nanoseconds go to the executor.
     """
 
-    __slots__ = ("inline_ns", "small_shapes", "_small_ns", "_small_leaves", "_estimates")
+    __slots__ = ("inline_ns", "small_shapes", "small_leaves", "_small_ns", "_estimates")
 
     def __init__(self, inline_ns: float = INLINE_NS) -> None:
         self.inline_ns = inline_ns
@@ -52,7 +53,7 @@ class RulePlacement:
         #: shapes for which every node marked ``is_cheap`` is small
         self.small_shapes: set[Shape] = set()
         #: shapes of leaves that are cheap to stage
-        self._small_leaves: set[Shape] = set()
+        self.small_leaves: set[Shape] = set()
 
     @staticmethod
     def is_bare(node: Node) -> bool:
@@ -71,7 +72,7 @@ class RulePlacement:
             if node.post_accumulate_hooks:  # type: ignore[attr-defined]
                 return False
             shape = node.shape  # type: ignore[attr-defined]
-            return shape in self._small_leaves or self._remember(self._small_leaves, shape, STAGE_NS_PER_ELEMENT)
+            return shape in self.small_leaves or self._remember(self.small_leaves, shape, STAGE_NS_PER_ELEMENT)
         if not node.is_builtin:
             return False
         key = node.cost_key()  # type: ignore[attr-defined]

@@ -114,7 +114,7 @@ class BackwardPlan:
             hooks: hooks of the larger pass that this one is part of.
             may_walk: True if the options of the pass allow a walk.
         """
-        is_small, small_shapes = placement.is_small, placement.small_shapes
+        is_small, small_shapes, small_leaves = placement.is_small, placement.small_shapes, placement.small_leaves
         root = self.root
         dependencies = self.dependencies
         dependencies[root] = 0
@@ -143,7 +143,8 @@ class BackwardPlan:
                 if known is None:
                     dependencies[child] = 1
                     if child.is_leaf:
-                        plain = plain and is_small(child)
+                        if child._extra is not None or child.post_accumulate_hooks or child.shape not in small_leaves:  # type: ignore[attr-defined]
+                            plain = plain and is_small(child)
                     else:
                         stack.append(child)
                 else:

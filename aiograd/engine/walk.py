@@ -26,6 +26,7 @@ synchronous.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from typing import Any
@@ -64,7 +65,7 @@ class GraphWalk:
         #: the gradients of nodes that have not run: per node one, or a list where the node has several inputs
         self.sums: dict[Node, Any] = task.plan.first_sums()
         #: sequence number of the last node that has run
-        self.last: float = float("inf")
+        self.last: float = math.inf
         #: True if nothing but the commit is left to do, so that nothing is handed over
         self.is_complete = False
         #: nodes and leaves after which the slice may be over
@@ -73,7 +74,7 @@ class GraphWalk:
     @property
     def has_begun(self) -> bool:
         """True if a node has run."""
-        return self.last != float("inf")
+        return self.last != math.inf
 
     def run(self) -> Iterator[None]:
         """Run the pass up to the commit, or until it has to be handed over."""
@@ -91,33 +92,35 @@ class GraphWalk:
         small: Any = None
         done = 0
         number = self.last
+        following: Node | None = None
+        best = 0
+        grad: Any = None
         node = plan.root
         goes_on = is_part or (not node.is_leaf and self._admits(node))
         while goes_on:
-            if is_part:
-                for node in order:
-                    if node in sums:
-                        break
-                    if release and node.holds_data and node not in kept:
-                        node._saved = released  # type: ignore[attr-defined]
-                else:
-                    break
-            number = node._seq
-            following: Node | None = None
-            best = 0
             try:
                 if not is_part:
+                    number = node._seq
+                    following, best = None, 0
                     outputs = node.vjp(take(node))  # type: ignore[attr-defined]
                 else:
+                    for node in order:
+                        grad = take(node, None)
+                        if grad is not None:
+                            break
+                        if release and node.holds_data and node not in kept:
+                            node._saved = released  # type: ignore[attr-defined]
+                    else:
+                        break
                     if node.heeds_keeping:
                         node.keeps_graph = not release  # type: ignore[attr-defined]
                     if recorded is not None:
                         recorded.running = node
-                        outputs = plan.run_recorded(node, take(node), task.staged)
+                        outputs = plan.run_recorded(node, grad, task.staged)
                     elif node in special:
-                        outputs = plan.run_part(node, take(node), task.staged)
+                        outputs = plan.run_part(node, grad, task.staged)
                     else:
-                        outputs = node.vjp(take(node))  # type: ignore[attr-defined]
+                        outputs = node.vjp(grad)  # type: ignore[attr-defined]
                 index = -1
                 for child in node.next_nodes:
                     index += 1
@@ -162,33 +165,41 @@ class GraphWalk:
             except BaseException as error:
                 annotate(error, task, node)
                 raise
-            if release and node.holds_data and (not is_part or node not in kept):
+            done += 1
+            if is_part:
+                if release and node.holds_data and node not in kept:
+                    node._saved = released  # type: ignore[attr-defined]
+                if not done & 15 and slice_over():
+                    yield
+                continue
+            if release and node.holds_data:
                 node._saved = released  # type: ignore[attr-defined]
             if heap and (following is None or -heap[0][0] > best):
                 if following is not None:
                     heappush(heap, (-best, following))
                 following = heappop(heap)[1]
-            if following is None and not is_part:
+            if following is None:
                 break
-            done += 1
             if (not done & 15 or (slow and node in slow)) and slice_over():
                 yield
-            node = following  # type: ignore[assignment]
+            node = following
         self.last = number
-        outputs = out = have = None  # the leaves' arrays have one owner now, see `own`
+        outputs = out = have = grad = None  # the leaves' arrays have one owner now, see `own`
         if goes_on:
             nodes: list[Any] = list(sums)
             stride = 1 if slow else STAGE_STRIDE
             for start in range(0, len(nodes), stride):
-                self._stage(nodes[start : start + stride])
+                batch = nodes[start : start + stride]
+                leaves = self._capture(batch) if is_part else batch
+                if leaves:
+                    self._stage(leaves)
                 if sums and slice_over():
                     yield
             self.is_complete = True
 
-    def _stage(self, nodes: list[Any]) -> None:
-        """Capture the gradients that have arrived at nodes and are wanted, and stage the gradients of leaves."""
+    def _stage(self, leaves: list[Any]) -> None:
+        """Stage the gradients of leaves."""
         task = self.task
-        leaves = self._capture(nodes) if task.plan.is_plain else nodes
         if task.hooks is None:
             stage_all(leaves, self.sums, task.staged.firsts, task.staged.gradients)
         else:
@@ -198,9 +209,10 @@ class GraphWalk:
     def _capture(self, nodes: list[Any]) -> list[Any]:
         """Capture the gradients that have arrived at nodes and are wanted; returns the other nodes, which are leaves."""
         plan, sums = self.task.plan, self.sums
+        captured = plan.captures.at
         leaves: list[Any] = []
         for node in nodes:
-            if node in plan.captures.at:
+            if node in captured:
                 grad = sums.pop(node)
                 plan.capture(node, [grad] if node.is_single else grad, self.task.staged)
             elif node.is_leaf:
@@ -211,6 +223,8 @@ class GraphWalk:
 
     def _admits(self, node: Node) -> bool:
         """True if the walk may run a node or stage the gradient of a leaf: no user code, and cheap enough for the loop."""
+        if node._extra is not None:
+            return False
         if node.heeds_keeping:
             node.keeps_graph = self.task.keep_graph  # type: ignore[attr-defined]
         if self.placement.is_small(node):

@@ -83,82 +83,13 @@ attribute ``committed`` (True when the gradients of the pass had been committed 
 
 from __future__ import annotations
 
-from aiograd.errors.distributed import AddressError as AddressError
-from aiograd.errors.distributed import AuthenticationError as AuthenticationError
-from aiograd.errors.distributed import CertificateError as CertificateError
-from aiograd.errors.distributed import ClusterError as ClusterError
-from aiograd.errors.distributed import CollectiveError as CollectiveError
-from aiograd.errors.distributed import CommitUnknown as CommitUnknown
-from aiograd.errors.distributed import ContextError as ContextError
-from aiograd.errors.distributed import ContextNotFoundError as ContextNotFoundError
-from aiograd.errors.distributed import ContextReleasedError as ContextReleasedError
-from aiograd.errors.distributed import DeadlineError as DeadlineError
-from aiograd.errors.distributed import DistributedError as DistributedError
-from aiograd.errors.distributed import ExpertLostError as ExpertLostError
-from aiograd.errors.distributed import HostRefusedError as HostRefusedError
-from aiograd.errors.distributed import LimitError as LimitError
-from aiograd.errors.distributed import NameTakenError as NameTakenError
-from aiograd.errors.distributed import NoContextError as NoContextError
-from aiograd.errors.distributed import NotExposedError as NotExposedError
-from aiograd.errors.distributed import Overloaded as Overloaded
-from aiograd.errors.distributed import PassAbortedError as PassAbortedError
-from aiograd.errors.distributed import ProtocolError as ProtocolError
-from aiograd.errors.distributed import ReferenceLostError as ReferenceLostError
-from aiograd.errors.distributed import RemoteError as RemoteError
-from aiograd.errors.distributed import RemotePipelineError as RemotePipelineError
-from aiograd.errors.distributed import StepError as StepError
-from aiograd.errors.distributed import UnknownPeerError as UnknownPeerError
-from aiograd.errors.distributed import VersionMismatch as VersionMismatch
-from aiograd.errors.distributed import WorkerLostError as WorkerLostError
-from aiograd.errors.local import AiogradError as AiogradError
-from aiograd.errors.local import ArgumentError as ArgumentError
-from aiograd.errors.local import ArgumentTypeError as ArgumentTypeError
-from aiograd.errors.local import CancelGraceError as CancelGraceError
-from aiograd.errors.local import CheckpointError as CheckpointError
-from aiograd.errors.local import DataError as DataError
-from aiograd.errors.local import DeviceError as DeviceError
-from aiograd.errors.local import DeviceLostError as DeviceLostError
-from aiograd.errors.local import DeviceMemoryError as DeviceMemoryError
-from aiograd.errors.local import DeviceMismatchError as DeviceMismatchError
-from aiograd.errors.local import DeviceUnavailableError as DeviceUnavailableError
-from aiograd.errors.local import EngineClosedError as EngineClosedError
-from aiograd.errors.local import GradcheckError as GradcheckError
-from aiograd.errors.local import GradientError as GradientError
-from aiograd.errors.local import GraphError as GraphError
-from aiograd.errors.local import GraphFreedError as GraphFreedError
-from aiograd.errors.local import HookError as HookError
-from aiograd.errors.local import HookTypeError as HookTypeError
-from aiograd.errors.local import IndexRangeError as IndexRangeError
-from aiograd.errors.local import InPlaceError as InPlaceError
-from aiograd.errors.local import LinearAlgebraError as LinearAlgebraError
-from aiograd.errors.local import LoopError as LoopError
-from aiograd.errors.local import MicrobatchError as MicrobatchError
-from aiograd.errors.local import MissingExtraError as MissingExtraError
-from aiograd.errors.local import ModeError as ModeError
-from aiograd.errors.local import ModifiedError as ModifiedError
-from aiograd.errors.local import NaNGradientError as NaNGradientError
-from aiograd.errors.local import NestedPassError as NestedPassError
-from aiograd.errors.local import NoGraphError as NoGraphError
-from aiograd.errors.local import NoRuleError as NoRuleError
-from aiograd.errors.local import NotReadyError as NotReadyError
-from aiograd.errors.local import OnceDifferentiableError as OnceDifferentiableError
-from aiograd.errors.local import PipelineError as PipelineError
-from aiograd.errors.local import ScheduleError as ScheduleError
-from aiograd.errors.local import ShapeError as ShapeError
-from aiograd.errors.local import StageBackwardError as StageBackwardError
-from aiograd.errors.local import TraceError as TraceError
-from aiograd.errors.local import TransactionError as TransactionError
-from aiograd.errors.local import UnknownNameError as UnknownNameError
-from aiograd.errors.local import UnusedInputError as UnusedInputError
-from aiograd.errors.local import refused as refused
-from aiograd.errors.serving import DeltaError as DeltaError
-from aiograd.errors.serving import DrainingError as DrainingError
-from aiograd.errors.serving import QueueFullError as QueueFullError
-from aiograd.errors.serving import RejectedVersionError as RejectedVersionError
-from aiograd.errors.serving import ServingError as ServingError
-from aiograd.errors.serving import VersionLogError as VersionLogError
-from aiograd.errors.serving import VersionNotFoundError as VersionNotFoundError
+from aiograd.errors import distributed, local, serving
+from aiograd.errors.distributed import *
+from aiograd.errors.local import *
+from aiograd.errors.serving import *
+
+__all__ = [*distributed.__all__, *local.__all__, *serving.__all__]
 
 for _each in list(globals().values()):
-    if isinstance(_each, type) and issubclass(_each, AiogradError):
+    if isinstance(_each, type) and issubclass(_each, local.AiogradError):
         _each.__module__ = __name__  # the name by which errors are imported and shown

@@ -15,6 +15,13 @@ else:
 
 from aiograd.errors.local import AiogradError, PipelineError
 
+__all__ = [
+    "AddressError", "AuthenticationError", "CertificateError", "ClusterError", "CollectiveError", "CommitUnknown", "ContextError",
+    "ContextNotFoundError", "ContextReleasedError", "DeadlineError", "DistributedError", "ExpertLostError", "HostRefusedError", "LimitError",
+    "NameTakenError", "NoContextError", "NotExposedError", "Overloaded", "PassAbortedError", "ProtocolError", "ReferenceLostError", "RemoteError",
+    "RemotePipelineError", "StepError", "UnknownPeerError", "VersionMismatch", "WorkerLostError",
+]  # fmt: skip
+
 
 class DistributedError(AiogradError, RuntimeError):
     """Base of errors between workers."""

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 else:
     difflib = LateModule("difflib")
 
+__all__ = [
+    "AiogradError", "ArgumentError", "ArgumentTypeError", "CancelGraceError", "CheckpointError", "DataError", "DeviceError", "DeviceLostError",
+    "DeviceMemoryError", "DeviceMismatchError", "DeviceUnavailableError", "EngineClosedError", "GradcheckError", "GradientError", "GraphError",
+    "GraphFreedError", "HookError", "HookTypeError", "InPlaceError", "IndexRangeError", "LinearAlgebraError", "LoopError", "MicrobatchError",
+    "MissingExtraError", "ModeError", "ModifiedError", "NaNGradientError", "NestedPassError", "NoGraphError", "NoRuleError", "NotReadyError",
+    "OnceDifferentiableError", "PipelineError", "ScheduleError", "ShapeError", "StageBackwardError", "TraceError", "TransactionError",
+    "UnknownNameError", "UnusedInputError", "refused",
+]  # fmt: skip
+
 
 class AiogradError(Exception):
     """Base of every error that aiograd raises."""
@@ -202,9 +211,7 @@ class PipelineError(AiogradError, RuntimeError):
         rank: the rank that carried out the action, or None.
     """
 
-    def __init__(
-        self, message: str, *, stage: int | None = None, microbatch: int | None = None, action: str = "", rank: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, stage: int | None = None, microbatch: int | None = None, action: str = "", rank: int | None = None) -> None:
         super().__init__(message)
         self.stage = stage
         self.microbatch = microbatch

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from aiograd.errors.local import AiogradError
 
+__all__ = [
+    "DeltaError", "DrainingError", "QueueFullError", "RejectedVersionError", "ServingError", "VersionLogError", "VersionNotFoundError",
+]  # fmt: skip
+
 
 class ServingError(AiogradError, RuntimeError):
     """A server, a trainer or a follower cannot do what was asked of it in its present state."""

@@ -136,7 +136,6 @@ class FunctionNode(Node):
 
     @property
     def name(self) -> str:
-        """``FBackward`` for a class ``F``."""
         return f"{self.function.__name__}Backward"
 
     @property
@@ -245,7 +244,6 @@ class FunctionNode(Node):
         return tuple(values)
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
-        """Drop the saved tensors."""
         if self._saved:
             self._saved = released or ReleasedVariables()
 

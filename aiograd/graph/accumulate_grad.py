@@ -81,7 +81,6 @@ class AccumulateGrad(Node):
 
     @property
     def name(self) -> str:
-        """``AccumulateGrad``."""
         return "AccumulateGrad"
 
     def apply(self, grads: Any) -> tuple[()]:
@@ -101,18 +100,9 @@ class AccumulateGrad(Node):
 
     @property
     def input_metadata(self) -> tuple[InputMetadata, ...]:
-        """Shape, dtype and device of the leaf."""
         return (InputMetadata(self.shape, self.dtype, self.device),)
 
     def metadata_of(self, input_nr: int) -> InputMetadata:
-        """Shape, dtype and device of the leaf.
-
-        Args:
-            input_nr: 0, a leaf has one input.
-
-        Returns:
-            An `InputMetadata`.
-        """
         return InputMetadata(self.shape, self.dtype, self.device)
 
     def register_post_accumulate(self, hook: Hook, eager: bool) -> RemovableHandle:

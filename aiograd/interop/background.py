@@ -120,6 +120,10 @@ class BackgroundLoop:
 
         with interop.BackgroundLoop() as loop, loop.entered(dist.Worker("trainer", peers=peers)) as worker:
             layer = interop.torch.function(remote_layer, loop=loop)
+
+    >>> with ag.interop.BackgroundLoop() as loop:
+    ...     loop.run(asyncio.sleep(0, result=2))
+    2
     """
 
     def __init__(self) -> None:

@@ -103,9 +103,7 @@ def attention(
     return np.matmul(scores, v), shift
 
 
-def _mask(
-    allowed: NDArray | None, added: NDArray | None, leading: tuple[int, ...], rows: int, length: int, dtype: np.dtype[Any]
-) -> NDArray:
+def _mask(allowed: NDArray | None, added: NDArray | None, leading: tuple[int, ...], rows: int, length: int, dtype: np.dtype[Any]) -> NDArray:
     mask = _added(allowed, added, dtype)
     if mask is None:
         return np.empty((0, 0, 0, 0), dtype)

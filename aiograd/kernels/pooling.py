@@ -81,10 +81,7 @@ def max_unpool(g: NDArray, index: NDArray, window: Window, height: int, width: i
     if kernels is not None:
         out = np.empty((n * c, height, width), g.dtype)
         planes = (n * c, *outputs)
-        run(
-            kernels.window.max_unpool, n * c, 2 * out.size, contiguous(g).reshape(planes), contiguous(index).reshape(planes), out,
-            geometry(window),
-        )
+        run(kernels.window.max_unpool, n * c, 2 * out.size, contiguous(g).reshape(planes), contiguous(index).reshape(planes), out, geometry(window))
         return out.reshape(n, c, height, width)
     ph, pw = window.padding
     out = np.zeros((n, c, height + 2 * ph, width + 2 * pw), g.dtype)

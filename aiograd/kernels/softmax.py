@@ -107,9 +107,7 @@ def log_sum_exp(x: NDArray) -> NDArray:
     return total
 
 
-def cross_entropy(
-    x: NDArray, target: NDArray, weight: NDArray | None, ignore_index: int, smoothing: float
-) -> tuple[NDArray, NDArray, NDArray]:
+def cross_entropy(x: NDArray, target: NDArray, weight: NDArray | None, ignore_index: int, smoothing: float) -> tuple[NDArray, NDArray, NDArray]:
     """Cross entropy of each row with an integer target.
 
     Args:

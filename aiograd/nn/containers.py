@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
-from typing import Any, overload
+from typing import Any, ClassVar, Generic, TypeVar, overload
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.nn.module import Module
+
+V = TypeVar("V")
 
 
 class ModuleList(Module):
@@ -180,31 +182,19 @@ async def _rest(pending: Coroutine[Any, Any, Any], modules: list[Module]) -> Any
     return x
 
 
-class ModuleDict(Module):
-    """Modules by name.
+class NamedValues(Module, Generic[V]):
+    """Base of modules that are dicts of values of one class."""
 
-    Args:
-        modules: the first ones.
+    _kind: ClassVar[type]
 
-    >>> heads = ag.nn.ModuleDict({"left": ag.nn.Linear(2, 1), "right": ag.nn.Linear(2, 3)})
-    >>> heads["right"](ag.ones(4, 2)).shape
-    (4, 3)
-    """
+    def _items(self) -> dict[str, V]:
+        return {name: value for name, value in self.__dict__.items() if isinstance(value, self._kind)}  # type: ignore[misc]
 
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
-        self.update(modules or {})
-
-    def _items(self) -> dict[str, Module]:
-        return {name: value for name, value in self.__dict__.items() if isinstance(value, Module)}
-
-    def __getitem__(self, name: str) -> Module:
+    def __getitem__(self, name: str) -> V:
         try:
             return self._items()[name]
         except KeyError:
-            raise KeyError(f"ModuleDict has no {name!r}; it has {', '.join(self._items()) or 'nothing'}") from None
-
-    def __setitem__(self, name: str, module: Module) -> None:
-        self.add_module(name, module)
+            raise KeyError(f"{type(self).__name__} has no {name!r}; it has {', '.join(self._items()) or 'nothing'}") from None
 
     def __delitem__(self, name: str) -> None:
         self[name]
@@ -220,28 +210,36 @@ class ModuleDict(Module):
         return name in self._items()
 
     def keys(self) -> Iterable[str]:
-        """The names.
-
-        Returns:
-            An iterable over names, in order.
-        """
+        """The names, in order."""
         return self._items().keys()
 
-    def values(self) -> Iterable[Module]:
-        """The modules.
-
-        Returns:
-            An iterable over modules, in order.
-        """
+    def values(self) -> Iterable[V]:
+        """The values, in order."""
         return self._items().values()
 
-    def items(self) -> Iterable[tuple[str, Module]]:
-        """Names and modules.
-
-        Returns:
-            An iterable over pairs, in order.
-        """
+    def items(self) -> Iterable[tuple[str, V]]:
+        """Pairs of name and value, in order."""
         return self._items().items()
+
+
+class ModuleDict(NamedValues[Module]):
+    """Modules by name, with ``keys``, ``values`` and ``items`` of a dict.
+
+    Args:
+        modules: the first ones.
+
+    >>> heads = ag.nn.ModuleDict({"left": ag.nn.Linear(2, 1), "right": ag.nn.Linear(2, 3)})
+    >>> heads["right"](ag.ones(4, 2)).shape
+    (4, 3)
+    """
+
+    _kind = Module
+
+    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
+        self.update(modules or {})
+
+    def __setitem__(self, name: str, module: Module) -> None:
+        self.add_module(name, module)
 
     def update(self, modules: Mapping[str, Module]) -> None:
         """Add or replace several.

@@ -72,9 +72,7 @@ def normal_(tensor: T, mean: float = 0.0, std: float = 1.0, generator: Generator
     return _fill(tensor, (generator or default_generator()).normal(tensor.shape, mean=mean, std=std, dtype=tensor.dtype))
 
 
-def trunc_normal_(
-    tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
-) -> T:
+def trunc_normal_(tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None) -> T:
     """Normal, cut off outside of [a, b] by drawing again.
 
     Raises:
@@ -136,17 +134,13 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
     return calculate_gain(nonlinearity, a) / math.sqrt(max(fan, 1))
 
 
-def kaiming_uniform_(
-    tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
-) -> T:
+def kaiming_uniform_(tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None) -> T:
     """Uniform with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
 
-def kaiming_normal_(
-    tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
-) -> T:
+def kaiming_normal_(tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None) -> T:
     """Normal with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from aiograd.errors import ArgumentTypeError
+from aiograd.nn.containers import NamedValues
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors.core import TensorCore
@@ -92,8 +93,8 @@ class ParameterList(_ParameterContainer):
         return _described((str(i), p) for i, p in enumerate(self))
 
 
-class ParameterDict(_ParameterContainer):
-    """Parameters by name. Tensors that are put in become Parameters.
+class ParameterDict(_ParameterContainer, NamedValues[Parameter]):
+    """Parameters by name, with ``keys``, ``values`` and ``items`` of a dict. Tensors that are put in become Parameters.
 
     Args:
         parameters: the first ones.
@@ -104,32 +105,13 @@ class ParameterDict(_ParameterContainer):
     tensor([1., 1.], requires_grad=True)
     """
 
+    _kind = Parameter
+
     def __init__(self, parameters: Mapping[str, Any] | None = None) -> None:
         self.update(parameters or {})
 
-    def _items(self) -> dict[str, Parameter]:
-        return {name: value for name, value in self.__dict__.items() if isinstance(value, Parameter)}
-
-    def __getitem__(self, name: str) -> Parameter:
-        try:
-            return self._items()[name]
-        except KeyError:
-            raise KeyError(f"ParameterDict has no {name!r}; it has {', '.join(self._items()) or 'nothing'}") from None
-
     def __setitem__(self, name: str, value: Any) -> None:
         self.register_parameter(name, _as_parameter("ParameterDict", value))
-
-    def __delitem__(self, name: str) -> None:
-        self.pop(name)
-
-    def __len__(self) -> int:
-        return len(self._items())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._items()
 
     def get(self, name: str, default: Any = None) -> Any:
         """The parameter of a name, or `default`.
@@ -155,30 +137,6 @@ class ParameterDict(_ParameterContainer):
         parameter = self[name]
         del self.__dict__[name]
         return parameter
-
-    def keys(self) -> Iterable[str]:
-        """The names.
-
-        Returns:
-            An iterable over names, in order.
-        """
-        return self._items().keys()
-
-    def values(self) -> Iterable[Parameter]:
-        """The parameters.
-
-        Returns:
-            An iterable over Parameters, in order.
-        """
-        return self._items().values()
-
-    def items(self) -> Iterable[tuple[str, Parameter]]:
-        """Names and parameters.
-
-        Returns:
-            An iterable over pairs, in order.
-        """
-        return self._items().items()
 
     def update(self, parameters: Mapping[str, Any]) -> None:
         """Add or replace several; all of them, or none if one cannot be a parameter.

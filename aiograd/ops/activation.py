@@ -104,11 +104,6 @@ def _leaky_relu(x: Array, /, negative_slope: float = 0.01) -> Array:
     return where(x > 0, x, negative_slope * x)
 
 
-def _softsign(x: Array, /) -> Array:
-    """``x / (1 + |x|)``."""
-    return x / (1 + np.absolute(x))
-
-
 relu = define("relu", _relu, x=_relu_vjp, cost=0.7)
 gelu = define(
     "gelu", _gelu, x=_gelu_vjp, cost=6.0, fused=Fused(_fused_gelu, (), {"x": lambda g, x, approximate: kernels.gelu_grad(g, x, approximate)})
@@ -123,4 +118,5 @@ def _softsign_vjp(g: Array, x: Array) -> Array:
     return g / whole / whole
 
 
-softsign = define("softsign", _softsign, x=_softsign_vjp, cost=2.0)
+#: ``x / (1 + |x|)``
+softsign = define("softsign", lambda x, /: x / (1 + np.absolute(x)), x=_softsign_vjp, cost=2.0)

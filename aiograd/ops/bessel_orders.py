@@ -242,11 +242,6 @@ def _iv(x1: Array, x2: Array, /) -> Array:
     return in_float64(_reflected(lambda v, x: _modified(v, x, False), 1.0), x1, x2)
 
 
-def _ive(x1: Array, x2: Array, /) -> Array:
-    """`iv` times ``exp(-|x2|)``."""
-    return in_float64(_reflected(lambda v, x: _modified(v, x, True), 1.0), x1, x2)
-
-
 def _k_scaled(order: Array | float, x: Array) -> Array:
     """``exp(x) K`` for x of at least 1 and orders in [0, 2), see Note [K by the trapezoidal rule]."""
     s = 0.2 * np.arange(32.0)
@@ -281,16 +276,6 @@ def _third_kind(order: int) -> Callable[[Array], Array]:
     return function
 
 
-def _k0(x: Array, /) -> Array:
-    """The modified Bessel function of the second kind of order 0."""
-    return in_float64(_third_kind(0), x)
-
-
-def _k1(x: Array, /) -> Array:
-    """The modified Bessel function of the second kind of order 1."""
-    return in_float64(_third_kind(1), x)
-
-
 def _order(name: str) -> Callable[[Any], Any]:
     return no_derivative(f"{name} by its order")
 
@@ -298,8 +283,12 @@ def _order(name: str) -> Callable[[Any], Any]:
 jv: Op = define("bessel_jv", _jv, x1=_order("jv"), x2=lambda g, x1, x2: g * 0.5 * (jv(x1 - 1, x2) - jv(x1 + 1, x2)), cost=2000.0)
 yn: Op = define("bessel_yn", _yn, x1=_order("yn"), x2=lambda g, x1, x2: g * 0.5 * (yn(x1 - 1, x2) - yn(x1 + 1, x2)), cost=2000.0)
 iv: Op = define("bessel_iv", _iv, x1=_order("iv"), x2=lambda g, x1, x2: g * 0.5 * (iv(x1 - 1, x2) + iv(x1 + 1, x2)), cost=2000.0)
+#: `iv` times ``exp(-|x2|)``
 ive: Op = define(
-    "bessel_ive", _ive, x1=_order("ive"), x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out), cost=2000.0
+    "bessel_ive", lambda x1, x2, /: in_float64(_reflected(lambda v, x: _modified(v, x, True), 1.0), x1, x2),
+    x1=_order("ive"), x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out), cost=2000.0
 )
-k0: Op = define("bessel_k0", _k0, x=lambda g, x: -(g * k1(x)), cost=400.0)
-k1: Op = define("bessel_k1", _k1, x=lambda g, x, out: -(g * (k0(x) + out / x)), cost=500.0)
+#: the modified Bessel function of the second kind of order 0
+k0: Op = define("bessel_k0", lambda x, /: in_float64(_third_kind(0), x), x=lambda g, x: -(g * k1(x)), cost=400.0)
+#: the modified Bessel function of the second kind of order 1
+k1: Op = define("bessel_k1", lambda x, /: in_float64(_third_kind(1), x), x=lambda g, x, out: -(g * (k0(x) + out / x)), cost=500.0)

@@ -35,12 +35,8 @@ isnan = define("isnan", np.isnan)
 signbit = define("signbit", np.signbit)
 
 
-def _isclose(x1: Array, x2: Array, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:
-    """True if ``|x1 - x2| <= atol + rtol * |x2|``, elementwise."""
-    return np.isclose(x1, x2, rtol=rtol, atol=atol, equal_nan=equal_nan)
-
-
-isclose = define("isclose", _isclose)
+#: True if ``|x1 - x2| <= atol + rtol * |x2|``, elementwise
+isclose = define("isclose", lambda x1, x2, /, rtol=1e-05, atol=1e-08, equal_nan=False: np.isclose(x1, x2, rtol, atol, equal_nan))
 
 
 @implements(np.array_equal)

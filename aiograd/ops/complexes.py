@@ -16,11 +16,6 @@ from aiograd.ops.op import define, implements
 from aiograd.running.types import Array
 
 
-def _imag(x: Array, /) -> Array:
-    """The imaginary part of `x`; zeros where it is real."""
-    return np.imag(x)
-
-
 def _angle_vjp(g: Array, x: Array) -> Array:
     if x.dtype.kind != "c":
         return zeros_like(g)
@@ -41,8 +36,10 @@ def _complex(real: Array, imag: Array, /) -> Array:
 
 conj = define("conj", np.conjugate, x=lambda g: conj_array(g), complex="explicit", cost=0.1)
 real = define("real", lambda x, /: np.real(x), x=lambda g: g, view=True, complex="explicit", cost=0.1, numpy=(np.real,))
+#: the imaginary part of `x`; zeros where it is real
 imag = define(
-    "imag", _imag, x=lambda g, x_dtype: g * 1j if x_dtype.kind == "c" else zeros_like(g), view=True, complex="explicit", cost=0.2, numpy=(np.imag,)
+    "imag", lambda x, /: np.imag(x),
+    x=lambda g, x_dtype: g * 1j if x_dtype.kind == "c" else zeros_like(g), view=True, complex="explicit", cost=0.2, numpy=(np.imag,)
 )
 angle = define("angle", lambda x, /: np.angle(x), x=_angle_vjp, complex="explicit", cost=8.0)
 complex_ = define("complex", _complex, real=lambda g: np.real(g), imag=lambda g: np.imag(g), complex="explicit", cost=1.0)

@@ -32,29 +32,21 @@ def refuse(function: str, **unsupported: Any) -> None:
             )
 
 
-def _zeros_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
-    """Zeros of the shape and dtype of `x`, or of those given."""
-    return np.zeros(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
+def _like(x: Array, dtype: Any, shape: Shape | None) -> tuple[Shape, Any]:
+    """The shape and dtype of `x`, or those given."""
+    return x.shape if shape is None else shape, x.dtype if dtype is None else dtype
 
 
-def _ones_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
-    """Ones of the shape and dtype of `x`, or of those given."""
-    return np.ones(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
-
-
-def _empty_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
-    """An array of the shape and dtype of `x`, or of the given ones, with arbitrary elements."""
-    return np.empty(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
+zeros_like = define("zeros_like", lambda x, /, dtype=None, *, shape=None: np.zeros(*_like(x, dtype, shape)))
+ones_like = define("ones_like", lambda x, /, dtype=None, *, shape=None: np.ones(*_like(x, dtype, shape)))
+empty_like = define("empty_like", lambda x, /, dtype=None, *, shape=None: np.empty(*_like(x, dtype, shape)))
 
 
 def _full_like(x: Array, /, fill_value: Any, dtype: Any = None, *, shape: Shape | None = None) -> Array:
-    """`fill_value` in the shape and dtype of `x`, or of those given."""
-    return np.full(x.shape if shape is None else shape, fill_value, x.dtype if dtype is None else dtype)
+    shape, dtype = _like(x, dtype, shape)
+    return np.full(shape, fill_value, dtype)
 
 
-zeros_like = define("zeros_like", _zeros_like)
-ones_like = define("ones_like", _ones_like)
-empty_like = define("empty_like", _empty_like)
 full_like = define("full_like", _full_like)
 
 

@@ -140,11 +140,6 @@ solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, complex="h
 # Factorisations. See Note [Symmetric matrices].
 
 
-def _cholesky(x: Array, /) -> Array:
-    """The lower triangular L with ``L @ L.H = x``, for positive definite matrices (..., N, N) given by their lower triangle."""
-    return np.linalg.cholesky(x)
-
-
 def _cholesky_vjp(g: Array, out: Array) -> Array:
     turned = adjoint(out)
     inner = tril(matmul(turned, g))
@@ -152,7 +147,8 @@ def _cholesky_vjp(g: Array, out: Array) -> Array:
     return _hermitian(adjoint(solve(turned, adjoint(solve(turned, inner)))))
 
 
-cholesky_row = define("cholesky", _cholesky, x=_cholesky_vjp, complex="explicit", cost=cubic)
+#: the lower triangular L with ``L @ L.H = x``, for positive definite matrices (..., N, N) given by their lower triangle
+cholesky_row = define("cholesky", lambda x, /: np.linalg.cholesky(x), x=_cholesky_vjp, complex="explicit", cost=cubic)
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
@@ -195,18 +191,14 @@ def _add(total: Array | None, part: Array) -> Array:
     return part if total is None else total + part
 
 
-def _eigvalsh(x: Array, /) -> Array:
-    """Eigenvalues, ascending, of Hermitian matrices (..., N, N) given by their lower triangle."""
-    return np.linalg.eigvalsh(x)
-
-
 def _eigvalsh_vjp(g: Array, x: Array) -> Array:
     vectors = eigh_row(x)[1]
     return matmul(vectors * unsqueeze(g, axis=-2), adjoint(vectors))
 
 
 eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, complex="explicit", cost=cubic)
-eigvalsh = define("eigvalsh", _eigvalsh, x=_eigvalsh_vjp, complex="explicit", cost=decomposed)
+#: eigenvalues, ascending, of Hermitian matrices (..., N, N) given by their lower triangle
+eigvalsh = define("eigvalsh", lambda x, /: np.linalg.eigvalsh(x), x=_eigvalsh_vjp, complex="explicit", cost=decomposed)
 
 
 def eigh(x: Array, /) -> EighResult:

@@ -34,11 +34,6 @@ class SlogdetResult(NamedTuple):
     logabsdet: Array
 
 
-def _det(x: Array, /) -> Array:
-    """The determinants of matrices (..., N, N)."""
-    return np.linalg.det(x)
-
-
 def _cofactors(x: Array, /) -> Array:
     """The matrices of cofactors of (..., N, N): the gradients of the determinants, for singular matrices too."""
     u, s, vh = np.linalg.svd(x)
@@ -112,8 +107,10 @@ cofactors: Op = define("cofactors", _cofactors, x=lambda g, x: cofactors_grad(g,
 cofactors_grad: Op = define(
     "cofactors_grad", _cofactors_grad, y=lambda g, x: cofactors_grad(g, x), x=lambda g, y, x: _third(g, y, x), complex="holomorphic", cost=decomposed
 )
+#: the determinants of matrices (..., N, N)
 det: Op = define(
-    "det", _det, x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)
+    "det", lambda x, /: np.linalg.det(x),
+    x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)
 )
 slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=cubic)
 

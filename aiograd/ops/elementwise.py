@@ -66,9 +66,7 @@ positive = define("positive", np.positive, x=identity, complex="explicit", cost=
 square = define("square", np.square, x=lambda g, x: g * (x + x), complex="holomorphic", cost=0.6)
 reciprocal = define("reciprocal", np.reciprocal, x=lambda g, out: -(g * out * out), complex="holomorphic", cost=0.8)
 sqrt = define("sqrt", np.sqrt, x=lambda g, out: g / (out + out), complex="holomorphic", cost=1.0)
-rsqrt = define(
-    "rsqrt", lambda x, /: np.reciprocal(np.sqrt(x)), x=lambda g, out: -0.5 * (g * out * out * out), complex="holomorphic", cost=2.0
-)
+rsqrt = define("rsqrt", lambda x, /: np.reciprocal(np.sqrt(x)), x=lambda g, out: -0.5 * (g * out * out * out), complex="holomorphic", cost=2.0)
 cbrt = define("cbrt", np.cbrt, x=lambda g, out: g / (3.0 * out * out), cost=2.0)
 remainder = define("remainder", np.remainder, x1=identity, x2=lambda g, x1, x2: -(g * np.floor_divide(x1, x2)), cost=20.0)
 fmod = define("fmod", np.fmod, x1=identity, x2=lambda g, x1, x2: -(g * np.trunc(x1 / x2)), cost=4.0)
@@ -222,9 +220,7 @@ def _hypot_vjp(g: Array, x: Array, out: Array) -> Array:
     return g * (x / where(out == 0, 1, out))
 
 
-atan2 = define(
-    "atan2", np.arctan2, x1=lambda g, x1, x2: _atan2_vjp(g, x2, x1, x2), x2=lambda g, x1, x2: -_atan2_vjp(g, x1, x1, x2), cost=8.0
-)
+atan2 = define("atan2", np.arctan2, x1=lambda g, x1, x2: _atan2_vjp(g, x2, x1, x2), x2=lambda g, x1, x2: -_atan2_vjp(g, x1, x1, x2), cost=8.0)
 hypot = define("hypot", np.hypot, x1=lambda g, x1, out: _hypot_vjp(g, x1, out), x2=lambda g, x2, out: _hypot_vjp(g, x2, out), cost=3.0)
 
 # Rounding: piecewise constant.
@@ -327,21 +323,15 @@ def _clamp_vjp(g: Array, x: Array, min: Any, max: Any) -> Array:
 clamp = define("clamp", _clamp, x=_clamp_vjp, cost=1.5)
 
 
-def _clamp_min(x: Array, limit: Array, /) -> Array:
-    """`x` limited from below by `limit`, which broadcasts with it."""
-    return np.maximum(x, limit)
-
-
-def _clamp_max(x: Array, limit: Array, /) -> Array:
-    """`x` limited from above by `limit`, which broadcasts with it."""
-    return np.minimum(x, limit)
-
-
+#: `x` limited from below by `limit`, which broadcasts with it
 clamp_min = define(
-    "clamp_min", _clamp_min, x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), cost=2.0
+    "clamp_min", lambda x, limit, /: np.maximum(x, limit),
+    x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), cost=2.0
 )
+#: `x` limited from above by `limit`, which broadcasts with it
 clamp_max = define(
-    "clamp_max", _clamp_max, x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), cost=2.0
+    "clamp_max", lambda x, limit, /: np.minimum(x, limit),
+    x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), cost=2.0
 )
 
 

@@ -65,7 +65,7 @@ FEW = 320
 BLOCK = 8192
 
 
-def erf(x: Array) -> Array:
+def erf(x: Array, /) -> Array:
     """The error function ``2 / sqrt(pi) * integral of exp(-t**2) from 0 to x``.
 
     Args:
@@ -77,7 +77,7 @@ def erf(x: Array) -> Array:
     return _apply(np.asarray(x), math.erf, _erf_block, np.float32)
 
 
-def erfc(x: Array) -> Array:
+def erfc(x: Array, /) -> Array:
     """The complementary error function ``1 - erf(x)``, with its full relative accuracy for large `x` too.
 
     Args:
@@ -196,7 +196,7 @@ def ndtri(p: Array) -> Array:
     return np.where(inside, np.where(lower, x, -x), np.where(p == 0.0, -np.inf, np.where(p == 1.0, np.inf, np.nan)))
 
 
-def erfinv(x: Array) -> Array:
+def erfinv(x: Array, /) -> Array:
     """The inverse of `erf`, infinite at -1 and 1 and NaN beyond: a closed form to three digits, then three of Halley's steps.
 
     Args:
@@ -222,7 +222,7 @@ def erfinv(x: Array) -> Array:
     return np.asarray(out, dtype)
 
 
-def log_ndtr(x: Array) -> Array:
+def log_ndtr(x: Array, /) -> Array:
     """The logarithm of the probability that a standard normal is below `x`.
 
     Args:

@@ -38,11 +38,6 @@ def _ifft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
     return np.fft.ifft(x, axis=axis, norm=norm)
 
 
-def _rfft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
-    """The first half of `fft` of real `x`, the frequencies 0 to n // 2."""
-    return np.fft.rfft(x, axis=axis, norm=norm)
-
-
 def _irfft(x: Array, /, n: int, axis: int = -1, norm: Norm = "backward") -> Array:
     """The real array of length `n` along `axis` with the `rfft` `x` of n // 2 + 1 elements there."""
     if x.shape[axis] != n // 2 + 1:
@@ -65,7 +60,8 @@ def _irfft_vjp(g: Array, x_shape: tuple[int, ...], n: int, axis: int, norm: str)
 
 fft: Op = define("fft", _fft, x=lambda g, axis, norm: fft(g, axis=axis, norm=norm), complex="holomorphic", cost=20.0)
 ifft: Op = define("ifft", _ifft, x=lambda g, axis, norm: ifft(g, axis=axis, norm=norm), complex="holomorphic", cost=20.0)
-rfft: Op = define("rfft", _rfft, x=_rfft_vjp, complex="explicit", cost=20.0)
+#: the first half of `fft` of real `x`, the frequencies 0 to n // 2
+rfft: Op = define("rfft", lambda x, /, axis=-1, norm="backward": np.fft.rfft(x, axis=axis, norm=norm), x=_rfft_vjp, complex="explicit", cost=20.0)
 irfft: Op = define("irfft", _irfft, x=_irfft_vjp, complex="explicit", cost=20.0)
 
 

@@ -162,11 +162,6 @@ def _gammainc(x1: Array, x2: Array, /) -> Array:
     return in_float64(lambda a, x: _gammas(a, x)[0], x1, x2)
 
 
-def _gammaincc(x1: Array, x2: Array, /) -> Array:
-    """The regularized upper incomplete gamma function, 1 less `gammainc` with full relative accuracy."""
-    return in_float64(lambda a, x: _gammas(a, x)[1], x1, x2)
-
-
 def _log_beta(a: Array, b: Array) -> Array:
     """The logarithm of the beta function, without the digits that large arguments lose in a difference of gamma functions."""
     small, large = np.minimum(a, b), np.maximum(a, b)
@@ -267,11 +262,6 @@ def _betainc(x1: Array, x2: Array, x3: Array, /) -> Array:
     return in_float64(lambda a, b, x: _betas(a, b, x, 1.0 - x)[0], x1, x2, x3)
 
 
-def _betaincc(x1: Array, x2: Array, x3: Array, /) -> Array:
-    """1 less `betainc`, with full relative accuracy."""
-    return in_float64(lambda a, b, x: _betas(a, b, x, 1.0 - x)[1], x1, x2, x3)
-
-
 def _stdtr(x1: Array, x2: Array, /) -> Array:
     """The probability that Student's t of `x1` degrees of freedom is below `x2`."""
 
@@ -299,8 +289,10 @@ def _gamma_density(x1: Array, x2: Array) -> Array:
 gammainc: Op = define(
     "gammainc", _gammainc, x1=no_derivative("gammainc by its first argument"), x2=lambda g, x1, x2: g * _gamma_density(x1, x2), cost=150.0
 )
+#: the regularized upper incomplete gamma function, 1 less `gammainc` with full relative accuracy
 gammaincc: Op = define(
-    "gammaincc", _gammaincc, x1=no_derivative("gammaincc by its first argument"), x2=lambda g, x1, x2: -(g * _gamma_density(x1, x2)), cost=150.0
+    "gammaincc", lambda x1, x2, /: in_float64(lambda a, x: _gammas(a, x)[1], x1, x2),
+    x1=no_derivative("gammaincc by its first argument"), x2=lambda g, x1, x2: -(g * _gamma_density(x1, x2)), cost=150.0
 )
 betainc: Op = define(
     "betainc",
@@ -310,9 +302,9 @@ betainc: Op = define(
     x3=lambda g, x1, x2, x3: g * _beta_density(x1, x2, x3),
     cost=250.0,
 )
+#: 1 less `betainc`, with full relative accuracy
 betaincc: Op = define(
-    "betaincc",
-    _betaincc,
+    "betaincc", lambda x1, x2, x3, /: in_float64(lambda a, b, x: _betas(a, b, x, 1.0 - x)[1], x1, x2, x3),
     x1=no_derivative("betaincc by its first argument"),
     x2=no_derivative("betaincc by its second argument"),
     x3=lambda g, x1, x2, x3: -(g * _beta_density(x1, x2, x3)),

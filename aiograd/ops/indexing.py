@@ -157,9 +157,7 @@ def _setitem_value(g: Array, value_shape: Shape, x_shape: Shape, index: Any) -> 
     return part
 
 
-setitem: Op = define(
-    "setitem", _setitem, x=lambda g, index: setitem(g, 0, index=index), value=_setitem_value, complex="explicit", cost=1.0
-)
+setitem: Op = define("setitem", _setitem, x=lambda g, index: setitem(g, 0, index=index), value=_setitem_value, complex="explicit", cost=1.0)
 
 
 # Elements along one axis.
@@ -190,11 +188,6 @@ def _take_adjoint(g: Array, indices: Array, /, shape: Shape, axis: int = 0) -> A
     slices = np.moveaxis(g, range(axis, axis + indices.ndim), range(indices.ndim))
     add_at(out, [indices], np.ascontiguousarray(slices))
     return np.moveaxis(out, 0, axis)
-
-
-def _gather(x: Array, indices: Array, /, axis: int = -1) -> Array:
-    """Elements of `x` along `axis`, chosen separately for each position on the other axes (``take_along_axis``)."""
-    return np.take_along_axis(x, indices, axis)
 
 
 def _gather_adjoint(g: Array, indices: Array, /, shape: Shape, axis: int = -1) -> Array:
@@ -231,26 +224,16 @@ def _scatter(x: Array, indices: Array, value: Array, /, axis: int = -1) -> Array
     return out
 
 
-take: Op = define(
-    "take",
-    _take,
-    x=lambda g, indices, x_shape, axis: take_adjoint(g, indices, shape=x_shape, axis=axis),
-    complex="explicit",
-    cost=3.0,
-)
-take_adjoint: Op = define(
-    "take_adjoint", _take_adjoint, g=lambda g, indices, axis: take(g, indices, axis=axis), complex="explicit", cost=3.0
-)
+take: Op = define("take", _take, x=lambda g, indices, x_shape, axis: take_adjoint(g, indices, shape=x_shape, axis=axis), complex="explicit", cost=3.0)
+take_adjoint: Op = define("take_adjoint", _take_adjoint, g=lambda g, indices, axis: take(g, indices, axis=axis), complex="explicit", cost=3.0)
+#: elements of `x` along `axis`, chosen separately for each position on the other axes (``take_along_axis``)
 gather: Op = define(
-    "gather",
-    _gather,
+    "gather", lambda x, indices, /, axis=-1: np.take_along_axis(x, indices, axis),
     x=lambda g, indices, x_shape, axis: gather_adjoint(g, indices, shape=x_shape, axis=axis),
     complex="explicit",
     cost=5.0,
 )
-gather_adjoint: Op = define(
-    "gather_adjoint", _gather_adjoint, g=lambda g, indices, axis: gather(g, indices, axis=axis), complex="explicit", cost=5.0
-)
+gather_adjoint: Op = define("gather_adjoint", _gather_adjoint, g=lambda g, indices, axis: gather(g, indices, axis=axis), complex="explicit", cost=5.0)
 scatter: Op = define(
     "scatter",
     _scatter,
@@ -300,12 +283,8 @@ def np_compress(condition: Any, a: Array, axis: int | None = None, out: Any = No
     return take(a, np.flatnonzero(np.asarray(condition)), axis=axis)
 
 
-def _nonzero(x: Array, /) -> tuple[Array, ...]:
-    """The indices of the elements that are not zero, one array per axis."""
-    return np.nonzero(x)
-
-
-nonzero = define("nonzero", _nonzero, outputs=None, numpy=(np.nonzero,))
+#: the indices of the elements that are not zero, one array per axis
+nonzero = define("nonzero", lambda x, /: np.nonzero(x), outputs=None, numpy=(np.nonzero,))
 
 
 answer({

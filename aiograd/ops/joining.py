@@ -50,11 +50,6 @@ def _places(shapes: tuple[Shape, ...], axis: int) -> list[tuple[Any, ...]]:
     return places
 
 
-def _stack(*arrays: Array, axis: int = 0) -> Array:
-    """Arrays of one shape joined along a new axis."""
-    return np.stack(arrays, axis)
-
-
 def _stack_vjp(g: Array, arrays_shape: tuple[Shape, ...], axis: int) -> tuple[Array, ...]:
     return unbind(g, axis=axis)  # type: ignore[no-any-return]
 
@@ -106,7 +101,8 @@ cat: Op = define(
     complex="explicit",
     cost=0.1,
 )
-stack: Op = define("stack", _stack, arrays=_stack_vjp, complex="explicit", cost=0.1)
+#: arrays of one shape joined along a new axis
+stack: Op = define("stack", lambda *arrays, axis=0: np.stack(arrays, axis), arrays=_stack_vjp, complex="explicit", cost=0.1)
 split = define("split", _split, x=_split_vjp, outputs=None, view=True, complex="explicit", cost=0.5)
 unbind: Op = define("unbind", _unbind, x=_unbind_vjp, outputs=None, view=True, complex="explicit", cost=1.5)
 
@@ -121,22 +117,12 @@ def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
 # Repetition and padding.
 
 
-def _tile(x: Array, /, repetitions: tuple[int, ...]) -> Array:
-    """`x` laid side by side, ``repetitions[i]`` times along axis i; the shorter of the two gets ones in front."""
-    return np.tile(x, repetitions)
-
-
 def _tile_vjp(g: Array, x_shape: Shape, repetitions: tuple[int, ...]) -> Array:
     ndim = max(len(x_shape), len(repetitions))
     shape = (1,) * (ndim - len(x_shape)) + x_shape
     counts = (1,) * (ndim - len(repetitions)) + tuple(repetitions)
     pairs = tuple(length for pair in zip(counts, shape, strict=True) for length in pair)
     return reshape(sum_(reshape(g, shape=pairs), axis=tuple(range(0, 2 * ndim, 2))), shape=x_shape)
-
-
-def _repeat(x: Array, /, repeats: int, axis: int) -> Array:
-    """Each element along `axis` repeated as often."""
-    return np.repeat(x, repeats, axis)
 
 
 def _repeat_vjp(g: Array, x_shape: Shape, repeats: int, axis: int) -> Array:
@@ -163,8 +149,10 @@ def _inside(shape: Shape, pad_width: tuple[tuple[int, int], ...]) -> tuple[slice
     return tuple(slice(before, before + n) for n, (before, _) in zip(shape, pad_width, strict=True))
 
 
-tile = define("tile", _tile, x=_tile_vjp, complex="explicit", cost=0.5)
-repeat_interleave = define("repeat_interleave", _repeat, x=_repeat_vjp, complex="explicit", cost=0.5)
+#: `x` laid side by side, ``repetitions[i]`` times along axis i; the shorter of the two gets ones in front
+tile = define("tile", lambda x, /, repetitions: np.tile(x, repetitions), x=_tile_vjp, complex="explicit", cost=0.5)
+#: each element along `axis` repeated as often
+repeat_interleave = define("repeat_interleave", lambda x, /, repeats, axis: np.repeat(x, repeats, axis), x=_repeat_vjp, complex="explicit", cost=0.5)
 constant_pad = define(
     "constant_pad", _constant_pad, x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)), complex="explicit", cost=0.2
 )

@@ -102,9 +102,7 @@ def _check_conv(name: str, channels: int, weight: Shape, groups: int) -> None:
         )
 
 
-def _conv2d(
-    x: Array, weight: Array, bias: Array = None, /, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
-) -> Array:
+def _conv2d(x: Array, weight: Array, bias: Array = None, /, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1) -> Array:
     """Cross-correlation of `x` with `weight` over its last two axes.
 
     Args:
@@ -155,9 +153,7 @@ def _conv2d_input_grad(
     return kernels.input_grad(y, weight, win, groups, height, width)
 
 
-def _conv2d_weight_grad(
-    x: Array, y: Array, /, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
-) -> Array:
+def _conv2d_weight_grad(x: Array, y: Array, /, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1) -> Array:
     """The gradient of `conv2d` with respect to its weight.
 
     Args:

@@ -167,9 +167,7 @@ def _gru_back(
     return dx, dh, *rest
 
 
-def _gru_vjp(
-    g: tuple[Any, ...], needs: tuple[bool, ...], x: Array, h0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
-) -> tuple[Any, ...]:
+def _gru_vjp(g: tuple[Any, ...], needs: tuple[bool, ...], x: Array, h0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array) -> tuple[Any, ...]:
     return _gru_back(g, needs, x, w_ih, w_hh, *_gru_unroll(x, h0, w_ih, w_hh, b_ih, b_hh))
 
 
@@ -188,9 +186,7 @@ gru = define(
 )
 
 
-def _rnn(
-    x: Array, h0: Array, w_ih: Array, w_hh: Array, b_ih: Array = None, b_hh: Array = None, /, nonlinearity: str = "tanh"
-) -> tuple[Array, Array]:
+def _rnn(x: Array, h0: Array, w_ih: Array, w_hh: Array, b_ih: Array = None, b_hh: Array = None, /, nonlinearity: str = "tanh") -> tuple[Array, Array]:
     """One layer of a simple recurrent network in one direction: ``h = f(x @ w_ih.T + b_ih + h @ w_hh.T + b_hh)``.
 
     Args:

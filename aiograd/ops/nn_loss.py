@@ -86,9 +86,7 @@ def _as_array(target: Any) -> Array:
     return target if hasattr(target, "__aiograd_device__") else np.asarray(target)
 
 
-def target_weights(
-    shape: Shape, dtype: Any, target: Array, weight: Array, ignore_index: int, label_smoothing: float, reduction: Reduction
-) -> Array:
+def target_weights(shape: Shape, dtype: Any, target: Array, weight: Array, ignore_index: int, label_smoothing: float, reduction: Reduction) -> Array:
     """The array T of Note [Class weights as an array], of the shape of the logits."""
     axis = class_axis(len(shape))
     classes = shape[axis]
@@ -122,9 +120,7 @@ def _weighted_sum(name: str, logp: Array, each: Array, reduction: Reduction) -> 
     return reduced(name, loss, "sum" if reduction == "mean" and loss.size else reduction)
 
 
-def _nll_loss(
-    logp: Array, /, target: Any, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean"
-) -> Array:
+def _nll_loss(logp: Array, /, target: Any, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean") -> Array:
     """Negative log-likelihood of integer targets.
 
     Args:
@@ -144,9 +140,7 @@ def _per_sample(g: Array, ndim: int, reduction: Reduction) -> Array:
     return np.expand_dims(g, class_axis(ndim)) if reduction == "none" else g
 
 
-def _nll_loss_logp(
-    g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, weight: Any, ignore_index: int, reduction: Reduction
-) -> Array:
+def _nll_loss_logp(g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, weight: Any, ignore_index: int, reduction: Reduction) -> Array:
     each = target_weights(logp_shape, logp_dtype, _as_array(target), weight, ignore_index, 0.0, reduction)
     return -_per_sample(g, len(logp_shape), reduction) * each
 

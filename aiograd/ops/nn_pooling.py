@@ -52,17 +52,13 @@ def _max_pool2d(x: Array, /, kernel_size: Pair, stride: Pair | None = None, padd
     return max_pool(x, pool_window(kernel_size, stride, padding, dilation))[0]
 
 
-def _max_pool2d_input_grad(
-    y: Array, x: Array, /, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
-) -> Array:
+def _max_pool2d_input_grad(y: Array, x: Array, /, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1) -> Array:
     """Add each of `y` (N, C, H', W') where its window of `x` (N, C, H, W) has its maximum."""
     win = pool_window(kernel_size, stride, padding, dilation)
     return max_unpool(y, max_pool(x, win)[1], win, x.shape[2], x.shape[3])
 
 
-def _max_pool2d_gather(
-    values: Array, x: Array, /, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1
-) -> Array:
+def _max_pool2d_gather(values: Array, x: Array, /, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1) -> Array:
     """Of `values` (N, C, H, W), the one at the maximum of each window of `x`, of the same shape."""
     win = pool_window(kernel_size, stride, padding, dilation)
     return max_gather(values, max_pool(x, win)[1], win)
@@ -117,9 +113,7 @@ def _divisor(win: Window, height: int, width: int, count_include_pad: bool, dtyp
     return np.add.reduce([tap(inside, win, i, j, outputs) for i in range(win.size[0]) for j in range(win.size[1])])
 
 
-def _avg_pool2d(
-    x: Array, /, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, count_include_pad: bool = True
-) -> Array:
+def _avg_pool2d(x: Array, /, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, count_include_pad: bool = True) -> Array:
     """The mean of each window.
 
     Args:

@@ -139,9 +139,7 @@ def _unroll(x: Array, h: Array, c: Array, w_ih: Array, w_hh: Array, b_ih: Array,
     return gates, hidden, cells
 
 
-def _lstm(
-    x: Array, h0: Array, c0: Array, w_ih: Array, w_hh: Array, b_ih: Array = None, b_hh: Array = None, /
-) -> tuple[Array, Array, Array]:
+def _lstm(x: Array, h0: Array, c0: Array, w_ih: Array, w_hh: Array, b_ih: Array = None, b_hh: Array = None, /) -> tuple[Array, Array, Array]:
     """One layer in one direction over a whole sequence.
 
     Args:

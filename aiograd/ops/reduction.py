@@ -178,36 +178,13 @@ min_ = define("min", _min, x=_extreme_vjp, complex="explicit", cost=2.0)
 logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=1.5)
 
 
-def _all(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """True if all elements over `axis` are true."""
-    return np.all(x, axis=axis, keepdims=keepdims)
-
-
-def _any(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """True if some element over `axis` is true."""
-    return np.any(x, axis=axis, keepdims=keepdims)
-
-
-def _argmax(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
-    """The index of the first of the largest elements."""
-    return np.argmax(x, axis=axis, keepdims=keepdims)
-
-
-def _argmin(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
-    """The index of the first of the smallest elements."""
-    return np.argmin(x, axis=axis, keepdims=keepdims)
-
-
-def _count_nonzero(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The number of elements that are not zero."""
-    return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
-
-
-all_ = define("all", _all)
-any_ = define("any", _any)
-argmax = define("argmax", _argmax)
-argmin = define("argmin", _argmin)
-count_nonzero = define("count_nonzero", _count_nonzero)
+#: True if all, or some, elements over `axis` are true
+all_ = define("all", lambda x, /, axis=None, *, keepdims=False: np.all(x, axis=axis, keepdims=keepdims))
+any_ = define("any", lambda x, /, axis=None, *, keepdims=False: np.any(x, axis=axis, keepdims=keepdims))
+#: the index of the first of the largest, or smallest, elements
+argmax = define("argmax", lambda x, /, axis=None, *, keepdims=False: np.argmax(x, axis=axis, keepdims=keepdims))
+argmin = define("argmin", lambda x, /, axis=None, *, keepdims=False: np.argmin(x, axis=axis, keepdims=keepdims))
+count_nonzero = define("count_nonzero", lambda x, /, axis=None, *, keepdims=False: np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims)))
 
 # numpy's functions, with numpy's arguments
 

@@ -44,11 +44,6 @@ def _reshape(x: Array, /, shape: Shape) -> Array:
     return x.reshape(shape)
 
 
-def _permute(x: Array, /, axes: tuple[int, ...] | None = None) -> Array:
-    """`x` with its axes in the order given; reversed when none is."""
-    return x.transpose(axes)
-
-
 def _permute_vjp(g: Array, axes: tuple[int, ...] | None) -> Array:
     if axes is None:
         return g.T if g.__class__ is np.ndarray else permute(g, axes=None)
@@ -56,11 +51,6 @@ def _permute_vjp(g: Array, axes: tuple[int, ...] | None) -> Array:
     for i, a in enumerate(axes):
         inverse[a] = i
     return permute(g, axes=tuple(inverse))
-
-
-def _transpose(x: Array, /, axis0: int = -2, axis1: int = -1) -> Array:
-    """`x` with two axes exchanged."""
-    return x.swapaxes(axis0, axis1)
 
 
 def _expand(x: Array, /, shape: Shape) -> Array:
@@ -96,28 +86,8 @@ def _flip(x: Array, /, axis: int | tuple[int, ...] | None = None) -> Array:
     return np.flip(x, axis=axis)
 
 
-def _roll(x: Array, /, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> Array:
-    """`x` shifted along `axis`; what leaves at one end comes in at the other. With no axis, `x` is rolled as if it were flat."""
-    return np.roll(x, shift, axis=axis)
-
-
 def _roll_vjp(g: Array, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None) -> Array:
     return roll(g, shift=tuple(-s for s in shift) if isinstance(shift, tuple) else -shift, axis=axis)
-
-
-def _tril(x: Array, /, k: int = 0) -> Array:
-    """The lower triangles of matrices (..., M, N): zeros above diagonal `k`."""
-    return np.tril(x, k)
-
-
-def _triu(x: Array, /, k: int = 0) -> Array:
-    """The upper triangles of matrices (..., M, N): zeros below diagonal `k`."""
-    return np.triu(x, k)
-
-
-def _diagonal(x: Array, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
-    """The diagonals of the matrices that `axis1` and `axis2` span, along a new last axis."""
-    return np.diagonal(x, offset, axis1, axis2)
 
 
 def _diagonal_adjoint(x: Array, /, shape: Shape, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
@@ -146,21 +116,27 @@ def swapped(x: Array, axis0: int = -2, axis1: int = -1) -> Array:
 
 
 reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
-permute: Op = define("permute", _permute, x=_permute_vjp, view=True, complex="explicit", cost=0.1)
+#: `x` with its axes in the order given; reversed when none is
+permute: Op = define("permute", lambda x, /, axes=None: x.transpose(axes), x=_permute_vjp, view=True, complex="explicit", cost=0.1)
+#: `x` with two axes exchanged
 transpose: Op = define(
-    "transpose", _transpose, x=lambda g, axis0, axis1: swapped(g, axis0, axis1), view=True, complex="explicit", cost=0.1
+    "transpose", lambda x, /, axis0=-2, axis1=-1: x.swapaxes(axis0, axis1),
+    x=lambda g, axis0, axis1: swapped(g, axis0, axis1), view=True, complex="explicit", cost=0.1
 )
 # the engine sums the gradient down to the shape of the argument, as for every broadcast
 expand = define("expand", _expand, x=identity, view=True, complex="explicit", cost=0.3)
 squeeze = define("squeeze", _squeeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
 unsqueeze = define("unsqueeze", _unsqueeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
 flip: Op = define("flip", _flip, x=lambda g, axis: flip(g, axis=axis), view=True, complex="explicit", cost=0.1, numpy=(np.flip,))
-roll: Op = define("roll", _roll, x=_roll_vjp, complex="explicit", cost=0.6)
-tril: Op = define("tril", _tril, x=lambda g, k: tril(g, k=k), complex="explicit", cost=1.5)
-triu: Op = define("triu", _triu, x=lambda g, k: triu(g, k=k), complex="explicit", cost=1.5)
+#: `x` shifted along `axis`; what leaves at one end comes in at the other. With no axis, `x` is rolled as if it were flat
+roll: Op = define("roll", lambda x, /, shift, axis=None: np.roll(x, shift, axis=axis), x=_roll_vjp, complex="explicit", cost=0.6)
+#: the lower triangles of matrices (..., M, N): zeros above diagonal `k`
+tril: Op = define("tril", lambda x, /, k=0: np.tril(x, k), x=lambda g, k: tril(g, k=k), complex="explicit", cost=1.5)
+#: the upper triangles of matrices (..., M, N): zeros below diagonal `k`
+triu: Op = define("triu", lambda x, /, k=0: np.triu(x, k), x=lambda g, k: triu(g, k=k), complex="explicit", cost=1.5)
+#: the diagonals of the matrices that `axis1` and `axis2` span, along a new last axis
 diagonal: Op = define(
-    "diagonal",
-    _diagonal,
+    "diagonal", lambda x, /, offset=0, axis1=-2, axis2=-1: np.diagonal(x, offset, axis1, axis2),
     x=lambda g, x_shape, offset, axis1, axis2: diagonal_adjoint(g, shape=x_shape, offset=offset, axis1=axis1, axis2=axis2),
     view=True,
     complex="explicit",

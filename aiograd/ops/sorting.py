@@ -100,24 +100,10 @@ def median(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
     return reshape(result, shape=tuple(1 if a in axes else n for a, n in enumerate(shape))) if keepdims else result
 
 
-def _searchsorted(x1: Array, x2: Array, /, *, side: str = "left") -> Array:
-    """Where the elements of `x2` would go into the sorted vector `x1`."""
-    return np.searchsorted(x1, x2, side)  # type: ignore[call-overload]
-
-
-def _isin(x: Array, elements: Array, /, *, invert: bool = False) -> Array:
-    """True if each element of `x` is among `elements`."""
-    return np.isin(x, elements, invert=invert)
-
-
-def _unique_values(x: Array, /) -> Array:
-    """The distinct elements, sorted."""
-    return np.unique(x)
-
-
-searchsorted = define("searchsorted", _searchsorted)
-isin = define("isin", _isin)
-unique_values = define("unique_values", _unique_values)
+#: the places of the elements of `x2` in the sorted vector `x1`
+searchsorted = define("searchsorted", lambda x1, x2, /, *, side="left": np.searchsorted(x1, x2, side))
+isin = define("isin", lambda x, elements, /, *, invert=False: np.isin(x, elements, invert=invert))
+unique_values = define("unique_values", lambda x, /: np.unique(x))
 
 
 # numpy's functions, with numpy's arguments

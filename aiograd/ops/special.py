@@ -17,18 +17,8 @@ from aiograd.running.types import Array
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
-def _erf(x: Array, /) -> Array:
-    """The error function of real `x`."""
-    return error_function.erf(x)
-
-
-def _erfc(x: Array, /) -> Array:
-    """``1 - erf(x)``, accurate for large `x` too."""
-    return error_function.erfc(x)
-
-
-erf = define("erf", _erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, cost=3.0)
-erfc = define("erfc", _erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
+erf = define("erf", error_function.erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, cost=3.0)
+erfc = define("erfc", error_function.erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
 
 
 def _sigmoid(x: Array, /) -> Array:
@@ -47,11 +37,6 @@ def _sigmoid(x: Array, /) -> Array:
     return np.where(negative, small, 1) / (1 + small)
 
 
-def _log_sigmoid(x: Array, /) -> Array:
-    """``log(sigmoid(x))``, safe for large negative `x`."""
-    return np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x)))
-
-
 def _softplus(x: Array, /, beta: float = 1.0) -> Array:
     """``log(1 + exp(beta * x)) / beta``, safe for large `x`.
 
@@ -65,7 +50,8 @@ def _softplus(x: Array, /, beta: float = 1.0) -> Array:
 
 
 sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), complex="holomorphic", cost=1.5)
-log_sigmoid = define("log_sigmoid", _log_sigmoid, x=lambda g, x: g * sigmoid(-x), cost=2.5)
+#: ``log(sigmoid(x))``, safe for large negative `x`
+log_sigmoid = define("log_sigmoid", lambda x, /: np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x))), x=lambda g, x: g * sigmoid(-x), cost=2.5)
 softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=2.5)
 
 
@@ -79,9 +65,7 @@ def share(x: Array, out: Array) -> Array:
     return mask(np.exp(gap), np.logical_not(np.logical_and(infinite, x != np.inf)))
 
 
-logaddexp = define(
-    "logaddexp", np.logaddexp, x1=lambda g, x1, out: g * share(x1, out), x2=lambda g, x2, out: g * share(x2, out), cost=4.0
-)
+logaddexp = define("logaddexp", np.logaddexp, x1=lambda g, x1, out: g * share(x1, out), x2=lambda g, x2, out: g * share(x2, out), cost=4.0)
 logaddexp2 = define(
     "logaddexp2", np.logaddexp2, x1=lambda g, x1, out: g * share(x1 * LN2, out * LN2), x2=lambda g, x2, out: g * share(x2 * LN2, out * LN2), cost=8.0
 )
@@ -106,16 +90,6 @@ xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, cost=4.0)
 # The normal distribution and the inverses of erf and of the logistic function.
 
 
-def _erfinv(x: Array, /) -> Array:
-    """The inverse of erf: infinite at -1 and 1, NaN beyond."""
-    return error_function.erfinv(x)
-
-
-def _log_ndtr(x: Array, /) -> Array:
-    """The logarithm of the probability that a standard normal is below `x`, also where that is too small to represent."""
-    return error_function.log_ndtr(x)
-
-
 def _logit(x: Array, /) -> Array:
     """The inverse of the logistic function: ``log(x / (1 - x))``."""
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -123,20 +97,16 @@ def _logit(x: Array, /) -> Array:
         return np.where(np.absolute(x - 0.5) < 0.2, 2 * np.arctanh(np.clip(2 * x - 1, -0.5, 0.5)), np.log(x / (1 - x)))
 
 
-def _erfcx(x: Array, /) -> Array:
-    """``exp(x**2) * erfc(x)``, also where one of the two is too large or too small to represent."""
-    return in_float64(error_function.erfcx, x)
-
-
 def _ndtri(x: Array, /) -> Array:
     """The inverse of the distribution function of a standard normal: infinite at 0 and 1, NaN beyond."""
     return in_float64(error_function.ndtri, x)
 
 
-erfcx = define("erfcx", _erfcx, x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
+#: ``exp(x**2) * erfc(x)``, also where one of the two is too large or too small to represent
+erfcx = define("erfcx", lambda x, /: in_float64(error_function.erfcx, x), x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
 ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), cost=30.0)
-erfinv = define("erfinv", _erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
-log_ndtr = define("log_ndtr", _log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
+erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
+log_ndtr = define("log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
 logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), cost=3.0)
 
 

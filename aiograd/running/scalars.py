@@ -200,13 +200,11 @@ class CsvWriter(_Writer):
             self._file.flush()
 
     def write(self, entry: LoggedScalar) -> None:
-        """Write one value."""
         with self._lock:
             self._rows.writerow((repr(entry.time), entry.worker or "", entry.name, entry.step, repr(entry.value)))
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         self._file.close()
 
 
@@ -231,14 +229,12 @@ class TensorBoardWriter(_Writer):
         self._record(_double(1, time.time()) + _bytes(3, b"brain.Event:2"))
 
     def write(self, entry: LoggedScalar) -> None:
-        """Write one value."""
         name = entry.name if entry.worker is None else f"{entry.worker}/{entry.name}"
         number = min(max(entry.value, -3.4028234e38), 3.4028234e38) if math.isfinite(entry.value) else entry.value
         value = _bytes(1, name.encode()) + _varint(2 << 3 | 5) + struct.pack("<f", number)
         self._record(_double(1, entry.time) + _varint(2 << 3) + _varint(entry.step & 0xFFFF_FFFF_FFFF_FFFF) + _bytes(5, _bytes(1, value)))
 
     def close(self) -> None:
-        """Close the file. Idempotent."""
         self._file.close()
 
     def _record(self, data: bytes) -> None:

@@ -1,25 +1,27 @@
 """``ag.serving``: a service that answers and learns at once, with versions of its weights.
 
-==============  ==========================================================================
-`server`        answers requests, each by one version
-`answers`       the rows of a request, and its answer
-`batching`      the queue of requests: which rows run together, and when; pure
-`batcher`       requests that meet run as one batch
-`forward`       a model's forward with the arrays of any version
-`publisher`     the versions of a server and the one that serves
-`copying`       copies of a model's state while it trains
-`versions`      snapshots of a model, and the store that numbers and retains them; pure
-`shares`        which version answers a request; pure
-`shadow`        a version that computes beside the one that serves
-`statistics`    figures of a server
-`log`           versions in a folder, over restarts and crashes
-`trainer`       learning inside of the service
-`gate`          whether a candidate is promoted, and kept afterwards; pure
-`buffer`        rows to learn from; pure
-`follower`      servers in other processes that serve what this one serves
-`delta`         the difference of two versions as bytes; pure
-`web`           errors as HTTP responses
-==============  ==========================================================================
+===============  ==========================================================================
+`server`         answers requests, each by one version
+`answers`        the rows of a request, and its answer
+`batching`       the queue of requests: which rows run together, and when; pure
+`batcher`        requests that meet run as one batch
+`forward`        a model's forward with the arrays of any version
+`publisher`      the versions of a server and the one that serves
+`copying`        copies of a model's state while it trains
+`versions`       snapshots of a model, and the store that numbers and retains them; pure
+`shares`         which version answers a request; pure
+`shadow`         a version that computes beside the one that serves
+`statistics`     figures of a server
+`log`            versions in a folder, over restarts and crashes
+`trainer`        learning inside of the service
+`training_step`  one step of an optimizer, whole or not at all
+`gate`           whether a candidate is promoted, and kept afterwards; pure
+`buffer`         rows to learn from; pure
+`follower`       servers in other processes that serve what this one serves
+`delta`          the difference of two versions as bytes; pure
+`web`            errors as HTTP responses
+`metrics`        figures of a server for Prometheus
+===============  ==========================================================================
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from aiograd.serving.follower import lead as lead
     from aiograd.serving.gate import Gate as Gate
     from aiograd.serving.log import VersionLog as VersionLog
+    from aiograd.serving.metrics import ServingMetrics as ServingMetrics
     from aiograd.serving.server import Server as Server
     from aiograd.serving.statistics import Comparison as Comparison
     from aiograd.serving.statistics import ServingStatistics as ServingStatistics
@@ -56,6 +59,7 @@ else:
             "Gate": "aiograd.serving.gate",
             "ReplayBuffer": "aiograd.serving.buffer",
             "Server": "aiograd.serving.server",
+            "ServingMetrics": "aiograd.serving.metrics",
             "ServingStatistics": "aiograd.serving.statistics",
             "Trainer": "aiograd.serving.trainer",
             "Version": "aiograd.serving.versions",
@@ -71,6 +75,7 @@ else:
     )
 
 __all__ = [
-    "Answer", "Comparison", "Follower", "Gate", "HTTPError", "ReplayBuffer", "Server", "ServingStatistics", "Trainer", "Version", "VersionLog",
+    "Answer", "Comparison", "Follower", "Gate", "HTTPError", "ReplayBuffer", "Server", "ServingMetrics", "ServingStatistics", "Trainer",
+    "Version", "VersionLog",
     "aiohttp_middleware", "apply_delta", "encode_delta", "exception_handlers", "http_error", "lead",
 ]  # fmt: skip

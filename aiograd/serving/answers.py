@@ -23,6 +23,11 @@ class Answer:
         digest: SHA-256 of that version's state, as hexadecimal text.
         batch: the number of rows in the batch that the request was part of; of a request that ran as several, of its first.
         waited: seconds between the request and the start of its batch.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     answer = await server.predict(np.ones((3, 2), np.float32))
+    >>> answer.version, answer.batch, answer.headers["X-Model-Version"]
+    (1, 3, '1')
     """
 
     value: Any
@@ -37,34 +42,38 @@ class Answer:
         return {"X-Model-Version": str(self.version), "X-Model-Digest": self.digest}
 
 
-def rows_of(columns: Sequence[Any]) -> tuple[Any, ...]:
+def rows_of(columns: Sequence[Any], what: str = "predict") -> tuple[Any, ...]:
     """The columns of a request as Tensors outside of any graph.
+
+    Args:
+        columns: Tensors, arrays or lists.
+        what: the name of the call, for error messages.
 
     Raises:
         ArgumentError: no columns, a column without rows, or different numbers of rows. ArgumentTypeError: a column that is not numeric.
     """
-    tensors = tuple([_column(n, column) for n, column in enumerate(columns)])
+    tensors = tuple([_column(what, n, column) for n, column in enumerate(columns)])
     sizes = {tensor.shape[0] for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
         found = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "no columns"
-        raise ArgumentError(f"predict: expected columns with the same number of rows, at least one; found shapes {found}")
+        raise ArgumentError(f"{what}: expected columns with the same number of rows, at least one; found shapes {found}")
     return tensors
 
 
-def _column(n: int, column: Any) -> Any:
+def _column(what: str, n: int, column: Any) -> Any:
     if isinstance(column, TensorCore):
         array = host_array(column)
     else:
         try:
             array = np.asarray(column)
         except ValueError as error:
-            raise ArgumentError(f"predict: column {n} has rows of different lengths, expected one shape for all ({error})") from None
+            raise ArgumentError(f"{what}: column {n} has rows of different lengths, expected one shape for all ({error})") from None
         if array.dtype == np.float64 and not isinstance(column, np.ndarray):
             array = array.astype(np.float32)
     if array.dtype.kind not in "bifuc" and array.dtype.name != "bfloat16":
-        raise ArgumentTypeError(f"predict: column {n} is a {type(column).__name__} of dtype {array.dtype}; expected numbers")
+        raise ArgumentTypeError(f"{what}: column {n} is a {type(column).__name__} of dtype {array.dtype}; expected numbers")
     if not array.ndim:
-        raise ArgumentError(f"predict: column {n} is a single number; expected rows along the first dimension")
+        raise ArgumentError(f"{what}: column {n} is a single number; expected rows along the first dimension")
     return make(array)
 
 

@@ -36,6 +36,9 @@ class ReplayBuffer:
 
     Attributes:
         seen: number of rows that were added, kept or not.
+
+    Raises:
+        ArgumentError: settings that cannot be.
     """
 
     def __init__(self, rows: int, *, bytes: int | None = None, policy: Literal["latest", "reservoir"] = "latest", seed: int = 0) -> None:

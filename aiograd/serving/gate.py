@@ -78,6 +78,9 @@ class Gate:
 
     Attributes:
         phase: the present state; changed by `begin`, `judge` and `abandon` only.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: settings that cannot be.
     """
 
     def __init__(self, metric: Callable[..., Any], *, window: int = 200, tolerance: float = 0.0) -> None:

@@ -18,11 +18,12 @@ import time
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, RejectedVersionError, ServingError, VersionLogError
 from aiograd.nn.module import Module
+from aiograd.running import tracing
 from aiograd.running.caller import warn_caller
 from aiograd.running.digest import state_digest
 from aiograd.serving.copying import copy_of_state
@@ -31,6 +32,12 @@ from aiograd.serving.log import VersionLog
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.versions import Precision, Version, VersionStore, check_fits
 from aiograd.tensors.core import host_array
+
+
+class ChosenBySplit(NamedTuple):
+    """The group of requests that a split gives to a version; a rollback ends the split and gives them to the version that serves."""
+
+    bound: BoundVersion
 
 
 class Publisher:
@@ -116,13 +123,17 @@ class Publisher:
             bound = self._bound[version.number] = BoundVersion(version)
         return bound
 
-    def chosen(self, number: int | None, key: Any) -> BoundVersion | None:
-        """The version that a request asks for or that the split gives it; None for the one that serves."""
-        if number is None:
-            if self.split is None:
-                return None
-            number = self.split.choose(key)
-        return self.bind(self.store.get(number))
+    def group_of(self, number: int | None, key: Any) -> BoundVersion | ChosenBySplit | None:
+        """The version that a request asks for, or the choice of the split; None for the version that serves when its batch begins."""
+        if number is not None:
+            return self.bind(self.store.get(number))
+        return None if self.split is None else ChosenBySplit(self.bind(self.store.get(self.split.choose(key))))
+
+    def bound_of(self, group: BoundVersion | ChosenBySplit | None) -> BoundVersion:
+        """The version that a group of requests is answered by now."""
+        if group is None:
+            return self.bound_now()
+        return group.bound if isinstance(group, ChosenBySplit) else group
 
     async def reached(self, number: int, until: float | None) -> None:
         """Wait until a version of at least this number serves.
@@ -158,20 +169,24 @@ class Publisher:
     async def publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
         """Make a version, see `Server.publish`."""
         async with self._publishing:
-            base = None if self.serving is None else self.serving.version
-            arrays, digest, is_finite = await copy_of_state(self.model, state, base, self.precision)
-            if promote and not is_finite:
-                raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
-            parent = None if base is None else base.number
-            number, now = self.store.next_number, time.time()
-            version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
-            if self._is_closed:
-                raise ServingError("publish: the server has been closed")
-            if self.log is None:
-                self._admit(version, promote)
-            else:
-                await _uninterrupted(self._write(self.log, version, promote))
-            return version
+            with tracing.span("publish"):
+                return await self._publish(state, metrics, promote)
+
+    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
+        base = None if self.serving is None else self.serving.version
+        arrays, digest, is_finite = await copy_of_state(self.model, state, base, self.precision)
+        if promote and not is_finite:
+            raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
+        parent = None if base is None else base.number
+        number, now = self.store.next_number, time.time()
+        version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
+        if self._is_closed:
+            raise ServingError("publish: the server has been closed")
+        if self.log is None:
+            self._admit(version, promote)
+        else:
+            await _uninterrupted(self._write(self.log, version, promote))
+        return version
 
     async def _write(self, log: VersionLog, version: Version, promote: bool) -> None:
         pinned = {*self.store.pinned, *(() if self.serving is None else (self.serving.version.number,))}

@@ -21,7 +21,7 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.publisher import Publisher
+from aiograd.serving.publisher import ChosenBySplit, Publisher
 from aiograd.serving.shadow import Shadow
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
@@ -90,6 +90,7 @@ class Server:
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         self._publisher = Publisher(model, keep, precision, version_log)
         self._shadow: Shadow | None = None
+        self._pinned: tuple[int, ...] = ()
         self._answer_counts = AnswerCounts()
         self._difference_sums: dict[int, DifferenceSum] = {}
         self._state = "new"
@@ -130,12 +131,24 @@ class Server:
 
         Returns:
             True if all were answered, False if the time was up before; `aclose` fails the rest.
+
+        Cancelling stops the waiting; the server stays closed for new requests.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.drain(timeout=1.0)
+        True
         """
         self._check_open()
         return await self._batcher.drain(timeout)
 
     async def aclose(self) -> None:
-        """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent."""
+        """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent.
+
+        Cancelling leaves it half closed: call it again.
+
+        >>> server = await ag.serving.Server(ag.nn.Linear(2, 1)).__aenter__()
+        >>> await server.aclose()
+        """
         if self._state in ("closed", "new"):
             self._state = "closed"
             return
@@ -190,12 +203,12 @@ class Server:
         until = None if seconds is None else loop.time() + seconds
         if at_least is not None:
             await self._publisher.reached(at_least, until)
-        chosen = self._publisher.chosen(version, key)
+        group = self._publisher.group_of(version, key)
         if rows[0].shape[0] <= self.max_batch:
-            task = self._batcher.admit(rows, group=chosen, deadline=until)
+            task = self._batcher.admit(rows, group=group, deadline=until)
             value = await self._batcher.wait(task)
         else:
-            task, value = await self._in_parts(rows, chosen or self._publisher.bound_now(), until)
+            task, value = await self._in_parts(rows, self._publisher.bound_of(group), until)
         batch: Any = task.batch
         bound: BoundVersion = batch.served
         self._answer_counts.add(bound.version.number, clock() - began)
@@ -215,7 +228,8 @@ class Server:
 
     async def _run(self, batch: TaskBatch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
-        bound: Any = self._publisher.bound_now() if batch.group is None else batch.group
+        group: Any = batch.group
+        bound = self._publisher.bound_of(group)
         batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
         outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:
@@ -223,6 +237,11 @@ class Server:
         return outputs
 
     # ---------------------------------------------------------------- versions
+
+    @property
+    def has_version(self) -> bool:
+        """True once a version serves."""
+        return self._publisher.serving is not None
 
     @property
     def current(self) -> Version:
@@ -242,10 +261,21 @@ class Server:
     def version(self, number: int) -> Version:
         """The version of a number.
 
+        Args:
+            number: of a version that is kept.
+
+        Returns:
+            The version.
+
         Raises:
             VersionNotFoundError: there is none, or it is not kept any more.
         """
         return self._publisher.store.get(number)
+
+    @property
+    def rollbacks(self) -> int:
+        """The number of rollbacks so far."""
+        return self._publisher.rollbacks
 
     async def publish(
         self, state: Mapping[str, Any] | None = None, *, metrics: Mapping[str, float] | None = None, promote: bool = True
@@ -277,6 +307,12 @@ class Server:
     def promote(self, number: int) -> Version:
         """Let a version serve.
 
+        Args:
+            number: of a version that is kept.
+
+        Returns:
+            The version.
+
         Raises:
             VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
         """
@@ -296,10 +332,8 @@ class Server:
             VersionNotFoundError: there is none before, or it is not kept.
         """
         self._check_open()
-        split = self._publisher.split
         version = self._publisher.rollback(number)
-        if split is not None:  # requests that wait for a version of it are answered by the one that serves
-            self._batcher.regroup(lambda group: None if group is not None and group.version.number in split.shares else group)
+        self._batcher.regroup(lambda group: None if isinstance(group, ChosenBySplit) else group)
         return version
 
     def split(self, shares: Mapping[int, float]) -> None:
@@ -346,8 +380,20 @@ class Server:
         """
         self._publisher.load_model(version)
 
+    def pin(self, *numbers: int) -> None:
+        """Keep these versions, and no longer the ones that were pinned before.
+
+        Args:
+            numbers: of versions that are kept.
+
+        Raises:
+            VersionNotFoundError: a version that is not kept.
+        """
+        self._pinned = numbers
+        self._retain()
+
     def _retain(self) -> None:
-        self._publisher.retain(() if self._shadow is None else (self._shadow.bound.version.number,))
+        self._publisher.retain((*self._pinned, *(() if self._shadow is None else (self._shadow.bound.version.number,))))
 
     async def compute(self, version: Version, *columns: Any) -> Any:
         """The outputs of a version for these rows, apart from batches, statistics and limits.
@@ -358,6 +404,8 @@ class Server:
 
         Returns:
             A Tensor, or a tuple of Tensors, as the forward returns.
+
+        Cancelling cancels a forward that waits.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     (await server.compute(server.current, np.ones((3, 2), np.float32))).shape
@@ -376,6 +424,8 @@ class Server:
 
         Returns:
             True if another version serves, False if the time was up before.
+
+        Cancelling stops the waiting.
 
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     await server.changed(0, "")
@@ -397,6 +447,8 @@ class Server:
         Returns:
             True if no rows are queued, False if the time was up before.
 
+        Cancelling stops the waiting.
+
         >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
         ...     await server.idle()
         True
@@ -411,7 +463,11 @@ class Server:
     # ---------------------------------------------------------------- figures
 
     def statistics(self) -> ServingStatistics:
-        """Figures of the server so far."""
+        """Figures of the server so far.
+
+        Returns:
+            A `ServingStatistics`.
+        """
         batcher, publisher = self._batcher, self._publisher
         return ServingStatistics(
             version=self.current.number,
@@ -429,6 +485,7 @@ class Server:
             failed=batcher.failed,
             answers_by_version=dict(self._answer_counts.by_version),
             latency=self._answer_counts.latency,
+            latency_sum=self._answer_counts.seconds,
             comparisons={number: total.comparison for number, total in self._difference_sums.items()},
         )
 

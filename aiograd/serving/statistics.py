@@ -24,6 +24,11 @@ class Comparison:
         requests: the number of requests that it computed too.
         errors: the number of requests for which it failed, or returned other shapes.
         mean_difference: mean absolute difference of its values from the answers; 0.0 where there is none yet.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     server.shadow(1)
+    ...     server.statistics().comparisons
+    {1: Comparison(requests=0, errors=0, mean_difference=0.0)}
     """
 
     requests: int
@@ -52,6 +57,13 @@ class ServingStatistics:
         answers_by_version: the number of answers by the number of the version.
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.
+        latency_sum: the sum of the durations in `latency`, in seconds.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     answer = await server.predict(np.ones((3, 2), np.float32))
+    ...     statistics = server.statistics()
+    >>> statistics.answers, statistics.rows, statistics.answers_by_version
+    (1, 3, {1: 1})
     """
 
     version: int
@@ -70,6 +82,7 @@ class ServingStatistics:
     answers_by_version: Mapping[int, int]
     latency: Mapping[float, int]
     comparisons: Mapping[int, Comparison]
+    latency_sum: float = 0.0
 
 
 class AnswerCounts:
@@ -78,11 +91,13 @@ class AnswerCounts:
     def __init__(self) -> None:
         self.by_version: Counter[int] = Counter()
         self._by_bound = [0] * len(BOUNDS)
+        self.seconds = 0.0
 
     def add(self, number: int, seconds: float) -> None:
         """Count an answer of a version."""
         self.by_version[number] += 1
         self._by_bound[bisect_left(BOUNDS, seconds)] += 1
+        self.seconds += seconds
 
     @property
     def latency(self) -> dict[float, int]:

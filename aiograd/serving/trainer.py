@@ -1,13 +1,8 @@
 """Trainer: learns inside of a service, from the examples that it is given, and publishes versions.
 
-Note [Requests first]
-    Forward, the slices of backward and the optimizer's step are stops of the loop. Between them the trainer waits while rows are queued,
-    never longer than `patience` at a time, so that neither side starves.
-
-Note [A step leaves everything or nothing]
-    The forward changes buffers, backward commits gradients as a whole, the optimizer steps in one section. Where a step fails or is cancelled before
-    the optimizer's step, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where the parameters are not
-    finite after a step, the model goes on from the version that serves and the optimizer's state is cleared.
+Note [Rollbacks]
+    After a rollback, by the gate or by hand, the model goes on from the version that serves and the optimizer's state is cleared: at once, or at the
+    end of the step that runs, which is then not published. A version that is promoted, rolled back or published by hand ends the gate's comparison.
 """
 
 from __future__ import annotations
@@ -17,51 +12,44 @@ import inspect
 import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
-import numpy as np
-
-from aiograd.coordination.module_calls import BufferSnapshot
-from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, RejectedVersionError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
-from aiograd.running.caller import warn_caller
+from aiograd.running.log_fields import structured_logger
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, Verdict
 from aiograd.serving.server import Server
+from aiograd.serving.training_step import TrainingStep
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array, make
-from aiograd.tensors.tensor import Tensor
+
+#: seconds by which a trainer that is late may be faster than its rate
+CATCH_UP = 0.1
+#: seconds until an empty buffer is looked at again
+EMPTY_PAUSE = 0.01
+
+log = structured_logger("aiograd.serving")
 
 
-class _RequestsFirst:
-    """A gate for passes: True while rows are queued, for at most `patience` seconds at a time."""
+class _ComparedVersions(NamedTuple):
+    """Two versions that a gate compares."""
 
-    def __init__(self, server: Server, patience: float) -> None:
-        self._server = server
-        self._patience = patience
-        self._until: float | None = None
-
-    def __call__(self) -> bool:
-        if not self._server.queued:
-            self._until = None
-            return False
-        now = asyncio.get_running_loop().time()
-        if self._until is None:
-            self._until = now + self._patience
-        is_patient = now < self._until
-        if not is_patient:
-            self._until = None
-        return is_patient
+    newer: Version
+    older: Version
+    #: the one of them that serves
+    serving: Version
 
 
 class Trainer:
     """Trains a server's model on the rows that arrive, and publishes versions; entered, it runs as a task.
 
+    The loss runs on the model as it is: modes of its modules are not touched. See Note [A step is taken whole or not at all] for failures.
+
     Args:
         server: an entered server; its model is trained in place.
-        optimizer: of the model's parameters.
+        optimizer: of the model's parameters; its ``step`` takes no closure.
         loss: called as ``loss(model, *columns)`` with the columns of a batch, ``def`` or ``async def``; returns a Tensor of one number.
         buffer: rows to draw batches from.
         batch: rows per step.
@@ -69,15 +57,15 @@ class Trainer:
         publish_every: steps per version.
         gate: judges candidates before they serve; None: every version serves at once.
         inputs: the number of columns that go into the model when a version is judged; the others are targets.
-        max_failures: failures in a row after which it stops; the server goes on.
+        max_failures: failures in a row after which it stops and logs an error; the server goes on.
         patience: the most seconds that one part of a step waits for requests.
 
     Attributes:
         steps: the number of steps that were taken.
-        failures: the number of steps that failed.
+        failures: the number of steps and publications that failed, or were cancelled otherwise than by leaving the block.
         error: the exception of the last failure, None after a step that succeeded.
-        rejected: the number of candidates that were dropped.
-        rollbacks: the number of promotions that were taken back.
+        rejected: the number of candidates that were dropped, and of states that were not finite.
+        rollbacks: the number of promotions that the gate took back.
 
     Raises:
         ArgumentError, ArgumentTypeError: settings that cannot be.
@@ -107,17 +95,20 @@ class Trainer:
         max_failures: int = 10,
         patience: float = 0.05,
     ) -> None:
-        for name, value, cls in (("server", server, Server), ("optimizer", optimizer, Optimizer), ("buffer", buffer, ReplayBuffer)):
-            if not isinstance(value, cls):
+        settings = {"server": server, "optimizer": optimizer, "buffer": buffer, "gate": gate}
+        for (name, value), cls in zip(settings.items(), (Server, Optimizer, ReplayBuffer, Gate), strict=True):
+            if not isinstance(value, cls) and not (name == "gate" and value is None):
                 raise ArgumentTypeError(f"Trainer({name}=): expected a {cls.__name__}, found {type(value).__name__}")
+        if inspect.iscoroutinefunction(optimizer.step):
+            raise ArgumentTypeError(f"Trainer(optimizer=): {type(optimizer).__name__}.step needs a closure; expected an optimizer such as AdamW")
         if not callable(loss):
             raise ArgumentTypeError(f"Trainer(loss=): expected a function of the model and columns, found {type(loss).__name__}")
         for name, count in (("batch", batch), ("publish_every", publish_every), ("inputs", inputs), ("max_failures", max_failures)):
             if type(count) is not int or count < 1:
                 raise ArgumentError(f"Trainer({name}={count!r}): expected an int of at least 1")
-        if rate is not None and not 0.0 < rate < math.inf:
+        if rate is not None and not (isinstance(rate, (int, float)) and 0.0 < rate < math.inf):
             raise ArgumentError(f"Trainer(rate={rate!r}): expected steps per second above 0, or None")
-        if not 0.0 <= patience < math.inf:
+        if not isinstance(patience, (int, float)) or not 0.0 <= patience < math.inf:
             raise ArgumentError(f"Trainer(patience={patience!r}): expected seconds, 0 or more")
         self.server = server
         self.optimizer = optimizer
@@ -130,16 +121,16 @@ class Trainer:
         self.inputs = inputs
         self.max_failures = max_failures
         self.patience = patience
-        self._turns = _RequestsFirst(server, patience)
         self.steps = self.failures = self.rejected = self.rollbacks = 0
-        self.error: BaseException | None = None
-        #: versions that the gate judges: the candidate or the promoted one, and the one to compare it with
-        self._judged: tuple[Version, Version] | None = None
+        self.error: Exception | None = None
+        self._compared_versions: _ComparedVersions | None = None
         self._since_publication = 0
+        #: rollbacks of the server after which the model has gone on from the version that serves
+        self._followed_rollbacks = server.rollbacks
+        self._step = TrainingStep(server, optimizer, loss, patience)
         self._stepping = asyncio.Lock()
         self._may_run = asyncio.Event()
         self._may_run.set()
-        self._has_rows = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
@@ -153,6 +144,7 @@ class Trainer:
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise ServingError("a Trainer is entered once; make a new one")
+        self.server.current  # noqa: B018 - an error if the server has not been entered
         self._task = asyncio.get_running_loop().create_task(self._train(), name="aiograd:trainer")
         return self
 
@@ -160,6 +152,7 @@ class Trainer:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+        self._end_comparison()
 
     def pause(self) -> None:
         """Take no step before `resume`; the step that runs ends."""
@@ -180,151 +173,153 @@ class Trainer:
             columns: Tensors or arrays with the same number of rows, as the loss takes them after the model.
 
         Raises:
-            ArgumentError, ArgumentTypeError: columns that are no rows, do not fit together, or are not as those before.
+            ArgumentError, ArgumentTypeError: columns that are no rows, do not fit together, or are not as those before. Exceptions of the gate's
+            metric and of the server's forward; the examples are left out.
+
+        >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
+        >>> async with ag.serving.Server(model) as server:
+        ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
+        ...     optimizer, buffer = ag.optim.SGD(model.parameters(), 0.1), ag.serving.ReplayBuffer(100)
+        ...     async with ag.serving.Trainer(server, optimizer, loss, buffer=buffer) as trainer:
+        ...         await trainer.learn(x, x[:, :1])
+        >>> len(buffer)
+        8
         """
-        rows = rows_of(columns)
+        rows = rows_of(columns, "learn")
         if len(rows) < self.inputs:
             raise ArgumentError(f"learn: {len(rows)} columns; expected at least the {self.inputs} that go into the model")
-        if self._judged is not None:
-            await self._judge(rows)
+        if self.gate is not None:
+            await self._judge(self.gate, rows)
         self.buffer.add(*[host_array(column) for column in rows])
-        self._has_rows.set()
 
     async def step(self) -> float:
         """Take one step: draw a batch, compute the loss, await backward, step, and publish every `publish_every` steps.
 
-        Where it fails or is cancelled, see Note [A step leaves everything or nothing].
+        Steps run one after the other. Where one fails or is cancelled, see Note [A step is taken whole or not at all].
 
         Returns:
             The loss.
 
         Raises:
-            ServingError: the buffer has no rows. GradientError: a loss or gradient that is not finite. RejectedVersionError: parameters that are not
-            finite after the step. Exceptions of the loss and of its rules.
+            ServingError: the buffer has no rows, or the loss was cancelled by itself. GradientError: a loss or gradient that is not finite.
+            RejectedVersionError: parameters that are not finite after the step. Exceptions of the loss, of its rules and of the publication.
+
+        >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
+        >>> async with ag.serving.Server(model) as server:
+        ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
+        ...     trainer = ag.serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), loss, buffer=ag.serving.ReplayBuffer(100))
+        ...     await trainer.learn(x, x[:, :1])
+        ...     found = await trainer.step()
+        ...     server.current.metrics["loss"] == found
+        True
         """
         async with self._stepping:
+            self._follow_rollback()
             if not len(self.buffer):
                 raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
             columns = [make(column) for column in self.buffer.sample(self.batch)]
-            value = await self._step(columns)
-            self.steps += 1
-            self._since_publication += 1
-            if self._since_publication >= self.publish_every:
-                await self._publish(value)
-            return value
-
-    async def _step(self, columns: list[Any]) -> float:
-        """One step of the optimizer on these rows, or none."""
-        model = self.server.model
-        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        grads = [p.grad for p in parameters]
-        buffers = BufferSnapshot([model])
-        model.train()
-        try:
-            self.optimizer.zero_grad()
-            await self._turn()
-            loss = self.loss(model, *columns)
-            if inspect.isawaitable(loss) and not isinstance(loss, Tensor):
-                loss = await loss
-            if not isinstance(loss, Tensor) or loss.shape != ():
-                found = f"a Tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-                raise ArgumentTypeError(f"Trainer: the loss returned {found}; expected a Tensor of one number, such as a mean")
-            value = float(loss.detach().item())
-            if not math.isfinite(value):
-                raise GradientError(f"Trainer: the loss is {value}; no step was taken")
-            await self._turn()
-            gates = current_engine().pass_gates
-            gates.append(self._turns)
+            task = asyncio.current_task()
+            cancellations = 0 if task is None else task.cancelling()
             try:
-                await loss.backward()
-            finally:
-                gates.remove(self._turns)
-            if not all(np.isfinite(host_array(p.grad)).all() for p in parameters if p.grad is not None):
-                raise GradientError("Trainer: a gradient is not finite; no step was taken")
-            await self._turn()
-        except BaseException:
-            buffers.restore()
-            for parameter, grad in zip(parameters, grads, strict=True):
-                parameter.grad = grad
-            raise
-        self.optimizer.step()
-        return value
-
-    async def _turn(self) -> None:
-        """Wait while rows are queued, at most `patience`."""
-        if self._turns():
-            await self.server.idle(self.patience)
+                loss = await self._step.take(columns)
+                self.steps += 1
+                self._since_publication += 1
+                if not self._follow_rollback():
+                    await self._publish(loss)
+            except asyncio.CancelledError as error:
+                if task is None or task.cancelling() > cancellations:
+                    self.failures += task is not self._task  # leaving the block is no failure
+                    raise
+                self.failures += 1
+                self.error = ServingError("Trainer: the loss was cancelled, by itself or by something it waits for; no step was taken")
+                raise self.error from error
+            except Exception as error:
+                self.failures += 1
+                self.error = error
+                if isinstance(error, RejectedVersionError):
+                    self.rejected += 1
+                    self._step.go_on_from_serving()
+                raise
+            self.error = None
+            return loss
 
     async def _train(self) -> None:
         """Take steps until cancelled or `max_failures` in a row."""
         loop = asyncio.get_running_loop()
-        due, in_a_row = loop.time(), 0
+        due, in_a_row, seconds = loop.time(), 0, 0.0 if self.rate is None else 1.0 / self.rate
         while in_a_row < self.max_failures:
-            await self._may_run.wait()
-            if not len(self.buffer):
-                self._has_rows.clear()
-                await self._has_rows.wait()
-            if (rest := due - loop.time()) > 0:
-                await asyncio.sleep(rest)
-            due = max(due, loop.time() - 1.0) + (0.0 if self.rate is None else 1.0 / self.rate)
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            if not (self._may_run.is_set() and len(self.buffer)):
+                await self._may_run.wait()
+                due = loop.time() + (0.0 if len(self.buffer) else EMPTY_PAUSE)
+                continue
+            due = max(due, loop.time() - CATCH_UP) + seconds
             try:
                 await self.step()
-                in_a_row, self.error = 0, None
+                in_a_row = 0
             except Exception as error:
                 in_a_row += 1
-                self.failures += 1
-                self.error = error
-            await asyncio.sleep(0)
-        warn_caller(f"a Trainer stopped after {in_a_row} failures in a row, the server goes on: {self.error}")
+                log.warning("a step of a Trainer failed (%s: %s); %d in a row", type(error).__name__, error, in_a_row)
+        log.error("a Trainer has stopped after %d failures in a row; the server goes on", in_a_row)
 
     # ---------------------------------------------------------------- versions
 
     async def _publish(self, loss: float) -> None:
-        """Publish the model, as a candidate where there is a gate that is free."""
-        if self.gate is not None and self._judged is not None:
+        """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
+        if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
-        serving = self.server.current
-        try:
-            version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
-            if not version.is_finite:
-                raise RejectedVersionError(f"Trainer: version {version.number} is not finite after the step; the model goes on from what serves")
-        except RejectedVersionError:
-            self.rejected += 1
-            self._go_on_from_serving()
-            raise
+        version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
+        if not version.is_finite:
+            raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
         self._since_publication = 0
         if self.gate is not None:
-            self._judged = version, serving
             self.gate.begin()
+            serving = self.server.current
+            self._compared_versions = _ComparedVersions(version, serving, serving)
+            self.server.pin(version.number, serving.number)
 
-    async def _judge(self, rows: tuple[Any, ...]) -> None:
+    async def _judge(self, gate: Gate, rows: tuple[Any, ...]) -> None:
         """Let the gate judge two versions by these rows, and act on its verdict."""
-        judged = self._judged
-        if self.gate is None or judged is None:
+        compared = self._running_comparison()
+        if compared is None:
             return
+        newer, older, _ = compared
         inputs, targets = rows[: self.inputs], [host_array(column) for column in rows[self.inputs :]]
-        values = []
-        for version in judged:
-            outputs = await self.server.compute(version, *inputs)
-            values.append(self.gate.measure(outputs, *targets, rows=rows[0].shape[0]))
-        if self._judged is not judged:
-            return  # another call has decided meanwhile
-        version, other = judged
-        verdict = self.gate.judge(*values).verdict
+        values = [gate.measure(await self.server.compute(version, *inputs), *targets, rows=rows[0].shape[0]) for version in (newer, older)]
+        if self._running_comparison() is not compared:
+            return  # decided meanwhile
+        verdict = gate.judge(*values).verdict
+        if verdict is Verdict.WAIT:
+            return
         if verdict is Verdict.PROMOTE:
-            self.server.promote(version.number)
-        elif verdict is Verdict.DROP:
+            self.server.promote(newer.number)
+            self._compared_versions = compared._replace(serving=newer)
+            return
+        if verdict is Verdict.DROP:
             self.rejected += 1
-            self._judged = None
-        elif verdict is Verdict.KEEP:
-            self._judged = None
         elif verdict is Verdict.ROLLBACK:
-            self._judged = None
             self.rollbacks += 1
-            self.server.rollback(other.number)
-            self._go_on_from_serving()
+            self.server.rollback(older.number)
+        self._end_comparison()
+        async with self._stepping:
+            self._follow_rollback()
 
-    def _go_on_from_serving(self) -> None:
-        """Load the version that serves into the model and clear the optimizer's state."""
-        self.server.load_model(self.server.current)
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": {}})
+    def _running_comparison(self) -> _ComparedVersions | None:
+        """The versions that the gate compares; none any more where a version was made to serve by hand."""
+        if self._compared_versions is not None and self.server.current is not self._compared_versions.serving:
+            self._end_comparison()
+        return self._compared_versions
+
+    def _end_comparison(self) -> None:
+        if self.gate is not None and self._compared_versions is not None:
+            self._compared_versions = None
+            self.gate.abandon()
+            self.server.pin()
+
+    def _follow_rollback(self) -> bool:
+        """Go on from the version that serves if the server was rolled back since the last call; True if so."""
+        if self._followed_rollbacks == self.server.rollbacks:
+            return False
+        self._followed_rollbacks = self.server.rollbacks
+        self._step.go_on_from_serving()
+        return True

@@ -61,7 +61,19 @@ class Version:
         cls, number: int, state: Mapping[str, Array], *, digest: str, parent: int | None = None, metrics: Mapping[str, float] | None = None,
         created: float = 0.0, is_finite: bool | None = None,
     ) -> Version:  # fmt: skip
-        """A version of `state`, the arrays of which become read-only and are not copied; `is_finite` is computed if it is None.
+        """A version of a state; its arrays become read-only and are not copied.
+
+        Args:
+            number: its number.
+            state: arrays by path.
+            digest: digest of the state.
+            parent: number of the version that served before; None for the first.
+            metrics: numbers by name.
+            created: seconds since the epoch.
+            is_finite: True if the state is known to be finite; None to look.
+
+        Returns:
+            The version.
 
         Raises:
             ArgumentTypeError: the metrics are no numbers by name.

@@ -48,7 +48,12 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (
 
 
 class HTTPError(NamedTuple):
-    """An error as an HTTP response: its status, headers by name, and a body for JSON."""
+    """An error as an HTTP response: its status, headers by name, and a body for JSON.
+
+    >>> status, headers, body = ag.serving.http_error(ag.errors.DeadlineError("no answer in 0.2 s"))
+    >>> status, body["error"]
+    (504, 'DeadlineError')
+    """
 
     status: int
     headers: dict[str, str]
@@ -79,6 +84,9 @@ def aiohttp_middleware() -> Any:
     """A middleware for ``aiohttp.web.Application(middlewares=[...])`` that answers errors of aiograd by `http_error`.
 
     Other exceptions pass through: aiohttp logs them and answers 500.
+
+    Returns:
+        The middleware.
 
     >>> app = aiohttp.web.Application(middlewares=[ag.serving.aiohttp_middleware()])
     """

@@ -71,7 +71,6 @@ class OpNode(Node):
         raise NotImplementedError
 
     def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
-        """Run `vjp` on the sequence of input gradients."""
         return self.vjp(grads[0])
 
     def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
@@ -214,11 +213,9 @@ class OpNode(Node):
 
     @property
     def input_metadata(self) -> tuple[InputMetadata, ...]:
-        """Shape, dtype and device of the operation's output."""
         return (InputMetadata(self.shape, self.dtype, self.device),)
 
     def metadata_of(self, input_nr: int) -> InputMetadata:
-        """Shape, dtype and device of the operation's output."""
         return InputMetadata(self.shape, self.dtype, self.device)
 
     def cost_key(self) -> Any:
@@ -294,18 +291,15 @@ class GeneralOpNode(OpNode):
         return tuple(None if grad is None else np.conj(grad) for grad in grads)
 
     def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
-        """Run `vjp` on the sequence of input gradients."""
         return self.vjp(grads)
 
     def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
-        """See `OpNode.vjp_part`."""
         if not self.conjugates:
             return super().vjp_part(g[0] if self.row.op.outputs == 1 else g, needs)
         grads = super().vjp_part(np.conj(g[0]) if self.row.op.outputs == 1 else [None if x is None else np.conj(x) for x in g], needs)
         return [None if grad is None else np.conj(grad) for grad in grads]
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
-        """See `OpNode.compute`."""
         if values is None and not create_graph:
             return self.vjp_part(grads, needs)
         if not self.conjugates:
@@ -332,11 +326,9 @@ class GeneralOpNode(OpNode):
 
     @property
     def input_metadata(self) -> tuple[InputMetadata, ...]:
-        """Shape, dtype and device of each output."""
         return self.metadata_list
 
     def metadata_of(self, input_nr: int) -> InputMetadata:
-        """Shape, dtype and device of one output."""
         return self.metadata_list[input_nr]
 
     def _main_shape(self) -> Shape:

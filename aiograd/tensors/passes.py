@@ -50,9 +50,7 @@ def backward(
     return called(start_backward(tensors, grad_tensors, retain_graph, create_graph, inputs), "backward")
 
 
-def start_backward(
-    tensors: Any, grad_tensors: Any, retain_graph: bool | None, create_graph: bool, inputs: Any
-) -> Coroutine[Any, Any, None]:
+def start_backward(tensors: Any, grad_tensors: Any, retain_graph: bool | None, create_graph: bool, inputs: Any) -> Coroutine[Any, Any, None]:
     """Check the arguments of `backward`, and return its coroutine, for public functions that name it by `called`."""
     trace = current_mode().trace
     if trace is not None:

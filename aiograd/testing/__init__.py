@@ -21,18 +21,6 @@ else:  # it brings all of `aiograd.distributed`
     )
 
 __all__ = [
-    "DeadlockError",
-    "Faults",
-    "HostKilledError",
-    "InlineJobs",
-    "JobRunner",
-    "LeakCheck",
-    "LeakError",
-    "Leaks",
-    "LinkStatistics",
-    "SimulatedLoop",
-    "SimulatedNetwork",
-    "SimulatedTransport",
-    "Simulation",
-    "simulated_run",
-]
+    "DeadlockError", "Faults", "HostKilledError", "InlineJobs", "JobRunner", "LeakCheck", "LeakError", "Leaks", "LinkStatistics", "SimulatedLoop",
+    "SimulatedNetwork", "SimulatedTransport", "Simulation", "simulated_run",
+]  # fmt: skip

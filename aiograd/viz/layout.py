@@ -50,9 +50,7 @@ class Layout(NamedTuple):
     height: float
 
 
-def lay_out(
-    sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]], pulls: Sequence[float], layer_gap: float = LAYER_GAP
-) -> Layout:
+def lay_out(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]], pulls: Sequence[float], layer_gap: float = LAYER_GAP) -> Layout:
     """Place boxes in layers so that every arrow points down.
 
     Args:

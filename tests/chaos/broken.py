@@ -172,13 +172,18 @@ def _commit_here(participant: PassParticipant) -> None:
     participant.handle(Applied())
 
 
-async def _let_late_results_commit(self: PassParticipant) -> None:
-    """Let a pass commit that has failed meanwhile."""
+async def _sent(self: PassParticipant) -> None:
+    """Wait until the gradients of a worker have been sent, or its pass has failed."""
     outgoing = self.gradients.outgoing
     if outgoing:
         self.gradients.release_held()
     while outgoing and self.error is None:
         await self._change()
+
+
+async def _let_late_results_commit(self: PassParticipant) -> None:
+    """Let a pass commit that has failed meanwhile."""
+    await _sent(self)
     if self.is_initiator:
         _commit_here(self)
         return
@@ -197,11 +202,7 @@ def _commit_alone(stack: ExitStack) -> None:
         if self.is_initiator:
             await before_commit(self)
             return
-        outgoing = self.gradients.outgoing
-        if outgoing:
-            self.gradients.release_held()
-        while outgoing and self.error is None:
-            await self._change()
+        await _sent(self)
         if self.error is not None:
             raise self.error
         _commit_here(self)

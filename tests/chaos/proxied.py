@@ -13,13 +13,12 @@ from random import Random
 
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.transport import Transport
-from tests.chaos import programs
 from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
 from tests.chaos.mix import Activity, Mix
 from tests.chaos.promises import Broken, Notes
 from tests.chaos.proxy import Proxy
 from tests.chaos.service import all_of
-from tests.chaos.work import Work
+from tests.chaos.work import Work, fresh_pass
 
 #: part of the connections that are harmed, per direction
 RATE = 0.35
@@ -116,13 +115,8 @@ class ProxiedWorld:
     async def _fresh_passes(self) -> None:
         host = self.hosts[DRIVER]
         for peer in ("w0", "w1"):
-            async with host.worker.context() as ctx:
-                x = programs.new_input()
-                (y,) = await host.served.call(peer, [[["multiply", 0, 0]], [1]], [x])
-                await ctx.backward(y.sum())
-                is_right = (ctx.grads[x].numpy() == programs.parameters(peer)[0].detach().numpy()).all()
-                self.notes.expect(is_right, f"after everything has healed {peer} gives wrong gradients")
-                self.notes.count("fresh pass")
+            await fresh_pass(host, peer, self.notes)
+            self.notes.count("fresh pass")
 
     async def _rest(self) -> None:
         left: dict[str, dict[str, int]] = {}

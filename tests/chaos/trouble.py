@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import Protocol
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.failpoints import Failpoint
-from aiograd.testing import SimulatedNetwork
-from tests.chaos.hosts import Host
-from tests.chaos.mix import Mix, Trouble
-from tests.chaos.promises import Notes
+from tests.chaos.hosts import World
+from tests.chaos.mix import Trouble
 
 POINTS = tuple(failpoints.POINTS)
 #: seconds in which a process that is asked to end has to be gone
 STOPPED = 5.0
-
-
-class World(Protocol):
-    """The part of a run that `Troubles` uses."""
-
-    network: SimulatedNetwork
-    notes: Notes
-    mix: Mix
-    names: list[str]
-    hosts: dict[str, Host]
 
 
 class Troubles:

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Coroutine
 from random import Random
 from typing import Any
 
+import numpy as np
+
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.autograd.context import Context
@@ -29,6 +31,7 @@ from tests.chaos.hosts import DRIVER, TENANT, Host, World
 from tests.chaos.jobs import JobFailed
 from tests.chaos.mix import Activity
 from tests.chaos.oracle import Book, power
+from tests.chaos.promises import Notes
 from tests.chaos.service import Failure, all_of, is_same, new_values
 
 #: what user code and its libraries raise here; aiograd's own errors are typed, and nothing else may come out
@@ -388,6 +391,16 @@ class Work:
             is_network = not isinstance(error, RemoteError | ReferenceLostError) and not error.path
             is_own = (name, key) in self.world.squatted and kind in REFUSED
             self.notes.expect(is_network or is_own, f"{name} answers {what} with {type(error).__name__}: {error}")
+
+
+async def fresh_pass(host: Host, peer: str, notes: Notes) -> None:
+    """A pass that has to succeed."""
+    async with host.worker.context() as ctx:
+        x = programs.new_input()
+        (y,) = await host.served.call(peer, [[["multiply", 0, 0]], [1]], [x])
+        await ctx.backward(y.sum())
+        is_right = np.array_equal(ctx.grads[x].numpy(), programs.parameters(peer)[0].numpy())
+        notes.expect(is_right, f"after everything has healed {peer} gives {host.name} wrong gradients")
 
 
 async def _noting(ended: list[BaseException], awaitable: Any) -> None:

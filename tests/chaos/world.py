@@ -18,11 +18,8 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-import numpy as np
-
 from aiograd.testing import HostKilledError, SimulatedLoop, SimulatedNetwork, simulated_run
 from aiograd.transaction import tree
-from tests.chaos import programs
 from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
 from tests.chaos.jobs import FaultyJobs, JobFaults
 from tests.chaos.mix import Activity, Mix
@@ -30,7 +27,7 @@ from tests.chaos.oracle import Book
 from tests.chaos.promises import Broken, Notes
 from tests.chaos.service import all_of
 from tests.chaos.trouble import Troubles
-from tests.chaos.work import Work
+from tests.chaos.work import Work, fresh_pass
 
 #: virtual seconds in which the drivers have to be done
 LONGEST = 600.0
@@ -147,17 +144,8 @@ class World:
         self.trained[name].set()
         await self.healed.wait()
         for peer in work.peers:
-            await self.fresh_pass(host, peer)
+            await fresh_pass(host, peer, self.notes)
         self.refreshed[name].set()
-
-    async def fresh_pass(self, host: Host, peer: str) -> None:
-        """A pass that has to succeed."""
-        async with host.worker.context() as ctx:
-            x = programs.new_input()
-            (y,) = await host.served.call(peer, [[["multiply", 0, 0]], [1]], [x])
-            await ctx.backward(y.sum())
-            is_right = np.array_equal(ctx.grads[x].numpy(), programs.parameters(peer)[0].numpy())
-            self.notes.expect(is_right, f"after everything has healed {peer} gives {host.name} wrong gradients")
 
     # ---------------------------------------------------------------- the course of a run
 

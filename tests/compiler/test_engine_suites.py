@@ -1,4 +1,4 @@
-"""The engine's suites of lag, cancellation, transaction and hooks once more, with programs for nodes: every operator that they use is compiled."""
+"""The engine's suites of lag, cancellation, transaction, hooks and nested passes once more, with programs for nodes: operators are compiled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from tests.engine import test_async_cancellation, test_async_fairness, test_async_hooks, test_async_transaction
+from tests.engine import test_async_cancellation, test_async_fairness, test_async_hooks, test_async_transaction, test_reentrant
 from tests.engine.cases import chain
 
-SUITES = (test_async_cancellation, test_async_fairness, test_async_hooks, test_async_transaction)
+SUITES = (test_async_cancellation, test_async_fairness, test_async_hooks, test_async_transaction, test_reentrant)
 
 OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "pow", "neg", "matmul")
 METHODS = ("sum", "mean")

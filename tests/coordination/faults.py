@@ -11,7 +11,7 @@ import contextvars
 import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from aiograd import distributed as dist
 from aiograd.distributed.messages.calls import FunctionCall
@@ -56,6 +56,10 @@ def name_of(kind: int, value: Any) -> str:
     return str(message.args[1]) if message.function == "aiograd.reference.call" else message.function
 
 
+#: a fault
+Strike: TypeAlias = "Callable[[Scene], None]"
+
+
 class Scene:
     """A coordinator and two members, each on a host of its own, and one fault. A subclass knows a protocol."""
 
@@ -71,15 +75,16 @@ class Scene:
         self.workers: dict[str, dist.Worker] = {}
         self.servers: list[asyncio.Future[Any]] = []
         self.over, self.struck, self.rested = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        #: hosts that refuse the next request for want of memory
+        #: hosts that refuse the next request for want of memory, and hosts that had none to refuse
         self.short: set[str] = set()
-        #: seconds from the fault until every host runs again, and reaches the others
-        self.trouble = NOTICED
+        self.unmet: set[str] = set()
+        #: when every host runs again, reaches the others, and has noticed what was lost
+        self.calm = 0.0
         #: the transaction, as its caller sees it
         self.stepping: asyncio.Task[Any]
-        self._armed: tuple[Moment, Callable[[], None]] | None = None
+        self._armed: tuple[Moment, Strike] | None = None
 
-    # ---------------------------------------------------------------- what a protocol says
+    # ---------------------------------------------------------------- the protocol
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
@@ -159,13 +164,15 @@ class Scene:
         async with self.worker(name):
             await self.over.wait()
 
-    async def drive(self, moment: Moment, strike: Callable[[Scene], None]) -> None:
+    async def drive(self, moment: Moment, strike: Strike) -> None:
         """On the coordinator: a transaction with a fault; and when all is calm again, another one."""
         async with self.worker(COORDINATOR):
             async with self.session():
-                self._armed = moment, functools.partial(strike, self)
+                self.arm(moment, strike)
                 self.stepping = asyncio.ensure_future(self.step())
                 await self.rested.wait()
+                self._armed, self.unmet = None, {*self.short}
+                self.short.clear()
                 is_usable = self.is_usable
                 if is_usable:
                     known = max(map(self.taken, self.participants))
@@ -177,6 +184,7 @@ class Scene:
 
     async def drive_anew(self) -> None:
         """On a coordinator that was restarted: a transaction."""
+        self._armed = None
         async with self.worker(COORDINATOR):
             await self.begin_anew()
 
@@ -212,7 +220,8 @@ class Scene:
             return False
         self._armed = None
         self.struck.set()
-        strike()
+        self.disturb(0.0)
+        strike(self)
         return moment.pauses
 
     def _name_of(self, kind: int, value: Any) -> str:
@@ -226,22 +235,35 @@ class Scene:
         if pauses and not self.short:
             await asyncio.sleep(NOTICED)
 
+    def arm(self, moment: Moment, strike: Strike) -> None:
+        """Let a fault strike at a moment."""
+        self._armed = moment, strike
+
+    def disturb(self, seconds: float) -> None:
+        """Trouble has begun, and ends after these seconds."""
+        self.calm = max(self.calm, asyncio.get_running_loop().time() + seconds + NOTICED)
+
     def part(self, name: str, others: tuple[str, ...], seconds: float) -> None:
         """Cut a host off from others for a while."""
         for other in others:
             self.network.cut(name, other)
             asyncio.get_running_loop().call_later(seconds, self.network.heal, name, other, context=contextvars.Context())
-        self.trouble += seconds
+        self.disturb(seconds)
 
     def freeze(self, name: str, seconds: float) -> None:
         """Freeze a host for a while."""
-        self.trouble += seconds
+        self.disturb(seconds)
         self.network.freeze(name, seconds)
 
     def reset(self) -> None:
         """Break all connections."""
         for one, other in itertools.combinations(NAMES, 2):
             self.network.reset(one, other)
+
+
+def named(error: CommitUnknown | StepError) -> tuple[str, ...]:
+    """The workers that have not confirmed a transaction."""
+    return error.failed if isinstance(error, StepError) else error.workers
 
 
 def ending(stepping: asyncio.Future[Any]) -> str:
@@ -256,14 +278,13 @@ def ending(stepping: asyncio.Future[Any]) -> str:
         return "done"
     assert isinstance(error, AiogradError | MemoryError), error
     if isinstance(error, CommitUnknown | StepError):
-        workers = error.failed if isinstance(error, StepError) else error.workers
-        assert workers == ("b",) and (error.committed or isinstance(error, StepError)), error
+        assert {*named(error)} <= {*MEMBERS} and (error.committed or isinstance(error, StepError)), error
         return "in doubt"
     assert not getattr(error, "committed", False), error
     return "failed"
 
 
-FAULTS: Mapping[str, Callable[[Scene], None]] = {
+FAULTS: Mapping[str, Strike] = {
     "the caller is cancelled": lambda scene: scene.stepping.cancel() and None,
     "all connections break": Scene.reset,
     "a member is short of memory": lambda scene: scene.short.add("b"),

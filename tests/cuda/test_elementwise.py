@@ -85,15 +85,13 @@ def test_rows_and_their_rules_are_native(name: str, dtype: str, device: CudaDevi
     assert device.statistics().fallbacks == {}
 
 
-def test_what_the_host_has_to_compute(device: CudaDevice) -> None:
-    found = set()
-    for name in sorted(DOMAINS.keys() - {"to_device"} - COMPLEX):
-        before = device.statistics().host_fallbacks
-        for variety in range(DOMAINS[name].varieties):
-            row_agrees(device, name, variety, "float64")
-        if device.statistics().host_fallbacks > before:
-            found.add(name)
-    assert found == ON_HOST
+@pytest.mark.parametrize("name", swept(sorted(DOMAINS.keys() - {"to_device"} - COMPLEX), keep=40))
+def test_what_the_host_has_to_compute(name: str, device: CudaDevice) -> None:
+    assert ON_HOST <= DOMAINS.keys()
+    before = device.statistics().host_fallbacks
+    for variety in range(DOMAINS[name].varieties):
+        row_agrees(device, name, variety, "float64")
+    assert (device.statistics().host_fallbacks > before) is (name in ON_HOST)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8", "uint64"])

@@ -9,6 +9,7 @@ from typing import Any
 import aiograd as ag
 import aiograd.distributed as dist
 from tests.distributed.passes_kit import Here, Stage
+from tests.distributed.workers import context_here
 
 #: numbers that a process has drawn before it does anything of use
 _naps = Random(0)
@@ -41,7 +42,6 @@ async def advance(count: int) -> None:
 @service.function
 async def gradient() -> Any:
     """The context's gradient of this worker's weight."""
-    ctx, worker = dist.current_context(), dist.current_worker()
-    assert ctx is not None
+    ctx, worker = context_here(), dist.current_worker()
     weight = stage.weights[worker.name]
     return ctx.grads[weight] if weight in ctx.grads else None

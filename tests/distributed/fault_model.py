@@ -56,7 +56,6 @@ FAULTS: Mapping[int, Fault] = {
         "the worker that opened a context or started a pass is killed",
         "the others abort or settle its passes at once and drop its contexts when their lease ends; contexts of others do not notice",
         (
-            "distributed/test_backward_failures.py::test_participants_give_up_at_once_when_the_initiator_dies",
             "coordination/test_fault_matrix.py::test_a_fault_at_a_moment",
             "distributed/test_leases.py::test_contexts_of_a_dead_worker_are_dropped_when_their_lease_ends",
             "distributed/test_leases.py::test_other_contexts_do_not_notice",
@@ -397,7 +396,6 @@ FAULTS: Mapping[int, Fault] = {
         "callers were answered",
         (
             "distributed/test_broken_functions.py::test_a_hook_that_raises_fails_the_pass_everywhere_and_nothing_else",
-            "distributed/test_broken_functions.py::test_a_hook_that_raises_after_the_commit_says_that_gradients_are_there",
             "distributed/test_broken_functions.py::test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop",
             "distributed/test_broken_functions.py::test_an_interrupt_leaves_the_loop_after_the_caller_was_answered",
             "distributed/test_backward_failures.py::test_an_error_after_the_commit_says_so_and_rolls_nothing_back",

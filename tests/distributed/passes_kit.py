@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
 from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.memory import MemoryChannel, MemoryTransport, Switchboard
-from tests.distributed.workers import knows, view, workers
+from tests.distributed.workers import context_here, knows, view, workers
 
 SIZE = 3
 Function = Callable[..., Awaitable[Any]]
@@ -80,6 +81,20 @@ class Stage:
             return Suspend.apply(x * here.weight, rule)
 
         self.functions[name] = weigh
+
+    def differentiates(self, function: str, **options: Any) -> list[str]:
+        """Expose `differentiate`, which runs a pass through a function of c in the context of its caller; returns how its passes failed."""
+        ends: list[str] = []
+
+        async def differentiate(here: Here, x: Any) -> None:
+            try:
+                await context_here().backward((await here.call("c", function, x)).sum(), **options)
+            except BaseException as error:
+                ends.append(type(error).__name__)
+                raise
+
+        self.functions["differentiate"] = differentiate
+        return ends
 
     async def local(self, name: str, function: str, *args: Any) -> Any:
         """Call a function in this process."""
@@ -163,7 +178,12 @@ async def tie(here: Here, u: Any) -> Any:
     return u * await here.call("b", "weigh", u.detach())
 
 
-FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie)}
+async def onward(here: Here, x: Any) -> Any:
+    """What c makes of it."""
+    return await here.call("c", "weigh", x)
+
+
+FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie, onward)}
 
 
 async def chain(here: Here, x: Any) -> Any:
@@ -384,16 +404,17 @@ class Log:
 
 
 @contextlib.contextmanager
-def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
+def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None], *, is_after: bool = False) -> Iterator[None]:
     """Run `action` whenever a message of a kind has come, before it is served; what it raises is the answer."""
     handlers = worker._core.handlers
     serve = handlers[kind]
 
     async def served(caller: Any, value: Any, timeout: float) -> Any:
+        answer = await serve(caller, value, timeout) if is_after else None
         waiting = action()
         if waiting is not None:
             await waiting
-        return await serve(caller, value, timeout)
+        return answer if is_after else await serve(caller, value, timeout)
 
     handlers[kind] = served
     try:
@@ -402,24 +423,8 @@ def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None]
         handlers[kind] = serve
 
 
-@contextlib.contextmanager
-def after(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
-    """Run `action` whenever a message of a kind has been served, before it is answered."""
-    handlers = worker._core.handlers
-    serve = handlers[kind]
-
-    async def served(caller: Any, value: Any, timeout: float) -> Any:
-        answer = await serve(caller, value, timeout)
-        waiting = action()
-        if waiting is not None:
-            await waiting
-        return answer
-
-    handlers[kind] = served
-    try:
-        yield
-    finally:
-        handlers[kind] = serve
+#: as `before`, when the message has been served and before it is answered
+after = functools.partial(before, is_after=True)
 
 
 # -------------------------------------------------------------------- a network

@@ -16,7 +16,7 @@ from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Stage, Suspend, before, passes, same
-from tests.distributed.workers import busy, leaf, settled, until, values, view, workers
+from tests.distributed.workers import busy, context_here, leaf, settled, until, values, view, workers
 from tests.support import cancel
 from tests.tolerance import assert_close
 
@@ -335,10 +335,8 @@ async def test_passes_that_different_workers_start_in_one_context_are_each_exact
     stage.suspend("slowly", spans.rule)
 
     async def own_loss(here: Any, factor: float, x: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
         y = await here.call("c" if here.name == "b" else "b", "slowly", x)
-        await ctx.backward(y.sum() * factor)
+        await context_here().backward(y.sum() * factor)
 
     stage.functions["own_loss"] = own_loss
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -359,8 +357,7 @@ async def test_a_pass_within_a_rule_of_another_pass_of_the_context() -> None:
     depths: list[str] = []
 
     async def within(g: Any) -> Any:
-        ctx, worker = dist.current_context(), dist.current_worker()
-        assert ctx is not None
+        ctx, worker = context_here(), dist.current_worker()
         depths.append(worker.name)
         with ag.enable_grad():
             loss = (await worker.call("c", "weigh", stage.x)).sum()
@@ -384,11 +381,9 @@ async def test_a_nested_pass_that_committed_stays_when_the_outer_one_fails() -> 
     stage = Stage("ab", whole=True)
 
     async def commit_and_fail(g: Any) -> Any:
-        ctx = dist.current_context()
-        assert ctx is not None
         with ag.enable_grad():
             loss = (await dist.current_worker().call("b", "weigh", stage.x)).sum()
-        await ctx.backward(loss)
+        await context_here().backward(loss)
         raise ValueError("outer")
 
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -411,11 +406,9 @@ async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and
         return g
 
     async def another(here: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
         with ag.enable_grad():
             loss = (stage.x * 1).sum()
-        await ctx.backward(loss)
+        await context_here().backward(loss)
 
     stage.suspend("calls_back", back)
     stage.functions["another"] = another

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd import distributed as dist
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import CommitUnknown, DeadlineError, RemoteError
 from aiograd.testing import SimulatedLoop
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, forever, passes, same, scaled
-from tests.distributed.workers import settled, simulate
+from tests.distributed.workers import context_here, settled, simulate
 from tests.support import cancel
 from tests.sweeps import swept
 
@@ -102,9 +101,7 @@ class ByCallee(Scene):
 
     async def prepare(self, here: Here, ctx: Any) -> Callable[[], Awaitable[None]]:
         async def differentiate(there: Here, x: Any) -> None:
-            context = dist.current_context()
-            assert context is not None
-            await context.backward((await there.call("c", "weigh", x * there.weight)).sum(), retain_graph=True)
+            await context_here().backward((await there.call("c", "weigh", x * there.weight)).sum(), retain_graph=True)
 
         self.stage.functions["differentiate"] = differentiate
         dist_service = here.call.__self__._core.service  # type: ignore[attr-defined]
@@ -379,19 +376,8 @@ async def test_a_cancellation_is_not_lost_in_a_timeout() -> None:
 
 async def test_a_function_that_differentiates_for_its_caller_is_cancelled_with_it() -> None:
     stage = Stage("abc")
-    ends: list[str] = []
-
-    async def differentiate(here: Here, x: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
-        try:
-            await ctx.backward((await here.call("c", "weigh", x)).sum())
-        except BaseException as error:
-            ends.append(type(error).__name__)
-            raise
-
     stage.suspend("weigh", forever)
-    stage.functions["differentiate"] = differentiate
+    ends = stage.differentiates("weigh")
     async with stage.open(limits=LIMITS) as opened, opened[0].context() as ctx:
         calling = asyncio.ensure_future(opened[0].call("b", "differentiate", stage.x))
         await asyncio.sleep(1)

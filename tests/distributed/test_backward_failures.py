@@ -15,7 +15,6 @@ import aiograd as ag
 from aiograd.distributed import failpoints
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import (
-    CommitUnknown,
     ContextError,
     DeadlineError,
     GradientError,
@@ -528,45 +527,6 @@ async def test_messages_of_a_pass_that_is_over_are_refused_and_change_nothing() 
 # -------------------------------------------------------------------- workers that are lost
 
 
-def test_participants_give_up_at_once_when_the_initiator_dies() -> None:
-    """Also those that have never talked to it."""
-
-    async def main() -> None:
-        board = Net()
-        stage = Stage()
-        gate = asyncio.Event()
-
-        async def wait(g: Any) -> Any:
-            gate.set()
-            await asyncio.sleep(1000)
-
-        async def slow(here: Here, x: Any) -> Any:
-            return Suspend.apply(x * here.weight, wait)
-
-        async def far(here: Here, x: Any) -> Any:
-            return await here.call("c", "near", x)
-
-        async def near(here: Here, x: Any) -> Any:
-            return await here.call("d", "slow", x)
-
-        stage.functions.update(slow=slow, far=far, near=near)
-        async with stage.open(board, idle=False) as opened:
-            block = opened[0].context()
-            ctx = await block.__aenter__()
-            loss = (await opened[0].call("b", "far", stage.x)).sum()
-            running = asyncio.ensure_future(ctx.backward(loss))
-            await gate.wait()
-            assert passes(opened) == [1, 1, 1, 1]
-            board.kill("a")
-            await asyncio.sleep(3)
-            assert passes(opened[1:]) == [0, 0, 0]
-            running.cancel()
-            await asyncio.wait([running])
-            await block.__aexit__(None, None, None)
-
-    assert simulate(main) < 60
-
-
 # -------------------------------------------------------------------- after the commit
 
 
@@ -735,22 +695,6 @@ async def test_a_commit_that_fails_on_the_initiator_is_an_abort_everywhere() -> 
         outcomes = [list(view(worker, ctx).history.outcomes.values()) for worker in opened]
         assert outcomes == [["committed", "aborted"]] * 4
         await ctx.backward(loss)
-
-
-async def test_a_commit_that_fails_on_another_worker_is_reported_as_unknown() -> None:
-    stage = Stage()
-    async with stage.open(idle=False) as opened, opened[0].context() as ctx:
-        loss = await _with_two_graphs(stage, opened, ctx)
-        slot = view(opened[2], ctx).slots[stage.weights["c"]._node]
-
-        def spoil() -> None:
-            slot.grad = np.ones(7, np.float32)
-
-        text = r"committed on a, and c could not be told .*broadcast"
-        with before(opened[2], Kind.COMMIT, spoil), pytest.raises(CommitUnknown, match=text) as caught:
-            await ctx.backward(loss, retain_graph=True)
-        assert caught.value.committed and caught.value.workers == ("c",) and len(ctx.in_doubt) == 1
-        assert passes(opened) == [0, 0, 0, 0]
 
 
 # -------------------------------------------------------------------- exceptions of other kinds

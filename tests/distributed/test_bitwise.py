@@ -28,7 +28,7 @@ from aiograd.distributed.rpc.codec import Encoding
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed import bitwise_service
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Slowly, Stage, passes, same
-from tests.distributed.workers import PATIENT, simulate, values, view, workers
+from tests.distributed.workers import PATIENT, context_here, simulate, values, view, workers
 
 # -------------------------------------------------------------------- random programs
 
@@ -412,8 +412,7 @@ async def test_processes_that_have_done_other_things_before() -> None:
 
 async def _gradients(cluster: LocalCluster, stage: Stage) -> list[Any]:
     """Of the current context: those of the leaves here, and of each process's weight."""
-    context = dist.current_context()
-    assert context is not None
+    context = context_here()
     mine = [context.grads.get(leaf) for leaf in stage.leaves["driver"]]
     return mine + [await cluster.driver.call(name, "gradient") for name in cluster.workers]
 

@@ -41,7 +41,6 @@ from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import Net
 from tests.distributed.workers import SECRET, busy, exposing, knows, leaf, relay, settled, square, until, values, view, workers
 
-OTHER_SECRET = b"fedcba9876543210" * 2
 ME = PeerIdentity("a", b"i" * 16, "default")
 OTHER = PeerIdentity("x", b"j" * 16, "tenant")
 

@@ -16,7 +16,7 @@ from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import ProtocolError, RemoteError
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Slowly, Stage, Suspend, passes, same
-from tests.distributed.workers import leaf, simulate, values, view, workers
+from tests.distributed.workers import context_here, leaf, simulate, values, view, workers
 from tests.support import custom_function
 
 
@@ -26,9 +26,7 @@ async def cube(here: Here, x: Any) -> Any:
 
 async def gradient_of_weight(here: Here) -> Any:
     """The gradient that an earlier pass has left for this worker's weight."""
-    ctx = dist.current_context()
-    assert ctx is not None
-    return ctx.grads[here.weight]
+    return context_here().grads[here.weight]
 
 
 def penalised(stage: Stage) -> Stage:
@@ -274,8 +272,7 @@ async def test_a_callee_differentiates_twice() -> None:
     stage = penalised(Stage("abc", whole=True))
 
     async def twice(here: Here, x: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
+        ctx = context_here()
         y = await here.call("c", "cube", x)
         await ctx.backward(y.sum(), create_graph=True)
         gradient = await here.call("c", "gradient_of_weight")

@@ -56,6 +56,8 @@ class Fragile:
     broken: set[str] = set()
     steps: list[tuple[str, list[Any]]] = []
     gate: threading.Event | None = None
+    #: how often a step finds too little memory
+    short = 0
 
     def __init__(self, params: list[Any], where: str = "") -> None:
         self.params = params
@@ -65,6 +67,9 @@ class Fragile:
         first = values(self.params[0])
         if Fragile.gate is not None:
             Fragile.gate.wait(10)
+        if Fragile.short:
+            Fragile.short -= 1
+            raise MemoryError("no room")
         if str(first[0]) in Fragile.broken:
             raise ValueError(f"cannot step {first[0]}")
         Fragile.steps.append((name, first))
@@ -72,7 +77,7 @@ class Fragile:
 
 @pytest.fixture(autouse=True)
 def _whole() -> None:
-    Fragile.broken, Fragile.steps, Fragile.gate = set(), [], None
+    Fragile.broken, Fragile.steps, Fragile.gate, Fragile.short = set(), [], None, 0
 
 
 async def made(worker: dist.Worker, peer: str, *factors: float) -> dist.RemoteModule:
@@ -228,6 +233,15 @@ async def test_a_step_that_nobody_has_taken_is_tried_again_under_its_number() ->
             Fragile.broken = set()
             await optimizer.step(ctx)
             assert optimizer.steps == 1 and len(Fragile.steps) == 2
+
+
+async def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again(virtual_clock: VirtualClock) -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        optimizer = dist.DistributedOptimizer(a, "Fragile", [await made(a, "b", 2.0), await made(a, "c", 3.0)])
+        async with a.context() as ctx:
+            Fragile.short = 3
+            await optimizer.step(ctx)
+            assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
 
 
 async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:

@@ -130,8 +130,7 @@ async def test_waiting_for_room_ends_at_the_deadline(virtual_clock: VirtualClock
     async with World(replace(LIMITS, bytes_per_peer=1 << 20)) as world:
         a, b = await world.pair()
         tensor = WireTensor(np.zeros(1 << 16, dtype=np.float64), False)
-        first = asyncio.create_task(a.ask("b", "gate", tensor))
-        await asyncio.sleep(0.1)
+        first = await a.asking(0.1, "b", "gate", tensor)
         with pytest.raises(DeadlineError):
             await a.ask("b", "gate", tensor, timeout=2.0)
         b.gate.set()
@@ -444,8 +443,7 @@ async def test_a_handler_that_will_not_stop_is_reported(virtual_clock: VirtualCl
         async with World() as world:
             a, b = await world.pair()
             b.endpoint.handler = handle
-            asking = asyncio.create_task(a.ask("b", "echo", 1))
-            await asyncio.sleep(0.1)
+            asking = await a.asking(0.1, "b", "echo", 1)
             await b.endpoint.aclose()
             with pytest.raises(WorkerLostError):
                 await asking

@@ -28,7 +28,7 @@ from aiograd.transaction import Outcome
 from tests.distributed.intruder import LIMITS, Intruder
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import after, before
-from tests.distributed.workers import SECRET, knows, leaf, until, values, view, workers
+from tests.distributed.workers import SECRET, knows, leaf, two_principals, until, values, view, workers
 
 #: the tenants: one names a context of somebody else's, the other one that never was
 TENANTS = {"x": Key("k2", b"x" * 32, "tenant"), "y": Key("k3", b"y" * 32, "lodger")}
@@ -177,38 +177,32 @@ async def open_(scene: Scene) -> AsyncIterator[None]:
     yield
 
 
-@state
-async def marked(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(after(scene.b, Kind.MARK, scene.hold)):
-        yield
+def held_up(name: str, within: Callable[[Scene], contextlib.AbstractContextManager[Any]], there: Callable[[Any], bool], here: str = "") -> None:
+    """A state in which a pass is held up; `there` looks at the participant on b, `here` is the outcome on a."""
+
+    async def held(scene: Scene) -> AsyncIterator[None]:
+        async with scene.running(within(scene)):
+            assert there(view(scene.b, scene.ctx).participants[scene.pass_id])
+            assert not here or scene.ctx.history.outcomes[scene.pass_id] == here
+            yield
+
+    STATES[name] = contextlib.asynccontextmanager(held)
 
 
-@state
-async def running(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(hook(scene.weight.register_hook, scene)):
-        assert view(scene.b, scene.ctx).participants[scene.pass_id].state == "active"
-        yield
-
-
-@state
-async def prepared(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(after(scene.b, Kind.GRADIENT, scene.hold)):
-        assert view(scene.b, scene.ctx).participants[scene.pass_id].state == "prepared"
-        yield
-
-
-@state
-async def committed_where_it_began(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(before(scene.b, Kind.COMMIT, scene.hold)):
-        assert scene.ctx.history.outcomes[scene.pass_id] == "committed" and view(scene.b, scene.ctx).participants[scene.pass_id].state == "prepared"
-        yield
-
-
-@state
-async def committed_with_hooks_that_run(scene: Scene) -> AsyncIterator[None]:
-    async with scene.running(hook(scene.weight.register_post_accumulate_grad_hook, scene)):
-        assert view(scene.b, scene.ctx).participants[scene.pass_id].is_decided
-        yield
+held_up("marked", lambda scene: after(scene.b, Kind.MARK, scene.hold), lambda participant: True)
+held_up("running", lambda scene: hook(scene.weight.register_hook, scene), lambda participant: participant.state == "active")
+held_up("prepared", lambda scene: after(scene.b, Kind.GRADIENT, scene.hold), lambda participant: participant.state == "prepared")
+held_up(
+    "committed where it began",
+    lambda scene: before(scene.b, Kind.COMMIT, scene.hold),
+    lambda participant: participant.state == "prepared",
+    here="committed",
+)
+held_up(
+    "committed with hooks that run",
+    lambda scene: hook(scene.weight.register_post_accumulate_grad_hook, scene),
+    lambda participant: participant.is_decided,
+)
 
 
 @state
@@ -331,8 +325,7 @@ async def test_a_message_about_a_foreign_context_is_answered_as_one_about_a_cont
 
 async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() -> None:
     """A tenant that learns of an id before its owner's call comes to a worker keeps nobody out."""
-    server = Keyring(SECRET, kid="k1")
-    server.add("k2", b"x" * 32, principal="tenant")
+    server, tenant = two_principals()
     weight = leaf(2, 2)
     service = dist.Service()
 
@@ -340,8 +333,7 @@ async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() ->
     async def scale(x: Any) -> Any:
         return x * weight
 
-    secrets = {"a": Keyring(SECRET, kid="k1"), "b": server, "x": Keyring(b"x" * 32, kid="k2", principal="tenant")}
-    async with workers("a", "b", "x", service=service, secrets=secrets, idle=False) as (a, b, x), a.context() as ctx:
+    async with workers("a", "b", "x", service=service, secrets={"b": server, "x": tenant}, idle=False) as (a, b, x), a.context() as ctx:
         for known in (["tenant"], ["default", "tenant"]):
             await x.endpoint.request("b", Kind.CALL, ("scale", [1.0], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
             assert sorted(each.principal for each in b._contexts) == known

@@ -28,7 +28,7 @@ from aiograd.errors import (
 )
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.passes_kit import Misbehave, Suspend
-from tests.distributed.workers import echo, exposing, leaf, relay, simulate, square, values, view, workers
+from tests.distributed.workers import context_here, echo, exposing, leaf, relay, simulate, square, values, view, workers
 from tests.support import custom_function
 
 service = exposing(square, relay, echo)
@@ -217,16 +217,12 @@ async def test_a_callee_starts_a_pass_from_a_root_of_its_own() -> None:
 
     @own.function
     async def loss(x: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
-        await ctx.backward((x * weight).sum())
+        await context_here().backward((x * weight).sum())
 
     @own.function
     async def loss_further_on(x: Any) -> None:
         y = await dist.current_worker().call("b", "square", x)
-        ctx = dist.current_context()
-        assert ctx is not None
-        await ctx.backward(y.sum())
+        await context_here().backward(y.sum())
 
     own.function("square")(lambda x: x * x)
     async with workers("a", "b", "c", service=own) as (a, b, _), a.context() as ctx:
@@ -440,9 +436,8 @@ async def test_hooks_run_on_every_worker_with_the_context_current() -> None:
         return y * 1
 
     async def after(parameter: Any) -> None:
-        context = dist.current_context()
-        assert context is not None and parameter is weight
-        note("accumulated", values(context.grads[weight]))
+        assert parameter is weight
+        note("accumulated", values(context_here().grads[weight]))
 
     weight.register_hook(lambda g: note("leaf", values(g)))
     weight.register_post_accumulate_grad_hook(after)

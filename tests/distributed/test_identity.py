@@ -17,10 +17,9 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import CommitUnknown, Overloaded, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryTransport, Switchboard
-from tests.distributed.workers import leaf, settled, until, values, view
+from tests.distributed.workers import OTHER_SECRET, leaf, settled, until, values, view
 from tests.distributed.world import LIMITS, SECRET, Node, World
 
-OTHER_SECRET = b"fedcba9876543210" * 2
 TENANTS = {"default": Keyring(SECRET), "tenant": Keyring(OTHER_SECRET, principal="tenant")}
 
 

@@ -24,9 +24,8 @@ from aiograd.errors import ContextNotFoundError, ReferenceLostError
 from tests.distributed.http_support import UPGRADE, get, request
 from tests.distributed.intruder import LIMITS, Intruder, request_frame, requests_about
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import SECRET, until
+from tests.distributed.workers import OTHER_SECRET, SECRET, until
 
-OTHER_SECRET = b"fedcba9876543210" * 2
 REMOVED_SECRET = b"a secret that was in use before."
 CONTEXT = b"c" * 16
 

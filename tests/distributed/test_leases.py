@@ -13,7 +13,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ContextError, ContextReleasedError, DistributedError, WorkerLostError
 from tests.distributed.passes_kit import GRAPHS, Here, Net, Stage, forever, passes, same, scaled
-from tests.distributed.workers import knows, settled, values
+from tests.distributed.workers import context_here, knows, settled, values
 
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
@@ -157,19 +157,8 @@ async def test_a_pass_that_a_callee_runs_ends_when_its_context_does() -> None:
 
     board = Net()
     stage = Stage("abc")
-    ended: list[str] = []
-
-    async def differentiate(here: Here, x: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
-        try:
-            await ctx.backward((await here.call("c", "slow", x)).sum(), timeout=1000)
-        except BaseException as error:
-            ended.append(type(error).__name__)
-            raise
-
     stage.suspend("slow", forever)
-    stage.functions["differentiate"] = differentiate
+    ended = stage.differentiates("slow", timeout=1000)
     limits = Limits(default_deadline=1000.0, lease=LEASE)
     async with stage.open(board, limits=limits, idle=False) as opened:
         a = opened[0]
@@ -194,9 +183,7 @@ async def test_a_pass_ends_with_the_lease_of_its_context() -> None:
     tasks: list[asyncio.Task[None]] = []
 
     async def start(here: Here, x: Any) -> None:
-        ctx = dist.current_context()
-        assert ctx is not None
-        tasks.append(asyncio.ensure_future(ctx.backward((await here.call("c", "slow", x)).sum(), timeout=900)))
+        tasks.append(asyncio.ensure_future(context_here().backward((await here.call("c", "slow", x)).sum(), timeout=900)))
 
     stage.suspend("slow", forever)
     stage.functions["start"] = start

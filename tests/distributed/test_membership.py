@@ -9,9 +9,8 @@ import pytest
 import aiograd as ag
 from aiograd.distributed.messages.library import Dismiss, JoinRequest, Restart, SetPeers
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import ArgumentError, ClusterError, NotExposedError, UnknownPeerError
-from tests.distributed.workers import SECRET, until, workers
+from tests.distributed.workers import two_principals, until, workers
 
 #: what a leader may ask, and with what
 ASKED = [(SetPeers.form.name, [{"x": "memory://nowhere"}]), (Dismiss.form.name, []), (Restart.form.name, [])]
@@ -33,9 +32,7 @@ async def test_the_leader_says_where_peers_are_and_what_becomes_of_the_worker() 
 
 @pytest.mark.parametrize("who", ["another worker", "a tenant", "anybody"])
 async def test_nobody_else_may(who: str) -> None:
-    both = Keyring(SECRET)
-    both.add("tenant", b"t" * 32, principal="tenant")
-    tenant = Keyring(b"t" * 32, kid="tenant", principal="tenant")
+    both, tenant = two_principals()
     name = "driver" if who == "a tenant" else "other"
     async with workers(name, "w", secrets={"w": both, name: tenant if who == "a tenant" else both}) as (asking, w):
         w.membership.leader = None if who == "anybody" else "driver"
@@ -55,9 +52,7 @@ async def test_what_makes_no_sense_is_refused(peers: Any) -> None:
 
 
 async def test_only_the_driver_of_a_cluster_takes_workers_in_and_only_those_of_its_principal() -> None:
-    both = Keyring(SECRET)
-    both.add("tenant", b"t" * 32, principal="tenant")
-    tenant = Keyring(b"t" * 32, kid="tenant", principal="tenant")
+    both, tenant = two_principals()
     joined: list[tuple[str, str, str]] = []
 
     async def on_join(caller: PeerIdentity, url: str, version: str) -> None:

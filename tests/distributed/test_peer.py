@@ -45,8 +45,7 @@ async def test_heartbeats_keep_an_idle_connection_alive(world: World) -> None:
 async def test_a_silent_peer_is_lost(world: World) -> None:
     a, b = await world.talking()
     asking = asyncio.create_task(a.ask("b", "gate", 2))
-    asked = asyncio.create_task(b.ask("a", "gate", 3))
-    await asyncio.sleep(0.2)
+    asked = await b.asking(0.2, "a", "gate", 3)
     started = asyncio.get_running_loop().time()
     world.board.hold()
     world.board.unreachable |= {a.transport.url, b.transport.url}
@@ -64,8 +63,7 @@ async def test_a_crash_is_noticed_at_once(world: World) -> None:
     a, b = await world.mutual()
     await a.ask("b", "echo", 1)
     asking = asyncio.create_task(a.ask("b", "gate", 2))
-    served = asyncio.create_task(b.ask("a", "gate", 3))
-    await asyncio.sleep(1.0)
+    served = await b.asking(1.0, "a", "gate", 3)
     started = asyncio.get_running_loop().time()
     b.transport.crash()
     with pytest.raises(WorkerLostError, match="nobody listens") as caught:
@@ -81,8 +79,7 @@ async def test_a_crash_is_noticed_at_once(world: World) -> None:
 async def test_the_side_that_was_dialled_notices_a_crash_as_well(world: World) -> None:
     a, b = await world.mutual()
     await a.ask("b", "echo", 1)
-    asking = asyncio.create_task(b.ask("a", "gate", 2))
-    await asyncio.sleep(2.0)
+    asking = await b.asking(2.0, "a", "gate", 2)
     started = asyncio.get_running_loop().time()
     a.transport.crash()
     with pytest.raises(WorkerLostError, match="nobody listens"):
@@ -92,8 +89,7 @@ async def test_the_side_that_was_dialled_notices_a_crash_as_well(world: World) -
 
 async def test_a_restarted_peer_is_another_one(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(a.ask("b", "gate", 2))
-    await asyncio.sleep(2.0)
+    asking = await a.asking(2.0, "b", "gate", 2)
     b.transport.crash()
     again = await world.node("b")  # listens before a has tried to connect
     with pytest.raises(WorkerLostError, match="restarted"):
@@ -107,8 +103,7 @@ async def test_a_restarted_peer_is_another_one(world: World) -> None:
 
 async def test_a_restarted_peer_that_dials_first(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(b.ask("a", "gate", 2))
-    await asyncio.sleep(2.0)
+    asking = await b.asking(2.0, "a", "gate", 2)
     for channel in world.board.channels:
         channel.held = True  # b does not notice that a is gone
     a.transport.stop()
@@ -147,8 +142,7 @@ async def test_a_peer_without_url_comes_back_by_itself(world: World) -> None:
 
 async def test_a_peer_without_url_that_does_not_come_back_is_lost(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(b.ask("a", "gate", 2))
-    await asyncio.sleep(0.1)
+    asking = await b.asking(0.1, "a", "gate", 2)
     a.endpoint._urls.clear()
     started = asyncio.get_running_loop().time()
     world.board.reset()
@@ -162,8 +156,7 @@ async def test_a_peer_without_url_that_does_not_come_back_is_lost(world: World) 
 
 async def test_unreachable_for_a_moment(world: World) -> None:
     a, b = await world.pair()
-    asking = asyncio.create_task(a.ask("b", "sleep", 2.0))
-    await asyncio.sleep(0.6)
+    asking = await a.asking(0.6, "b", "sleep", 2.0)
     failures = 0
     connect = a.transport.connect
 
@@ -239,8 +232,7 @@ async def test_a_lost_peer_may_come_back(world: World) -> None:
 
 async def test_a_worker_that_was_frozen_does_not_take_its_peers_for_dead(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(a.ask("b", "gate", 2))
-    await asyncio.sleep(0.1)
+    asking = await a.asking(0.1, "b", "gate", 2)
     asyncio.get_running_loop().advance(20.0)  # type: ignore[attr-defined]
     await asyncio.sleep(2.0)
     b.gate.set()
@@ -263,8 +255,7 @@ async def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_on
     with without("epoch_fence"):
         async with World() as world:
             a, b = await world.talking()
-            asking = asyncio.create_task(a.ask("b", "sleep", 1.0))
-            await asyncio.sleep(0.1)
+            asking = await a.asking(0.1, "b", "sleep", 1.0)
             b.transport.crash()
             again = await world.node("b")
             assert await asking == 1.0
@@ -287,8 +278,7 @@ async def test_redundant_conversations_do_not_chase_each_other(world: World) -> 
 
 async def test_what_a_peer_has_given_up_is_lost_and_not_asked_again(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(a.ask("b", "gate", 2))
-    await asyncio.sleep(0.1)
+    asking = await a.asking(0.1, "b", "gate", 2)
     (peer,) = b.endpoint._peers.values()
     (session,) = peer.sessions
     peer.lose(session, "for the test")
@@ -302,8 +292,7 @@ async def test_what_a_peer_has_given_up_is_lost_and_not_asked_again(world: World
 
 async def test_a_newer_link_takes_the_place_of_one_whose_end_was_not_noticed(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(a.ask("b", "sleep", 1.0))
-    await asyncio.sleep(0.1)
+    asking = await a.asking(0.1, "b", "sleep", 1.0)
     (mine,) = [channel for channel in world.board.channels if channel.side == "a"]
     mine._end(ConnectionResetError("only a knows"))
     assert await asking == 1.0
@@ -357,8 +346,7 @@ async def test_the_other_conversation_is_used_while_one_is_not_connected(world: 
 
 async def test_a_connection_that_breaks_again_and_again_is_tried_less_often(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(a.ask("b", "gate", "poison", timeout=20.0))
-    await asyncio.sleep(1.0)
+    asking = await a.asking(1.0, "b", "gate", "poison", timeout=20.0)
 
     def breaks(channel: MemoryChannel, frame: bytes) -> bool:
         if channel.side == "b" and channel.sent > 1:  # all but the answer of the handshake
@@ -391,8 +379,7 @@ async def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it(w
 
 async def test_a_peer_that_starts_afresh_has_given_up_what_was_before(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(b.ask("a", "gate", 2))
-    await asyncio.sleep(0.1)
+    asking = await b.asking(0.1, "a", "gate", 2)
     (session,) = a.endpoint._sessions()
     session.peer.lose(session, "for the test")
     assert await a.ask("b", "echo", 3) == 3
@@ -403,8 +390,7 @@ async def test_a_peer_that_starts_afresh_has_given_up_what_was_before(world: Wor
 
 async def test_a_session_is_given_up_while_it_is_being_resumed(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(a.ask("b", "gate", 2))
-    await asyncio.sleep(1.0)
+    asking = await a.asking(1.0, "b", "gate", 2)
     world.board.latency = 0.05
     world.board.reset()
     await asyncio.sleep(0.12)  # the hello has arrived, the finish has not
@@ -439,8 +425,7 @@ async def test_a_restart_seen_by_one_principal_is_none_of_the_others(world: Worl
     a = await world.node("a", b, keyring=keys())
     await a.ask("b", "echo", 1)
     noticed = list(world.board.channels)
-    asking = asyncio.create_task(a.ask("b", "gate", 2, principal="tenant"))
-    await asyncio.sleep(0.1)
+    asking = await a.asking(0.1, "b", "gate", 2, principal="tenant")
     for channel in world.board.channels:
         channel.held = channel not in noticed
     b.transport.stop()
@@ -486,8 +471,7 @@ async def test_attempts_to_reach_a_peer_are_spaced(world: World) -> None:
 async def test_a_peer_with_whom_nothing_was_said_is_not_reported(world: World) -> None:
     a, b = await world.pair()
     world.board.latency = 0.1
-    asking = asyncio.create_task(a.ask("b", "echo", 1))
-    await asyncio.sleep(0.01)
+    asking = await a.asking(0.01, "b", "echo", 1)
     asking.cancel()
     await asyncio.sleep(1.0)
     assert b.endpoint.peers == ("a",)
@@ -499,8 +483,7 @@ async def test_a_peer_with_whom_nothing_was_said_is_not_reported(world: World) -
 
 async def test_a_restarted_peer_cannot_resume_what_was_before(world: World) -> None:
     a, b = await world.talking()
-    asking = asyncio.create_task(b.ask("a", "gate", 2))
-    await asyncio.sleep(0.1)
+    asking = await b.asking(0.1, "a", "gate", 2)
     (before,) = a.endpoint._sessions()
     a.transport.crash()
     again = await world.node("a", b)

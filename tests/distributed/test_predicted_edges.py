@@ -41,11 +41,6 @@ async def test_nobody_is_asked_where_results_lead_back_to_the_caller_only(virtua
 
 async def test_others_are_asked_where_a_result_depends_on_a_third_worker() -> None:
     stage = Stage("abc")
-
-    async def onward(here: Any, x: Any) -> Any:
-        return await here.call("c", "weigh", x)
-
-    stage.functions["onward"] = onward
     async with stage.open() as opened, opened[0].context() as ctx:
         a, b, c = opened
         y = await a.call("b", "onward", stage.x)
@@ -108,11 +103,6 @@ async def test_a_graph_that_was_changed_after_the_answer_is_noticed() -> None:
 
 async def test_only_edges_of_which_that_was_said_start_a_pass_without_a_question() -> None:
     stage = Stage("abc")
-
-    async def onward(here: Any, x: Any) -> Any:
-        return await here.call("c", "weigh", x)
-
-    stage.functions["onward"] = onward
     async with stage.open() as opened, opened[0].context() as ctx:
         a, b, _ = opened
         y = await a.call("b", "weigh", stage.x)

@@ -10,7 +10,6 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.objects.reference_table import ReferenceTable
-from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import (
     ArgumentTypeError,
@@ -22,10 +21,8 @@ from aiograd.errors import (
     RemoteError,
 )
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import SECRET, leaf, settled, until, values, view, workers
+from tests.distributed.workers import SECRET, context_here, leaf, settled, two_principals, until, values, view, workers
 from tests.support import cancel
-
-OTHER_SECRET = b"fedcba9876543210" * 2
 
 service = dist.Service()
 
@@ -51,9 +48,7 @@ class Layer:
         return self
 
     def grad(self) -> Any:
-        ctx = dist.current_context()
-        assert ctx is not None
-        return ctx.grads[self.weight]
+        return context_here().grads[self.weight]
 
     def complain(self) -> None:
         raise TypeError("my own")
@@ -252,9 +247,7 @@ async def test_a_reference_to_an_object_of_a_worker_that_was_restarted_is_lost()
 
 
 async def test_objects_belong_to_the_principal_that_had_them_made() -> None:
-    server = Keyring(SECRET)
-    server.add("tenant", OTHER_SECRET, principal="tenant")
-    tenant = Keyring(OTHER_SECRET, kid="tenant", principal="tenant")
+    server, tenant = two_principals()
     async with workers("a", "b", "x", service=service, secrets={"b": server, "x": tenant}) as (a, b, x):
         mine = await a.remote("b", Layer, 1.0, name="of a")
         own = b.refer("of b itself")

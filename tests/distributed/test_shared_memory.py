@@ -30,6 +30,7 @@ from aiograd.distributed.rpc.shared.ring import SharedRecord, pack, unpack
 from aiograd.errors import ProtocolError, WorkerLostError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.intruder import Intruder
+from tests.distributed.workers import echo, exposing
 from tests.watchdog import SECONDS
 
 pytestmark = [pytest.mark.net, pytest.mark.skipif(not memory.IS_SUPPORTED, reason="this system has no memory files with seals")]
@@ -177,38 +178,31 @@ async def test_who_has_not_read_the_invitation_is_ignored() -> None:
         await asyncio.wait_for(waiting.rings.get(), SECONDS)
 
 
-async def test_two_descriptors_are_closed_unseen() -> None:
-    waiting = Waiting()
+async def visit(waiting: Waiting, copies: int = 1) -> None:
+    """Come as a guest who has read the invitation, with so many descriptors of a ring, and be sent away."""
     ring, descriptor = memory.create(SIZE)
     ring.close()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
         guest.connect(memory._address(waiting.invitation.name))
-        socket.send_fds(guest, [waiting.invitation.token], [descriptor, descriptor])
+        socket.send_fds(guest, [waiting.invitation.token], [descriptor] * copies)
     os.close(descriptor)
-    while not waiting.invitation._guests:
-        await asyncio.sleep(0)
-    while waiting.invitation._guests:
-        await asyncio.sleep(0)
-    assert waiting.rings.empty()
-    waiting.invitation.close()
-
-
-async def test_another_user_is_given_nothing_and_believed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = Waiting()
-    monkeypatch.setattr(memory, "is_same_user", lambda connection: False)
-    assert not give(waiting, waiting.invitation.token)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as guest:
-        guest.connect(memory._address(waiting.invitation.name))
-        ring, descriptor = memory.create(SIZE)
-        ring.close()
-        socket.send_fds(guest, [waiting.invitation.token], [descriptor])
-        os.close(descriptor)
     while not waiting.invitation._guests:
         await asyncio.sleep(0)
     while waiting.invitation._guests:
         await asyncio.sleep(0)
     assert waiting.rings.empty() and waiting.is_open
     waiting.invitation.close()
+
+
+async def test_two_descriptors_are_closed_unseen() -> None:
+    await visit(Waiting(), copies=2)
+
+
+async def test_another_user_is_given_nothing_and_believed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting()
+    monkeypatch.setattr(memory, "is_same_user", lambda connection: False)
+    assert not give(waiting, waiting.invitation.token)
+    await visit(waiting)
 
 
 def test_the_user_is_the_one_that_the_system_knows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,13 +403,7 @@ async def test_an_invitation_to_which_nobody_comes_ends(virtual_clock: VirtualCl
 
 # ---------------------------------------------------------------- workers
 
-service = dist.Service()
-
-
-@service.function
-async def echo(x: ag.Tensor) -> ag.Tensor:
-    """Its argument."""
-    return x
+service = exposing(echo)
 
 
 @contextlib.asynccontextmanager
@@ -427,17 +415,29 @@ async def pair(limits: dist.Limits | None = None, theirs: dist.Limits | None = N
         yield a, b
 
 
-def held(worker: dist.Worker) -> int:
+def transport_of(worker: dist.Worker) -> HttpTransport:
     transport = worker.endpoint.transport
     assert isinstance(transport, HttpTransport)
-    return transport.shared_memory.held if transport.shared_memory is not None else 0
+    return transport
+
+
+def held(worker: dist.Worker) -> int:
+    shared = transport_of(worker).shared_memory
+    return shared.held if shared is not None else 0
 
 
 def written(worker: dist.Worker) -> int:
     """Bytes that have been written to open connections."""
-    transport = worker.endpoint.transport
-    assert isinstance(transport, HttpTransport)
-    return sum(channel._written for channel in transport._channels)
+    return sum(channel._written for channel in transport_of(worker)._channels)
+
+
+@contextlib.asynccontextmanager
+async def mallory(worker: dist.Worker) -> AsyncIterator[Intruder]:
+    """A peer that has a key."""
+    async with contextlib.aclosing(HttpTransport()) as transport:
+        intruder, keyring = Intruder(await transport.connect(worker.url, SECONDS)), Keyring(SECRET)
+        await intruder.greet(keyring.key_for(keyring.default_principal), "mallory", worker.name)
+        yield intruder
 
 
 def numbers(count: int) -> ag.Tensor:
@@ -500,13 +500,11 @@ async def test_a_connection_that_breaks_in_the_middle_of_messages() -> None:
     async with pair() as (a, b):
         await until_shared(a)
         x = numbers(5_000_000)
-        transport = a.endpoint.transport
-        assert isinstance(transport, HttpTransport)
         for turns in range(0, 40, 4):
             task = asyncio.ensure_future(a.call("b", "echo", x))
             for _ in range(turns):
                 await asyncio.sleep(0)
-            for channel in list(transport._channels):
+            for channel in list(transport_of(a)._channels):
                 channel._transport.abort()
             assert np.array_equal((await task).numpy(), x.numpy())
         await until_shared(a)
@@ -517,41 +515,26 @@ async def test_a_connection_that_breaks_in_the_middle_of_messages() -> None:
 async def test_nonsense_from_an_authenticated_peer_closes_its_connection_and_no_other(record: bytes) -> None:
     async with pair() as (a, b):
         await until_shared(a)
-        keyring = Keyring(SECRET)
-        transport = HttpTransport()
-        try:
-            intruder = Intruder(await transport.connect(b.url, SECONDS))
-            await intruder.greet(keyring.key_for(keyring.default_principal), "mallory", "b")
+        async with mallory(b) as intruder:
             intruder.send(intruder.seal(record))
             await intruder.closed(SECONDS)
-        finally:
-            await transport.aclose()
         assert np.array_equal((await a.call("b", "echo", numbers(10))).numpy(), numbers(10).numpy())
 
 
 async def test_an_invitation_to_nowhere_is_declined() -> None:
-    async with dist.Worker("b", service=service, secret=SECRET) as b:
-        keyring = Keyring(SECRET)
-        transport = HttpTransport()
-        try:
-            intruder = Intruder(await transport.connect(b.url, SECONDS))
-            await intruder.greet(keyring.key_for(keyring.default_principal), "mallory", "b")
-            intruder.send(intruder.seal(pack(SharedRecord.INVITE, NAME + TOKEN)))
-            while not (heard := [frame for frame in intruder.heard() if frame.startswith(b"AGSM")]):
-                await asyncio.sleep(0.001)
-            assert unpack(heard[0]) == (SharedRecord.DECLINE, b"")
-            assert not intruder.is_closed and held(b) == 0
-        finally:
-            await transport.aclose()
+    async with dist.Worker("b", service=service, secret=SECRET) as b, mallory(b) as intruder:
+        intruder.send(intruder.seal(pack(SharedRecord.INVITE, NAME + TOKEN)))
+        while not (heard := [frame for frame in intruder.heard() if frame.startswith(b"AGSM")]):
+            await asyncio.sleep(0.001)
+        assert unpack(heard[0]) == (SharedRecord.DECLINE, b"")
+        assert not intruder.is_closed and held(b) == 0
 
 
 async def test_only_ends_of_one_address_share_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     async with pair() as (a, b):
-        transport = a.endpoint.transport
-        assert isinstance(transport, HttpTransport)
         await a.call("b", "echo", numbers(1))
-        (channel,) = transport._channels
-        assert channel.shared_memory is transport.shared_memory
+        (channel,) = transport_of(a)._channels
+        assert channel.shared_memory is transport_of(a).shared_memory
 
     class Elsewhere:
         def __init__(self, inner: Any) -> None:
@@ -564,8 +547,7 @@ async def test_only_ends_of_one_address_share_memory(monkeypatch: pytest.MonkeyP
             return ("10.0.0.9", 7000) if name == "peername" else self._inner.get_extra_info(name, default)
 
     async with pair() as (a, b):
-        transport = a.endpoint.transport
-        assert isinstance(transport, HttpTransport)
+        transport = transport_of(a)
         adopt = transport._adopt
         monkeypatch.setattr(transport, "_adopt", lambda inner, *args, **kwargs: adopt(Elsewhere(inner), *args, **kwargs))  # type: ignore[arg-type]
         await a.call("b", "echo", numbers(1_000_000))

@@ -12,11 +12,13 @@ import numpy as np
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.testing import SimulatedLoop, simulated_run
 from tests.distributed.memory import Switchboard
 
 SECRET = b"0123456789abcdef" * 2
+OTHER_SECRET = b"fedcba9876543210" * 2
 #: on a real loop nobody is lost for being slow
 PATIENT = Limits(missed_heartbeats=1000)
 
@@ -55,6 +57,13 @@ async def workers(
         yield tuple(opened)
         if idle:
             await settled(*opened)
+
+
+def two_principals() -> tuple[Keyring, Keyring]:
+    """Keys of a worker that two principals may call, the workers' own and a tenant, and the tenant's."""
+    both = Keyring(SECRET)
+    both.add("tenant", OTHER_SECRET, principal="tenant")
+    return both, Keyring(OTHER_SECRET, kid="tenant", principal="tenant")
 
 
 def busy(worker: dist.Worker) -> dict[str, int]:
@@ -129,6 +138,13 @@ async def double(x: Any) -> Any:
 
 async def triple(x: Any) -> Any:
     return x * 3
+
+
+def context_here() -> Context:
+    """The context that a function runs in, which has one."""
+    context = dist.current_context()
+    assert context is not None
+    return context
 
 
 async def relay(to: str, function: str, *args: Any) -> Any:

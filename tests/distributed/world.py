@@ -72,6 +72,12 @@ class Node:
     async def ask(self, peer: str, word: str, argument: Any = None, timeout: float = 30.0, **options: Any) -> Any:
         return await self.endpoint.request(peer, CALL, (word, argument), timeout, **options)
 
+    async def asking(self, seconds: float, *request: Any, **options: Any) -> asyncio.Task[Any]:
+        """Ask, and let seconds pass."""
+        task = asyncio.create_task(self.ask(*request, **options))
+        await asyncio.sleep(seconds)
+        return task
+
     def statistics(self, peer: str) -> PeerStatistics:
         (found,) = [each for each in self.endpoint.statistics().peers if each.name == peer]
         return found

@@ -427,64 +427,50 @@ async def test_a_timeout_ends_the_pass_and_is_a_timeout_error(virtual_clock: Vir
 
 @pytest.mark.parametrize(("inner", "outer", "first"), [(1.0, 2.0, "inner"), (2.0, 1.0, "outer"), (1.0, 1.0, "outer")])
 @pytest.mark.parametrize("beside", [False, True])
-def test_of_nested_timeouts_the_right_one_ends(inner: float, outer: float, first: str, beside: bool) -> None:
-    async def main() -> str:
-        async def rule(ctx: Any, g: Any) -> Any:
-            try:
-                await asyncio.sleep(3600)
-            finally:
-                await asyncio.sleep(0.5)  # cleaning up takes long enough for the other timeout to come
-
-        x = leaf(1.0)
-        y = function(rule)(x)
-        if beside:
-            y = y + function(rule)(x)
+async def test_of_nested_timeouts_the_right_one_ends(virtual_clock: VirtualClock, inner: float, outer: float, first: str, beside: bool) -> None:
+    async def rule(ctx: Any, g: Any) -> Any:
         try:
-            async with asyncio.timeout(outer):
-                try:
-                    async with asyncio.timeout(inner):
-                        await y.backward()
-                except TimeoutError:
-                    return "inner"
-        except TimeoutError:
-            return "outer"
-        return "none"
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.5)  # cleaning up takes long enough for the other timeout to come
 
-    assert simulated_run(main).value == first
-
-
-def test_a_cancellation_while_the_pass_cleans_up_after_a_timeout_is_not_lost() -> None:
-    async def main() -> str:
-        cleaning = Switch()
-
-        async def rule(ctx: Any, g: Any) -> Any:
+    x, ended = leaf(1.0), []
+    y = function(rule)(x)
+    if beside:
+        y = y + function(rule)(x)
+    try:
+        async with asyncio.timeout(outer):
             try:
-                await asyncio.sleep(3600)
-            finally:
-                cleaning.on()
-                await asyncio.sleep(0.5)
-
-        x = leaf(1.0)
-        y = function(rule)(x) + function(rule)(x)
-
-        async def with_timeout() -> str:
-            try:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(inner):
                     await y.backward()
             except TimeoutError:
-                return "timeout"
-            return "none"
+                ended.append("inner")
+    except TimeoutError:
+        ended.append("outer")
+    assert ended == [first]
 
-        task = asyncio.create_task(with_timeout())
-        await cleaning
-        task.cancel()
+
+async def test_a_cancellation_while_the_pass_cleans_up_after_a_timeout_is_not_lost(virtual_clock: VirtualClock) -> None:
+    cleaning = Switch()
+
+    async def rule(ctx: Any, g: Any) -> Any:
         try:
-            return await task
-        except asyncio.CancelledError:
-            assert asyncio.get_running_loop().time() == 1.5, "cleaning up was cut short"
-            return "cancelled"
+            await asyncio.sleep(3600)
+        finally:
+            cleaning.on()
+            await asyncio.sleep(0.5)
 
-    assert simulated_run(main).value == "cancelled"
+    x = leaf(1.0)
+    y = function(rule)(x) + function(rule)(x)
+
+    async def with_timeout() -> None:
+        async with asyncio.timeout(1):
+            await y.backward()
+
+    task = asyncio.create_task(with_timeout())
+    await cleaning
+    await cancel(task)
+    assert virtual_clock.time() == 1.5, "cleaning up was cut short"
 
 
 async def test_an_error_while_another_node_cleans_up_gives_way_to_a_cancellation(virtual_clock: VirtualClock) -> None:
@@ -573,23 +559,18 @@ async def test_a_coroutine_that_swallows_the_cancellation_does_not_keep_the_pass
     assert number(x.grad) == 2.0
 
 
-def test_a_timeout_inside_a_rule_is_the_rules_own_business() -> None:
-    async def main() -> float:
-        async def impatient(ctx: Any, g: Any) -> Any:
-            try:
-                async with asyncio.timeout(1):
-                    await asyncio.sleep(3600)
-            except TimeoutError:
-                await asyncio.sleep(1)
-            return g * 4.0
+async def test_a_timeout_inside_a_rule_is_the_rules_own_business(virtual_clock: VirtualClock) -> None:
+    async def impatient(ctx: Any, g: Any) -> Any:
+        try:
+            async with asyncio.timeout(1):
+                await asyncio.sleep(3600)
+        except TimeoutError:
+            await asyncio.sleep(1)
+        return g * 4.0
 
-        x = leaf(1.0)
-        await function(impatient)(x).backward()
-        return number(x.grad)
-
-    simulation = simulated_run(main)
-    assert simulation.value == 4.0
-    assert simulation.time == 2
+    x = leaf(1.0)
+    await function(impatient)(x).backward()
+    assert (number(x.grad), virtual_clock.time()) == (4.0, 2)
 
 
 async def test_what_a_coroutine_raises_while_it_is_cancelled_does_not_hide_the_cancellation(virtual_clock: VirtualClock) -> None:

@@ -430,38 +430,34 @@ def test_an_engine_that_was_left_in_another_task_is_closed_all_the_same() -> Non
     asyncio.run(main())
 
 
-def test_closing_fails_the_passes_that_somebody_awaits() -> None:
-    async def main() -> list[Any]:
-        x = leaf(1.0, grad=5.0)
-        ended: list[str] = []
+async def test_closing_fails_the_passes_that_somebody_awaits(virtual_clock: VirtualClock) -> None:
+    x = leaf(1.0, grad=5.0)
+    ended: list[str] = []
 
-        async def rule(ctx: Any, g: Any) -> Any:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(0.5)
-                ended.append("rule")
+    async def rule(ctx: Any, g: Any) -> Any:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append("rule")
 
-        async def user() -> str:
-            try:
-                await (function(rule)(x) + function(rule)(x)).backward()
-            except EngineClosedError as error:
-                assert asyncio.current_task().cancelling() == 0
-                await asyncio.sleep(0)  # the task itself lives on
-                return str(error)
-            return "no error"
+    async def user() -> str:
+        try:
+            await (function(rule)(x) + function(rule)(x)).backward()
+        except EngineClosedError as error:
+            assert asyncio.current_task().cancelling() == 0
+            await asyncio.sleep(0)  # the task itself lives on
+            return str(error)
+        return "no error"
 
-        async with ag.Engine():
-            task = asyncio.create_task(user())
-            alone = asyncio.create_task(function(rule)(x).backward())
-            await rounds(5)
-        assert ended == ["rule"] * 3, "closing did not wait"
-        assert "closed while a pass was running" in await task
-        await assert_awaiting_raises(EngineClosedError, None, alone)
-        assert number(x.grad) == 5.0
-        return ended
-
-    simulated_run(main)
+    async with ag.Engine():
+        task = asyncio.create_task(user())
+        alone = asyncio.create_task(function(rule)(x).backward())
+        await rounds(5)
+    assert ended == ["rule"] * 3, "closing did not wait"
+    assert "closed while a pass was running" in await task
+    await assert_awaiting_raises(EngineClosedError, None, alone)
+    assert number(x.grad) == 5.0
 
 
 async def test_a_pass_that_is_cancelled_and_whose_engine_is_closed_is_cancelled(virtual_clock: VirtualClock) -> None:

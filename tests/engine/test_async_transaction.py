@@ -425,26 +425,20 @@ async def test_errors_after_the_commit_say_so_and_roll_nothing_back(place: str, 
     assert ran == []
 
 
-def test_a_cancellation_after_the_commit_says_so() -> None:
-    async def main() -> tuple[bool, float]:
-        x = leaf(2.0)
-        inside = Switch()
+async def test_a_cancellation_after_the_commit_says_so(virtual_clock: VirtualClock) -> None:
+    x = leaf(2.0)
+    inside = Switch()
 
-        async def hook(tensor: Any) -> None:
-            inside.on()
-            await asyncio.Event().wait()
+    async def hook(tensor: Any) -> None:
+        inside.on()
+        await asyncio.Event().wait()
 
-        x.register_post_accumulate_grad_hook(hook)
-        task = asyncio.create_task((x * 3.0).backward())
-        await inside
-        task.cancel()
-        try:
-            await task
-        except asyncio.CancelledError as error:
-            return error.committed, number(x.grad)
-        raise AssertionError
-
-    assert simulated_run(main).value == (True, 3.0)
+    x.register_post_accumulate_grad_hook(hook)
+    task = asyncio.create_task((x * 3.0).backward())
+    await inside
+    task.cancel()
+    error = await assert_awaiting_raises(asyncio.CancelledError, None, task)
+    assert (error.committed, number(x.grad)) == (True, 3.0)
 
 
 async def test_eager_leaves_accumulate_at_once_and_are_the_one_exception() -> None:

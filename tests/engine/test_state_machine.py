@@ -16,6 +16,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -520,13 +521,19 @@ class EngineMachine(RuleBasedStateMachine):
         pair.variable.grad = None
 
 
-# `make test` repeats the same programs; HYPOTHESIS_PROFILE=dev explores others, and AIOGRAD_STATE_MACHINES says how many.
+# A run repeats the same programs; HYPOTHESIS_PROFILE=dev explores others, and AIOGRAD_STATE_MACHINES says how many. `make test` runs a fifth.
+MACHINES = int(os.environ.get("AIOGRAD_STATE_MACHINES", "300"))
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=int(os.environ.get("AIOGRAD_STATE_MACHINES", "300")),
+    max_examples=max(MACHINES // 5, 1),
     stateful_step_count=30,
     suppress_health_check=list(HealthCheck),
     deadline=None,
     phases=[Phase.explicit, Phase.generate, Phase.shrink],
     report_multiple_bugs=False,
 )
+
+
+@pytest.mark.sweep
+class TestEngineAtLength(TestEngine):
+    settings = settings(TestEngine.settings, max_examples=MACHINES)

@@ -117,7 +117,7 @@ async def test_a_pass_that_was_walked_knows_its_graph(walks: list[GraphWalk]) ->
 
 
 async def test_an_error_in_a_walk_changes_no_gradient_and_spends_the_whole_graph(walks: list[GraphWalk]) -> None:
-    x, w = leaf([2.0], [1.0]), leaf([3.0])
+    x, w = leaf([2.0], grad=[1.0]), leaf([3.0])
     early = x * w
     product = early * w
     loss = product.sum()

@@ -30,7 +30,7 @@ def draws(name: str, seed: int) -> Iterator[tuple[tuple[Any, ...], dict[str, Any
         yield args, kwargs, rng
 
 
-@pytest.mark.parametrize("name", swept(NAMES, keep=6))
+@pytest.mark.parametrize("name", swept(NAMES, keep=7))
 def test_derivatives(name: str) -> None:
     for args, kwargs, rng in draws(name, 1):
         function, inputs = bind(DOMAINS[name], ROWS[name], args, kwargs)

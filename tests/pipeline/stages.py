@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 import aiograd as ag
 from aiograd import nn
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
-from tests.support import bits, custom_function
+from tests.support import bits, cancel, custom_function
 
 values = np.random.default_rng(7)
 
@@ -47,6 +48,20 @@ def twins(width: int = 16) -> tuple[Net, Net]:
 
 def matrix_of(number: float) -> Any:
     return fixed(np.full((4, 4), number))
+
+
+async def cancelled_in_a_hook(tensor: Any, backward: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+    """Cancel a backward while a hook of a tensor runs, which never ends by itself."""
+    started = asyncio.Event()
+
+    async def stall(g: Any) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    tensor.register_hook(stall)
+    running = asyncio.ensure_future(backward())
+    await started.wait()
+    await cancel(running)
 
 
 async def halves(outputs: Any, grads: Any, inputs: Any, weights: Any, *, retain_graph: bool = False) -> tuple[Any, Any]:

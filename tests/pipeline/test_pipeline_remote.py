@@ -13,7 +13,6 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc import request_handlers
-from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import (
     ArgumentError,
     CommitUnknown,
@@ -30,7 +29,7 @@ from aiograd.pipeline.run import outbox
 from aiograd.running.assembly import STAGE_MEMBER_ADAPTER
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.distributed.workers import settled, workers
+from tests.distributed.workers import settled, two_principals, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
 from tests.pipeline.remote import Block, Head, NoisyBlock, behind, place, service
 from tests.toy_device import ToyDevice
@@ -336,10 +335,8 @@ async def test_nobody_waits_for_confirmations_that_are_held(virtual_clock: Virtu
 
 async def test_hosts_of_others_take_nothing() -> None:
     """A value for another principal's host is refused as one for a host that never was."""
-    server = Keyring(b"s" * 32, kid="k1")
-    server.add("k2", b"x" * 32, principal="tenant")
-    secrets = {"driver": Keyring(b"s" * 32, kid="k1"), "a": server, "x": Keyring(b"x" * 32, kid="k2", principal="tenant")}
-    async with workers("driver", "a", "x", service=service, secrets=secrets, idle=False) as opened:
+    server, tenant = two_principals()
+    async with workers("driver", "a", "x", service=service, secrets={"a": server, "x": tenant}, idle=False) as opened:
         modules = await place(opened[0], ["a"])
         async with Pipeline(modules, make_schedule("GPipe", 1, 4), loss_fn=mean_square) as pipe:
             await pipe.step(*data(8))

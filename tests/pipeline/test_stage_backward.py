@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import weakref
 from typing import Any
@@ -14,8 +13,8 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, ShapeError, StageBackwardError
 from aiograd.graph import get_gradient_edge
 from aiograd.pipeline import stage_backward
-from tests.pipeline.stages import fixed, matrix, twins
-from tests.support import bits, cancel, custom_function, leaf, reference_counts_only
+from tests.pipeline.stages import cancelled_in_a_hook, fixed, matrix, twins
+from tests.support import bits, custom_function, leaf, reference_counts_only
 
 
 async def test_the_gradients_are_those_of_a_plain_pass() -> None:
@@ -166,18 +165,9 @@ async def test_a_second_pass_is_refused() -> None:
 
 
 async def test_a_cancellation_is_not_wrapped_and_changes_nothing() -> None:
-    started = asyncio.Event()
-
-    async def stall(g: Any) -> None:
-        started.set()
-        await asyncio.Event().wait()
-
     x, w = leaf([1.0]), leaf([1.0])
     y = x * 2.0
-    y.register_hook(stall)
-    running = asyncio.ensure_future(stage_backward((y * w).sum(), None, [x]))
-    await started.wait()
-    await cancel(running)
+    await cancelled_in_a_hook(y, lambda: stage_backward((y * w).sum(), None, [x]))
     assert (x.grad, w.grad) == (None, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import weakref
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from aiograd.graph import get_gradient_edge, register_multi_grad_hook
 from aiograd.nn import functional as F
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
 from aiograd.profiler import profile
-from tests.pipeline.stages import Fails, fixed, halves, matrix, matrix_of, same_as_whole, twins
-from tests.support import bits, cancel, custom_function, leaf
+from tests.pipeline.stages import Fails, cancelled_in_a_hook, fixed, halves, matrix, matrix_of, same_as_whole, twins
+from tests.support import bits, custom_function, leaf
 from tests.toy_device import ToyDevice
 
 # -------------------------------------------------------------------- the first half
@@ -408,20 +407,7 @@ async def test_an_input_half_that_fails_changes_nothing() -> None:
 @pytest.mark.parametrize("half", ["input", "weight"])
 async def test_cancelling(half: str) -> None:
     x, w, v = leaf([1.0]), leaf([2.0]), leaf([3.0])
-    started = asyncio.Event()
-
-    async def stall(g: Any) -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    (x if half == "input" else w).register_hook(stall)
-
-    async def run() -> None:
-        await halves([x * w * v], None, [x], [w, v])
-
-    running = asyncio.ensure_future(run())
-    await started.wait()
-    await cancel(running)
+    await cancelled_in_a_hook(x if half == "input" else w, lambda: halves([x * w * v], None, [x], [w, v]))
     assert (x.grad is None) == (half == "input")
     assert (w.grad, v.grad) == (None, None)
 

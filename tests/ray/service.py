@@ -10,6 +10,7 @@ import aiograd as ag
 import aiograd.distributed as dist
 from aiograd import nn
 from aiograd.distributed import moe
+from tests.distributed.cluster_service import double, double_at, process, variable
 
 service = dist.Service()
 
@@ -35,25 +36,8 @@ class Block(nn.Module):
         return self.linear(x).tanh()
 
 
-@service.function
-def double(x: Any) -> Any:
-    return x * 2.0
-
-
-@service.function
-async def double_at(peer: str, x: Any) -> Any:
-    """As `double`, computed by another worker."""
-    return await dist.current_worker().call(peer, "double", x)
-
-
-@service.function
-async def process() -> int:
-    return os.getpid()
-
-
-@service.function
-async def variable(name: str) -> str | None:
-    return os.environ.get(name)
+for function in (double, double_at, process, variable):
+    service.function(function)
 
 
 @service.function

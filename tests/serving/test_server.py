@@ -296,10 +296,10 @@ async def test_a_shadow_is_compared() -> None:
     async with serving.Server(Two(1.0)) as server:
         shadow = await server.publish(state(3.0), promote=False)
         server.shadow(shadow.number, 0.5)
-        for _ in range(8):
+        for n in range(8):
             assert values(await server.predict(ones())) == {1.0}
-            await asyncio.sleep(0)
-            await asyncio.sleep(0.01)
+            while server.statistics().comparisons[shadow.number].requests < (n + 1) // 2:
+                await asyncio.sleep(0)
         comparison = server.statistics().comparisons[shadow.number]
         assert (comparison.requests, comparison.errors, comparison.mean_difference) == (4, 0, 2.0)
 
@@ -314,8 +314,8 @@ async def test_errors_of_a_shadow_are_counted() -> None:
         shadow = await server.publish(state(3.0), promote=False)
         server.shadow(shadow.number)
         await server.predict(ones())
-        await asyncio.sleep(0.01)
-        comparison = server.statistics().comparisons[shadow.number]
+        while not (comparison := server.statistics().comparisons[shadow.number]).requests:
+            await asyncio.sleep(0)
         assert (comparison.requests, comparison.errors) == (1, 1)
 
 

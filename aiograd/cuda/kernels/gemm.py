@@ -39,9 +39,7 @@ def _loader(number: Any, tile: int, tile_k: int, threads: int, by_k: bool) -> Ca
     bits, last = (tile_k if by_k else tile).bit_length() - 1, (tile_k if by_k else tile) - 1
 
     @device_function
-    def load(
-        loaded: Any, source: Any, base: int, first: int, first_k: int, count: int, stop: int, stride: int, stride_k: int, t: int
-    ) -> None:
+    def load(loaded: Any, source: Any, base: int, first: int, first_k: int, count: int, stop: int, stride: int, stride_k: int, t: int) -> None:
         for r in range(loads):
             e = t + r * threads
             if by_k:

@@ -121,9 +121,7 @@ def tile_loader(number: Any, rows: int, width: int, step: int, threads: int, by_
     bits, last = width.bit_length() - 1, width - 1
 
     @device_function
-    def load(
-        tile: Any, source: Any, base: int, first: int, count: int, features: int, stride_row: int, stride_feature: int, t: int
-    ) -> None:
+    def load(tile: Any, source: Any, base: int, first: int, count: int, features: int, stride_row: int, stride_feature: int, t: int) -> None:
         for e in range(t, rows * width, threads):
             r = e >> bits
             f = e & last

@@ -69,9 +69,7 @@ def cross_entropy(precision: str, columns: int, lanes: int, along: bool, weighte
 
 
 @functools.lru_cache(maxsize=256)
-def cross_entropy_backward(
-    precision: str, stored: str, columns: int, lanes: int, along: bool, weighted: bool, each: bool
-) -> Callable[..., None]:
+def cross_entropy_backward(precision: str, stored: str, columns: int, lanes: int, along: bool, weighted: bool, each: bool) -> Callable[..., None]:
     """``(dx, g, x, shift, target, weight, m, n, inner, ignored, hard, even, total, by)``: the gradient of the logits.
 
     Args:

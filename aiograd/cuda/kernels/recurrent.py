@@ -65,9 +65,7 @@ def step_backward(precision: str, stored: str, from_out: bool, from_next: bool, 
     tanh = function("tanh", precision)
     zero, one = T(0), T(1)
 
-    def lstm_step_backward(
-        dgates: Any, dbefore: Any, active: Any, before: Any, after: Any, g: Any, dh: Any, dc: Any, size: int, hidden: int
-    ) -> None:
+    def lstm_step_backward(dgates: Any, dbefore: Any, active: Any, before: Any, after: Any, g: Any, dh: Any, dc: Any, size: int, hidden: int) -> None:
         for e in range(cuda.grid(1), size, cuda.gridsize(1)):
             row = e // hidden
             at = row * 4 * hidden + e - row * hidden

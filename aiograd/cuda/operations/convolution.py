@@ -170,9 +170,7 @@ def conv2d(x: Any, weight: Any, bias: Any = None, stride: Pair = 1, padding: Pai
 
 
 @tables.row("conv2d_input_grad")
-def conv2d_input_grad(
-    y: Any, weight: Any, input_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
-) -> Any:
+def conv2d_input_grad(y: Any, weight: Any, input_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1) -> Any:
     """The row."""
     statics = {"input_size": input_size, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     found = _floats(y, weight)
@@ -205,9 +203,7 @@ def conv2d_input_grad(
 
 
 @tables.row("conv2d_weight_grad")
-def conv2d_weight_grad(
-    x: Any, y: Any, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
-) -> Any:
+def conv2d_weight_grad(x: Any, y: Any, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1) -> Any:
     """The row."""
     statics = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     found = _floats(x, y)

@@ -59,9 +59,7 @@ def np_empty_like(prototype: Any, dtype: Any = None, order: str = "K", subok: bo
 
 
 @tables.function(np.full_like)
-def np_full_like(
-    a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
-) -> Any:
+def np_full_like(a: Any, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None) -> Any:
     """`fill_value` in the shape and dtype of `a`, or of those given."""
     return full_like(a, fill_value, dtype, shape=shape)
 

@@ -107,9 +107,7 @@ def max_pool2d_gather(values: Any, x: Any, kernel_size: Pair, stride: Pair | Non
     return out
 
 
-def _max_pool2d_x(
-    g: Any, index: Any, x_shape: tuple[int, ...], kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair
-) -> Any:
+def _max_pool2d_x(g: Any, index: Any, x_shape: tuple[int, ...], kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair) -> Any:
     (g,) = _planes(g)
     return scatter(g, index, pool_window(kernel_size, stride, padding, dilation), (x_shape[2], x_shape[3]))
 

@@ -65,12 +65,6 @@ def matmul(x1: Any, x2: Any) -> Any:
     return product(as_cuda(device, x1), as_cuda(device, x2))
 
 
-@tables.function(np.matmul, np.linalg.matmul)
-def numpy_matmul(x1: Any, x2: Any, /, **kwargs: Any) -> Any:
-    """numpy's ``matmul``."""
-    return NotImplemented if kwargs else matmul(x1, x2)
-
-
 @tables.row("linear")
 def linear(x: Any, weight: Any, bias: Any = None) -> Any:
     """The row: ``x @ weight.T + bias``; shapes that do not fit are left to the row, which says so."""
@@ -99,10 +93,8 @@ def vecdot(x1: Any, x2: Any, axis: int = -1) -> Any:
     return found if found is NotImplemented else found[..., 0, 0]
 
 
-@tables.function(np.vecdot)
-def numpy_vecdot(x1: Any, x2: Any, /, *, axis: int = -1, **kwargs: Any) -> Any:
-    """numpy's ``vecdot``."""
-    return NotImplemented if kwargs else vecdot(x1, x2, axis)
+tables.FUNCTIONS[np.matmul] = tables.FUNCTIONS[np.linalg.matmul] = lambda x1, x2, /, **kwargs: NotImplemented if kwargs else matmul(x1, x2)
+tables.FUNCTIONS[np.vecdot] = lambda x1, x2, /, *, axis=-1, **kwargs: NotImplemented if kwargs else vecdot(x1, x2, axis)
 
 
 def matvec(x1: Any, x2: Any, /, **kwargs: Any) -> Any:

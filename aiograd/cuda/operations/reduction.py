@@ -37,9 +37,7 @@ def _is_plain(initial: Any, where: Any) -> bool:
     return (initial is None or initial is np._NoValue) and (where is True or where is np._NoValue)
 
 
-def reduce_ufunc(
-    ufunc: np.ufunc, array: Any, axis: Any, dtype: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True
-) -> Any:
+def reduce_ufunc(ufunc: np.ufunc, array: Any, axis: Any, dtype: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True) -> Any:
     """``ufunc.reduce(array, ...)``; NotImplemented if there is no kernel."""
     if not isinstance(array, CudaArray) or not _is_plain(initial, where) or not is_supported(array.dtype):
         return NotImplemented
@@ -166,10 +164,7 @@ def _mean(
     return reduce(a, "sum", axes, keepdims, taken, taken, "divide_root" if root else "divide", count)
 
 
-@tables.row("mean")
-def mean_row(x: CudaArray, /, axis: Any = None, *, keepdims: bool = False) -> Any:
-    """The row of that name."""
-    return mean(x, axis, keepdims=keepdims)
+tables.ROW_KERNELS["mean"] = lambda x, /, axis=None, *, keepdims=False: mean(x, axis, keepdims=keepdims)
 
 
 def _moment(root: bool) -> Callable[..., Any]:

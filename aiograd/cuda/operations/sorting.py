@@ -44,18 +44,6 @@ def _sortable(x: Any) -> bool:
     return isinstance(x, CudaArray) and x.dtype.kind in "fiub" and x.ndim > 0
 
 
-@tables.row("argsort")
-def argsort_row(x: CudaArray, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
-    """The indices that sort `x` along an axis; equal elements keep their order."""
-    return _argsorted(x, axis, descending) if _sortable(x) else NotImplemented
-
-
-@tables.row("sort")
-def sort_row(x: CudaArray, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Any:
-    """`x` sorted along an axis."""
-    return along(x, _argsorted(x, axis, descending), axis) if _sortable(x) else NotImplemented
-
-
 @tables.function(np.argsort)
 def argsort(a: Any, axis: int | None = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
     """numpy's ``argsort``, always stable."""
@@ -107,12 +95,6 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Any:
     return out
 
 
-@tables.row("searchsorted")
-def searchsorted_row(x1: Any, x2: Any, /, *, side: str = "left") -> Any:
-    """Where the elements of `x2` would go into the sorted vector `x1`."""
-    return searchsorted(x1, x2, side)
-
-
 @tables.row("isin")
 def isin(x: Any, elements: Any, /, *, invert: bool = False) -> Any:
     """True if each element of `x` is among `elements`."""
@@ -127,3 +109,12 @@ def isin(x: Any, elements: Any, /, *, invert: bool = False) -> Any:
     line = sort(as_cuda(device, elements, dtype).reshape(-1))
     found = np.equal(np.take(line, np.minimum(searchsorted(line, values), count - 1), 0), values)
     return np.logical_not(found) if invert else found
+
+
+tables.ROW_KERNELS.update({
+    "argsort": lambda x, /, axis=-1, *, descending=False, stable=True: _argsorted(x, axis, descending) if _sortable(x) else NotImplemented,
+    "sort": lambda x, /, axis=-1, *, descending=False, stable=True: (
+        along(x, _argsorted(x, axis, descending), axis) if _sortable(x) else NotImplemented
+    ),
+    "searchsorted": lambda x1, x2, /, *, side="left": searchsorted(x1, x2, side),
+})  # fmt: skip

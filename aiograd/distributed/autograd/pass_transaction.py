@@ -69,23 +69,21 @@ class PassTransaction(PassRecord, TransactionClient):
         self._timer: asyncio.TimerHandle | None = None
         limits = core.limits
         self.drive: CoordinatorDrive | ParticipantDrive
+        #: the transaction of the pass on this worker
+        self.transaction: Coordinator | Participant
         if self.is_initiator:
-            self.drive = CoordinatorDrive(Coordinator(core.name, pause=limits.heartbeat), self)
+            self.transaction = coordinator = Coordinator(core.name, pause=limits.heartbeat)
+            self.drive = CoordinatorDrive(coordinator, self)
         else:
-            participant = Participant(
+            self.transaction = participant = Participant(
                 self.initiator, lease=limits.lease_seconds, pause=limits.heartbeat, is_read_only=self.is_selective, votes=not self.is_selective
             )
             self.drive = ParticipantDrive(participant, self)
 
     @property
-    def transaction(self) -> Coordinator | Participant:
-        """The transaction of the pass on this worker."""
-        return self.drive.machine
-
-    @property
     def state(self) -> TransactionState:
         """The state of the transaction on this worker."""
-        return self.drive.state
+        return self.transaction.state
 
     @property
     def is_decided(self) -> bool:
@@ -183,8 +181,11 @@ class PassTransaction(PassRecord, TransactionClient):
         try:
             if task.error is not None:
                 raise PassAbortedError(f"the pass has ended on {self.core.name} before it was committed") from task.error
-            with ModeScope(grad=task.create_graph, collect=task.collect if task.create_graph else None):
-                task.commit()
+            if not (task.create_graph or task.staged.retained):
+                task.commit()  # without operations on Tensors
+            else:
+                with ModeScope(grad=task.create_graph, collect=task.collect if task.create_graph else None):
+                    task.commit()
         except BaseException as error:
             self._cause, self.reason = error, "its initiator could not commit"
             raise

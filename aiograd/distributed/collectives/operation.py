@@ -10,9 +10,8 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import WireMessage, message
+from aiograd.coordination.message_form import Count, WireMessage, message
 from aiograd.coordination.message_json import from_json, to_json
-from aiograd.distributed.messages.fields import Count
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.types import Array
 

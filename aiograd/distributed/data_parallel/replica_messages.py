@@ -6,9 +6,7 @@ import math
 from typing import Annotated, Any, TypeAlias
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import WireMessage, message
-from aiograd.distributed.messages.fields import Count
-from aiograd.distributed.messages.library import Positive
+from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.distributed.objects.references import RemoteRef
 
 Norm: TypeAlias = Annotated[float, Bound("a finite number above 0", lambda norm: norm > 0 and math.isfinite(norm))]

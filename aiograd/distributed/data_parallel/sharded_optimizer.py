@@ -15,29 +15,35 @@ Note [Dividing anew]
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.coordination.message_form import encode, parse
-from aiograd.coordination.message_json import from_json, to_json
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.data_parallel.replica_messages import PartEntry, PartOutline, PartStamp
+from aiograd.distributed.data_parallel.parameter_pieces import (
+    ParameterLine,
+    ParameterPiece,
+    PieceState,
+    assembled,
+    assembled_whole,
+    pack,
+    states_of,
+    unpack,
+)
+from aiograd.distributed.data_parallel.replica_messages import PartStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
-from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ParameterLine, ParameterPiece
 from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.tensor import Tensor
 
 #: replicas that have the state of a shard
 SHARD_COPIES = 2
 #: loads of the optimizer's state and steps taken when it has this state; number of shards of the division; the shards that are here
 ShardStamp = tuple[int, int, int, tuple[int, ...]]
-#: number of the parameter, first element, behind the last one, name in the state, value: a flat array or a number
-ShardEntry = tuple[int, int, int, str, Any]
 
 
 def shards_of(rank: int, size: int) -> tuple[int, ...]:
@@ -79,59 +85,19 @@ def covering(held: Sequence[Sequence[ShardStamp]], taken: int) -> list[tuple[int
     return []
 
 
-def assembled(pieces: Sequence[ParameterPiece], entries: Iterable[ShardEntry]) -> dict[int, dict[str, Any]]:
-    """The state of pieces by their index, from the state of other pieces that cover them.
-
-    Raises:
-        ValueError: they do not cover one of them.
-    """
-    at: dict[int, list[int]] = {}
-    for index, piece in enumerate(pieces):
-        at.setdefault(piece.parameter, []).append(index)
-    state: dict[int, dict[str, Any]] = {}
-    covered: dict[tuple[int, str], set[tuple[int, int]]] = {}
-    for number, start, stop, name, value in entries:
-        for index in at.get(number, ()):
-            piece = pieces[index]
-            low, high = max(start, piece.start), min(stop, piece.stop)
-            if low >= high:
-                continue
-            mine = state.setdefault(index, {})
-            if not isinstance(value, np.ndarray):
-                mine[name] = value
-                continue
-            if name not in mine:
-                mine[name] = make(np.empty(piece.stop - piece.start, value.dtype))
-            mine[name]._data[low - piece.start : high - piece.start] = value[low - start : high - start]
-            covered.setdefault((index, name), set()).add((low, high))  # the copies of a shard have the same limits
-    for (index, name), ranges in covered.items():
-        piece = pieces[index]
-        if sum(high - low for low, high in ranges) != piece.stop - piece.start:
-            raise ValueError(f"{name} of parameter {piece.parameter} is there for {sorted(ranges)} of elements {piece.start} to {piece.stop} only")
-    return state
-
-
 def whole_state(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The ``state_dict`` of an optimizer that is not divided, from the ``state_dict`` of each `ShardedOptimizer`, which together have all shards."""
     shapes = {n: tuple(shape) for group in parts[0]["param_groups"] for n, shape in zip(group["numbers"], group["shapes"], strict=True)}
-    whole = [ParameterPiece(n, 0, int(np.prod(shapes[n]))) for n in sorted(shapes)]
-    state = assembled(whole, (entry for part in parts for entry in _entries(part)))
-    for index, values in state.items():
-        for name, value in values.items():
-            values[name] = make(value._data.reshape(shapes[whole[index].parameter])) if isinstance(value, TensorCore) else value
     groups = [
         {**{name: value for name, value in group.items() if name not in ("numbers", "shapes")}, "params": group["numbers"]}
         for group in parts[0]["param_groups"]
     ]
-    return {"state": {whole[index].parameter: state[index] for index in sorted(state)}, "param_groups": groups}
+    return {"state": assembled_whole(shapes, (state for part in parts for state in _states(part))), "param_groups": groups}
 
 
-def _entries(part: Mapping[str, Any]) -> Iterator[ShardEntry]:
-    """The state of a `ShardedOptimizer.state_dict`, entry by entry."""
-    pieces = [ParameterPiece(*each) for group in part["param_groups"] for each in group["params"]]
-    for index, values in part["state"].items():
-        for name, value in values.items():
-            yield *pieces[index], name, value._data if isinstance(value, TensorCore) else value
+def _states(part: Mapping[str, Any]) -> list[PieceState]:
+    """The state of a `ShardedOptimizer.state_dict`, value by value."""
+    return states_of([ParameterPiece(*each) for group in part["param_groups"] for each in group["params"]], part["state"])
 
 
 class ShardedOptimizer:
@@ -279,7 +245,7 @@ class ShardedOptimizer:
         if counts != found:
             raise ArgumentError(f"load_optimizer_state_dict: found groups of {found} parameters, expected {counts}")
         number_of = {theirs: number for number, theirs in enumerate(number for group in groups for number in group["params"])}
-        entries: list[ShardEntry] = []
+        entries: list[PieceState] = []
         for theirs, values in state_dict["state"].items():
             number = number_of.get(theirs)
             if number is None:
@@ -295,7 +261,7 @@ class ShardedOptimizer:
                 entries.append((number, 0, p.size, name, value))
         self._load(entries, groups)
 
-    def _load(self, entries: Iterable[ShardEntry], groups: Sequence[Mapping[str, Any]]) -> None:
+    def _load(self, entries: Iterable[PieceState], groups: Sequence[Mapping[str, Any]]) -> None:
         """Take the pieces here out of others; options come from groups."""
         pieces = [each._replace(parameter=self._numbers[each.parameter]) for each in self._mine]
         current = self._inner.current
@@ -304,15 +270,9 @@ class ShardedOptimizer:
         current.load_state_dict({"state": assembled(pieces, entries), "param_groups": taken})
 
     def flatten(self) -> Array:
-        """The part as bytes, for `load_parts`: how many bytes the outline has, the outline, and the elements of the arrays."""
+        """The part as bytes, for `load_parts`."""
         found = self.state_dict()
-        entries, arrays = [], []
-        for number, start, stop, name, value in _entries(found):
-            is_array = isinstance(value, np.ndarray)
-            entries.append(PartEntry(number, start, stop, name, is_array, None if is_array else value))
-            arrays += [value.view(np.uint8)] if is_array else []
-        told = to_json(PartOutline(found["param_groups"], entries))
-        return np.concatenate([np.frombuffer(len(told).to_bytes(8, "little") + told, np.uint8), *arrays])
+        return pack(found["param_groups"], _states(found))
 
     def load_parts(self, parts: Sequence[Array]) -> None:
         """Take the pieces here out of parts that others have sent.
@@ -323,21 +283,9 @@ class ShardedOptimizer:
         Raises:
             ProtocolError: they make no sense.
         """
-        begins = [8 + int.from_bytes(part[:8].tobytes(), "little") for part in parts]
-        outlines = [from_json(PartOutline, part[8:begin]) for part, begin in zip(parts, begins, strict=True)]
-        groups = outlines[-1].groups if outlines else []
+        groups, states = unpack(parts, [each.dtype for each in self._whole])
         try:
-            entries: list[ShardEntry] = []
-            for part, begin, outline in zip(parts, begins, outlines, strict=True):
-                for each in outline.entries:
-                    value = each.value
-                    if each.is_array:
-                        dtype = self._whole[each.number].dtype
-                        end = begin + (each.stop - each.start) * dtype.itemsize
-                        value, begin = part[begin:end].view(dtype), end
-                    entries.append((each.number, each.start, each.stop, each.name, value))
             if groups:
-                self._load(entries, groups)
+                self._load(states, groups)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            text = f"the state of an optimizer of replicas: its arrays do not fit its outline: {type(error).__name__}: {error}"
-            raise ProtocolError(text, code="replica") from error
+            raise ProtocolError(f"the state of an optimizer of replicas: {type(error).__name__}: {error}", code="replica") from error

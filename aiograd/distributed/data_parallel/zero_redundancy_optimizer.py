@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.coordination.buckets import nothing
-from aiograd.coordination.message_json import from_json, to_json
-from aiograd.distributed.data_parallel.replica_messages import PartEntry, PartOutline
+from aiograd.distributed.data_parallel.parameter_pieces import ParameterLine, ParameterPiece, assembled_whole, pack, states_of, unpack
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.offloading import offload
 from aiograd.running.types import Array
@@ -49,43 +48,6 @@ class ShardingGroup(Protocol):
 
     def commit(self, apply: Callable[[], None], *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """See `Group.commit`."""
-
-
-class ParameterPiece(NamedTuple):
-    """Elements ``[start, stop)`` of a parameter."""
-
-    parameter: int
-    start: int
-    stop: int
-
-
-class ParameterLine:
-    """The parameters of one dtype, one after the other. See Note [Shards].
-
-    Args:
-        indices: of the parameters.
-        counts: of the elements of all parameters.
-        dtype: of these.
-        size: members.
-    """
-
-    def __init__(self, indices: Sequence[int], counts: Sequence[int], dtype: np.dtype, size: int) -> None:
-        self.indices = indices
-        self.dtype = dtype
-        total = sum(counts[index] for index in indices)
-        even, longer = divmod(total, size)
-        #: by rank its pieces
-        self.pieces: list[list[ParameterPiece]] = []
-        begins = np.cumsum([0, *(counts[index] for index in indices)]).tolist()
-        for rank in range(size):
-            first = even * rank + min(rank, longer)
-            last = first + even + (rank < longer)
-            found = []
-            for index, begin in zip(indices, begins, strict=False):
-                start, stop = max(first - begin, 0), min(last - begin, counts[index])
-                if start < stop:
-                    found.append(ParameterPiece(index, start, stop))
-            self.pieces.append(found)
 
 
 class ZeroRedundancyOptimizer:
@@ -297,36 +259,15 @@ class ZeroRedundancyOptimizer:
         >>> state["param_groups"][0]["lr"]
         0.1
         """
-        outline: list[PartEntry] = []
-        arrays: list[Array] = []
-        for piece, tensor in self._pieces.items():
-            for name, value in self._optimizer.state.get(tensor, {}).items():
-                is_array = isinstance(value, TensorCore)
-                outline.append(PartEntry(*piece, name, is_array, None if is_array else value))
-                arrays += [value._data.reshape(-1).view(np.uint8)] if is_array else []
-        told = await self._group.all_gather(np.frombuffer(to_json(PartOutline([], outline)), np.uint8), timeout=self._timeout)
-        data = await self._group.all_gather(np.concatenate(arrays) if arrays else np.empty(0, np.uint8), timeout=self._timeout)
-        state: dict[int, dict[str, Any]] = {}
-        for entries, source in zip(told, data, strict=True):
-            begin = 0
-            for entry in from_json(PartOutline, entries).entries:
-                index, start, stop, name = entry.number, entry.start, entry.stop, entry.name
-                p = self._parameters[index]
-                mine = state.setdefault(index, {})
-                if not entry.is_array:
-                    mine[name] = entry.value
-                    continue
-                end = begin + (stop - start) * p.dtype.itemsize
-                if name not in mine:
-                    mine[name] = make(np.empty(p.shape, p.dtype))
-                mine[name]._data.reshape(-1)[start:stop] = source[begin:end].view(p.dtype)
-                begin = end
+        own = {index: self._optimizer.state.get(tensor, {}) for index, tensor in enumerate(self._pieces.values())}
+        part = pack((), states_of([*self._pieces], own))
+        _, states = unpack(await self._group.all_gather(part, timeout=self._timeout), [p.dtype for p in self._parameters])
         groups: list[dict[str, Any]] = self._optimizer.state_dict()["param_groups"]
         number = 0
         for group, count in zip(groups, self._counts, strict=True):
             group["params"] = list(range(number, number + count))
             number += count
-        return {"state": {index: state[index] for index in sorted(state)}, "param_groups": groups}
+        return {"state": assembled_whole({index: p.shape for index, p in enumerate(self._parameters)}, states), "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from the whole state of an optimizer, divided or not; every member loads the same. Each takes its pieces.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, TypeAlias
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import WireMessage, message
+from aiograd.coordination.message_form import Count, WireMessage, message
 from aiograd.distributed.failpoints import RequestPoints
-from aiograd.distributed.messages.fields import NESTED, ContextKey, Count, Place, TraceContext
+from aiograd.distributed.messages.fields import NESTED, ContextKey, Place, TraceContext
 from aiograd.distributed.rpc.codec import WireReference
 
 WorkerName: TypeAlias = Annotated[str, Bound("a name of 1 to 128 characters", lambda name: 0 < len(name) <= 128)]

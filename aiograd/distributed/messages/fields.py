@@ -21,8 +21,6 @@ def _is_place(value: tuple[int, ...]) -> bool:
 
 #: the key of a context
 ContextKey: TypeAlias = Annotated[bytes, Bound("a key of 16 bytes", lambda key: len(key) == 16)]
-#: a number that counts something
-Count: TypeAlias = Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
 #: a place in the order of recording, see Note [Places] in `autograd.context`, without its infinities
 Place: TypeAlias = Annotated[tuple[Any, ...], Bound(f"1 to {NESTED + 1} ints from -2**63 to -1", _is_place)]
 #: the W3C traceparent of a span, or ""

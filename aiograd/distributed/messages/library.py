@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, TypeAlias, dataclass_transform
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import M, WireMessage, encode, message, parse_answer
+from aiograd.coordination.message_form import M, Positive, WireMessage, encode, message, parse_answer
 from aiograd.distributed.objects.references import RemoteRef
 
-Positive: TypeAlias = Annotated[int, Bound("an int from 1", lambda number: number >= 1)]
 #: the number of a transfer, which its caller draws
 TransferNumber: TypeAlias = Annotated[bytes, Bound("16 bytes", lambda number: len(number) == 16)]
 _FUNCTIONS: dict[str, type[WireMessage]] = {}
@@ -114,21 +113,14 @@ class StateChunk(WireMessage):
 
 
 @message(code="chunks")
-class StateBegun(WireMessage):
-    """The beginning of a state that is read."""
-
-    #: the values beside the chunks
-    head: Any
-    chunks: list[StateChunk]
-    is_more: bool
-
-
-@message(code="chunks")
-class StateContinued(WireMessage):
-    """Further chunks of a state that is read."""
+class StatePart(WireMessage):
+    """The next chunks of a state that is read."""
 
     chunks: list[StateChunk]
+    #: False: these are the last
     is_more: bool
+    #: the values beside the state, with its first chunks
+    head: Any = None
 
 
 @message(code="call")
@@ -148,7 +140,7 @@ class StateChunks(StreamRequest):
     chunks: list[StateChunk]
 
 
-@function("transfer.more", answer=StateContinued)
+@function("transfer.more", answer=StatePart)
 class ReadMore(StreamRequest):
     """Read further chunks of a state."""
 
@@ -171,7 +163,7 @@ class ModuleParameters(ObjectRequest):
     """Ask for the parameters of a module. The answer refers to them, by name."""
 
 
-@function("module.state_dict", answer=StateBegun)
+@function("module.state_dict", answer=StatePart)
 class ReadModule(StateRequest):
     """Read the state of a module."""
 
@@ -231,7 +223,7 @@ class SetOptions(ObjectRequest):
     options: dict[str, Any]
 
 
-@function("optimizer.state_dict", answer=StateBegun)
+@function("optimizer.state_dict", answer=StatePart)
 class ReadOptimizer(StateRequest):
     """Read the state of an optimizer."""
 
@@ -240,7 +232,7 @@ class ReadOptimizer(StateRequest):
 class LoadOptimizer(StateChunks):
     """Load the state of an optimizer, of which these chunks are the last. The answer is True."""
 
-    #: the head of `StateBegun`
+    #: the head of `StatePart`
     head: dict[str, Any]
 
 

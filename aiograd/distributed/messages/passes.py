@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Final, TypeAlias
 
 from aiograd.coordination.message_code import Bound
-from aiograd.coordination.message_form import WireMessage, message
+from aiograd.coordination.message_form import Count, WireMessage, message
 from aiograd.distributed.failpoints import RequestPoints
-from aiograd.distributed.messages.fields import ContextKey, Count, Place, TraceContext
+from aiograd.distributed.messages.fields import ContextKey, Place, TraceContext
 from aiograd.distributed.rpc.codec import WireTensor
 
 #: directions of edge discovery in a pass that wants some inputs of its initiator only

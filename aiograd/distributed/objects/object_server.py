@@ -28,7 +28,7 @@ from aiograd.distributed.messages.library import (
     ReadModule,
     ReadMore,
     ReadObject,
-    StateBegun,
+    StatePart,
     TrainModule,
 )
 from aiograd.distributed.objects.adapter_worker import AdapterWorker
@@ -241,7 +241,7 @@ class ObjectServer:
         share = self.table.share  # asking again takes no more room
         return {name: self.calls.reference(share(value, caller.principal, caller.name)) for name, value in named.items()}
 
-    async def _read_module(self, caller: PeerIdentity, message: ReadModule) -> StateBegun:
+    async def _read_module(self, caller: PeerIdentity, message: ReadModule) -> StatePart:
         """Serve a `ReadModule`, for any object with a ``state_dict``."""
         value = self.find(caller, message.ref).value
         if not hasattr(value, "state_dict"):

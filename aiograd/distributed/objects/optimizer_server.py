@@ -26,7 +26,7 @@ from aiograd.distributed.messages.library import (
     ReadOptimizer,
     ScaleGradients,
     SetOptions,
-    StateBegun,
+    StatePart,
     StepOptimizer,
 )
 from aiograd.distributed.objects.object_server import ObjectServer, plain
@@ -219,7 +219,7 @@ class OptimizerServer:
                 group.update(options)
         return True
 
-    async def _read(self, caller: PeerIdentity, message: ReadOptimizer) -> StateBegun:
+    async def _read(self, caller: PeerIdentity, message: ReadOptimizer) -> StatePart:
         stepped = self._optimizer(caller, message.ref)
         async with stepped.lock:
             state = stepped.optimizer.state_dict()

@@ -26,10 +26,9 @@ from aiograd.distributed.messages.library import (
     EndTransfer,
     PutChunks,
     ReadMore,
-    StateBegun,
     StateChunk,
     StateChunks,
-    StateContinued,
+    StatePart,
     StateRequest,
     ask_library,
 )
@@ -193,7 +192,7 @@ class ParameterStreams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def send(self, caller: PeerIdentity, request: StateRequest, head: Any, state: Mapping[Any, Any]) -> StateBegun:
+    def send(self, caller: PeerIdentity, request: StateRequest, head: Any, state: Mapping[Any, Any]) -> StatePart:
         """Begin to send a state.
 
         Args:
@@ -206,17 +205,17 @@ class ParameterStreams:
             The answer, with the first chunks.
         """
         capacity = Capacity(*map(min, Capacity.of(self._limits), request.capacity))
-        return StateBegun(head, *self._next(caller, request.number, _OpenStream(request.ref.key, deque(split(state, capacity)))))
+        return self._next(caller, request.number, _OpenStream(request.ref.key, deque(split(state, capacity))), head)
 
-    async def more(self, caller: PeerIdentity, message: ReadMore) -> StateContinued:
+    async def more(self, caller: PeerIdentity, message: ReadMore) -> StatePart:
         """Serve a `ReadMore`."""
-        return StateContinued(*self._next(caller, message.number, self._take(caller, message.ref, message.number)))
+        return self._next(caller, message.number, self._take(caller, message.ref, message.number))
 
-    def _next(self, caller: PeerIdentity, number: bytes, stream: _OpenStream) -> tuple[list[StateChunk], bool]:
-        part = stream.parts.popleft()
+    def _next(self, caller: PeerIdentity, number: bytes, stream: _OpenStream, head: Any = None) -> StatePart:
+        chunks = stream.parts.popleft()
         if stream.parts:
             self._keep(caller, number, stream)
-        return part, bool(stream.parts)
+        return StatePart(chunks, bool(stream.parts), head)
 
     def put(self, caller: PeerIdentity, message: PutChunks) -> bool:
         """Serve a `PutChunks`."""
@@ -281,13 +280,12 @@ async def fetch(worker: Any, ref: RemoteRef, request: type[StateRequest], timeou
     """
     left, number = _clock(worker, timeout), worker._core.entropy(16)
     async with _ended(worker, ref, number):
-        begun: StateBegun = await ask_library(worker, ref.owner, request(ref, number, (*Capacity.of(worker.limits),)), left())
-        chunks, is_more = begun.chunks, begun.is_more
-        while is_more:
-            further: StateContinued = await ask_library(worker, ref.owner, ReadMore(ref, number), left())
-            chunks += further.chunks
-            is_more = further.is_more
-    return begun.head, join(chunks)
+        part: StatePart = await ask_library(worker, ref.owner, request(ref, number, (*Capacity.of(worker.limits),)), left())
+        head, chunks = part.head, part.chunks
+        while part.is_more:
+            part = await ask_library(worker, ref.owner, ReadMore(ref, number), left())
+            chunks += part.chunks
+    return head, join(chunks)
 
 
 async def store(worker: Any, ref: RemoteRef, request: type[StateChunks], state: Mapping[Any, Any], timeout: float | None, *head: Any) -> None:

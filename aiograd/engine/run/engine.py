@@ -200,8 +200,8 @@ class Engine:
         return self._executor
 
     @property
-    def pass_gates(self) -> list[Callable[[], bool]]:
-        """Functions that are asked before a pass goes on on the loop; it waits while one returns True. See Note [One budget for all passes]."""
+    def pass_gates(self) -> list[Callable[[], float]]:
+        """Functions that return for how many seconds passes may be kept waiting, see Note [One budget for all passes]. Add and remove your own."""
         self._bind(asyncio.get_running_loop())
         budget: LoopBudget = not_none(self._loop_budget)
         return budget.gates

@@ -42,9 +42,7 @@ _ARRAY = object()
 Flat = Callable[[Sequence[Any]], Awaitable[Sequence[Any]]]
 
 
-def function(
-    f: Callable[..., Any], *, result_shape_dtypes: Any = None, loop: AnyLoop | None = None
-) -> Callable[..., Any]:
+def function(f: Callable[..., Any], *, result_shape_dtypes: Any = None, loop: AnyLoop | None = None) -> Callable[..., Any]:
     """An aiograd function, ``def`` or ``async def``, as a function of JAX arrays: in ``jax.jit``, ``jax.grad`` and under ``jax.vmap``.
 
     It is called back by the program, as by ``jax.pure_callback``, and runs on an event loop in another thread; its derivative, of any order, is

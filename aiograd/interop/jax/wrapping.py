@@ -201,6 +201,13 @@ class WrappedFunction:
 
     Raises:
         ArgumentTypeError: as of `wrap`.
+
+    >>> import jax.numpy as jnp
+    >>> sines = ag.interop.jax.wrap(jnp.sin)
+    >>> x = ag.tensor([0.0], requires_grad=True)
+    >>> await sines(x).sum().backward()
+    >>> x.grad
+    tensor([1.])
     """
 
     def __init__(self, function: Callable[..., Any], static_argnames: Sequence[str] = ()) -> None:

@@ -84,6 +84,13 @@ class AiogradFunction:
     Args:
         f: the function.
         choice: where it runs.
+
+    >>> import torch
+    >>> squares = ag.interop.torch.function(lambda x: x * x)
+    >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
+    >>> squares(x).sum().backward()
+    >>> x.grad
+    tensor([2., 4.])
     """
 
     def __init__(self, f: Callable[..., Any], choice: LoopChoice) -> None:

@@ -62,6 +62,12 @@ class TorchModule(Module):
     Args:
         module: the torch module.
         keep_grad: see `wrap`.
+
+    >>> import torch
+    >>> layer = ag.interop.torch.wrap(torch.nn.Linear(3, 2))
+    >>> await layer(ag.ones(4, 3)).sum().backward()
+    >>> layer.module.weight.grad.shape
+    torch.Size([2, 3])
     """
 
     def __init__(self, module: Any, keep_grad: str) -> None:

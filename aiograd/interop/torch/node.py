@@ -113,23 +113,13 @@ class TorchNode(Node):
 
     @property
     def name(self) -> str:
-        """``TorchBackward``."""
         return "TorchBackward"
 
     @property
     def input_metadata(self) -> tuple[InputMetadata | None, ...]:
-        """Shape, dtype and device of each output that requires grad."""
         return self.metadata_list
 
     def metadata_of(self, input_nr: int) -> InputMetadata | None:
-        """Shape, dtype and device of an output.
-
-        Args:
-            input_nr: its number among the outputs that require grad.
-
-        Returns:
-            An `InputMetadata`.
-        """
         return self.metadata_list[input_nr]
 
     # ---------------------------------------------------------------- saved values
@@ -154,11 +144,6 @@ class TorchNode(Node):
         _ = self.extra  # a walk unpacks nothing, and passes by nodes that have an extra
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
-        """Let go of torch's graph.
-
-        Args:
-            released: the reason.
-        """
         if not isinstance(self._graph, ReleasedVariables):
             self._graph = released or ReleasedVariables()
             self._weight_half = None
@@ -286,9 +271,7 @@ def backward_ns(elapsed_ns: int) -> int:
     return 20_000 + 2 * elapsed_ns
 
 
-def recorded(
-    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int
-) -> list[Any]:
+def recorded(results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int) -> list[Any]:
     """Tensors over torch tensors (None stays None), with a node for each that requires grad.
 
     Args:

@@ -35,9 +35,7 @@ def _copy_padded(image: Any, padded: Any, top: int, left: int) -> None:
 
 
 @kernel(reads(4), reads(4), reads(1), writes(3), reads(1, types.int64), reads(1, types.int64), whole, whole)
-def convolve(
-    x: Any, panels: Any, bias: Any, out: Any, windows: Any, taps: Any, top: int, left: int, block: int, low: int, high: int
-) -> None:
+def convolve(x: Any, panels: Any, bias: Any, out: Any, windows: Any, taps: Any, top: int, left: int, block: int, low: int, high: int) -> None:
     """Convolve the images in [low, high).
 
     Args:
@@ -78,9 +76,7 @@ def convolve(
 
 
 @kernel(reads(4), reads(3), writes(4), reads(1, types.int64), reads(1, types.int64), whole, whole, whole)
-def weight_grad(
-    x: Any, g: Any, partial: Any, taps: Any, windows: Any, top: int, left: int, width: int, block: int, low: int, high: int
-) -> None:
+def weight_grad(x: Any, g: Any, partial: Any, taps: Any, windows: Any, top: int, left: int, width: int, block: int, low: int, high: int) -> None:
     """Gradient of the weight, summed over the images in [low, high).
 
     Args:

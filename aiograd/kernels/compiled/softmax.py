@@ -84,9 +84,7 @@ def log_sum_exp(x: Any, out: Any, block: int, low: int, high: int) -> None:
 
 
 @kernel(reads(2), reads(1, types.int64), reads(1), reads(1), reads(1), real, writes(2))
-def cross_entropy_grad(
-    x: Any, target: Any, shift: Any, scale: Any, weight: Any, smoothing: float, dx: Any, block: int, low: int, high: int
-) -> None:
+def cross_entropy_grad(x: Any, target: Any, shift: Any, scale: Any, weight: Any, smoothing: float, dx: Any, block: int, low: int, high: int) -> None:
     """Gradient of the cross entropy of each row.
 
     Per row, with p the softmax: ``scale * ((1 - smoothing) * w[target] * (p - onehot) + smoothing / n * (sum(w) * p - w))``.

@@ -5,12 +5,14 @@ A line is an image of height 1. A transposed convolution is the row that is the 
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeAlias
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.manipulation import pad
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.kernels.window import pair
+from aiograd.nn.functional.documentation import document
 from aiograd.nn.functional.maps import Pair, batched, conv2d
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -67,19 +69,7 @@ def conv1d(
     dilation: Single = 1,
     groups: int = 1,
 ) -> Tensor:
-    """One-dimensional cross-correlation.
-
-    Args:
-        input: (N, in, L) or (in, L).
-        weight: (out, in / groups, k).
-        bias: (out,) or None.
-        stride, dilation: ints.
-        padding: zeros on both sides; "valid" is none, "same" keeps the length (stride 1).
-        groups: channels fall into so many groups that do not mix.
-
-    Returns:
-        (N, out, L') or (out, L').
-    """
+    """One-dimensional cross-correlation."""
     space: Any = padding if isinstance(padding, str) else flat(padding, "padding", 0)
     image, kernel = as_plane("conv1d", input), _kernel("conv1d", weight)
     return conv2d(image, kernel, bias, flat(stride, "stride", 1), space, flat(dilation, "dilation", 1), groups).squeeze(-2)
@@ -97,17 +87,7 @@ def conv_transpose2d(
 ) -> Tensor:
     """Transposed convolution: the gradient of `conv2d` with the same weight by its input, taken of `input`.
 
-    Args:
-        input: (N, in, H, W) or (in, H, W).
-        weight: (in, out / groups, kh, kw).
-        bias: (out,) or None.
-        stride, dilation: of that convolution, an int or (height, width).
-        padding: of that convolution: so much is cut off on both sides.
-        output_padding: of the sizes that the convolution would give this input's, how much above the smallest; below stride or dilation.
-        groups: channels fall into so many groups that do not mix.
-
-    Returns:
-        (N, out, H', W') with ``H' = (H - 1) * stride - 2 * padding + dilation * (kh - 1) + output_padding + 1``.
+    An extent of the result is ``(extent - 1) * stride - 2 * padding + dilation * (kernel - 1) + output_padding + 1``.
 
     Raises:
         ArgumentError: numbers that make no sense.
@@ -153,18 +133,11 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Single = 1,
 ) -> Tensor:
-    """Transposed convolution along one axis: input (N, in, L) or (in, L), weight (in, out / groups, k), the rest as `conv_transpose2d`.
-
-    Args:
-        input: (N, in, L) or (in, L).
-        weight: (in, out / groups, k).
-        bias: (out,) or None.
-        stride, padding, output_padding, groups, dilation: as of `conv_transpose2d`, a number each.
-
-    Returns:
-        (N, out, L') or (out, L').
-    """
+    """Transposed convolution along one axis, as `conv_transpose2d`."""
     return conv_transpose2d(
         as_plane("conv_transpose1d", input), _kernel("conv_transpose1d", weight), bias, flat(stride, "stride", 1), flat(padding, "padding", 0),
         flat(output_padding, "output_padding", 0), groups, flat(dilation, "dilation", 1),
     ).squeeze(-2)
+
+
+document(sys.modules[__name__])

@@ -16,6 +16,8 @@ _REDUCED = "A scalar, or elements of the shape of `input` where `reduction` is \
 #: functions that draw values by the numbers of inputs and outputs of a unit
 _SCALED = ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_", "orthogonal_")
 
+_OVER_AXES, _OVER_CHANNELS = ("layer_norm", "rms_norm"), ("group_norm", "batch_norm", "instance_norm")
+
 #: text by parameter, or by ``function.parameter``
 PARAMETERS = {
     "input": "any shape",
@@ -44,10 +46,32 @@ PARAMETERS = {
     "dropout1d.input": "(N, C, L) or (C, L)",
     "dropout2d.input": "(N, C, H, W); three axes are (N, C, L), as in PyTorch",
     "dropout3d.input": "(N, C, D, H, W) or (C, D, H, W)",
+    "bias": "(out,) or None",
+    "groups": "channels fall into so many groups that do not mix",
+    "ceil_mode": "True if a last window may reach over the edge; what lies beyond the padding never counts",
+    "return_indices": "True to return where the maxima are as well",
+    "count_include_pad": "True if padding counts as values",
+    "divisor_override": "the divisor of the sums, instead",
+    **{f"{name}.input": "of a shape that ends with `normalized_shape`" for name in _OVER_AXES},
+    **{f"{name}.weight": "of the shape `normalized_shape`, or None" for name in _OVER_AXES},
+    "normalized_shape": "extents of the axes to normalise over together",
+    "layer_norm.bias": "of the shape `normalized_shape`, or None",
+    "rms_norm.eps": "added to the mean square; None: the machine epsilon of the dtype",
+    **{f"{name}.input": "(N, C, ...)" for name in _OVER_CHANNELS},
+    **{f"{name}.{parameter}": "(C,) or None" for name in _OVER_CHANNELS for parameter in ("weight", "bias")},
+    **{f"{name}.eps": "added to the variance" for name in ("layer_norm", *_OVER_CHANNELS)},
+    "num_groups": "number of groups, which divides C",
+    **dict.fromkeys(("running_mean", "running_var"), "(C,) or None; updated in place while measuring (with the unbiased variance)"),
+    **dict.fromkeys(("batch_norm.training", "use_input_stats"), "True to measure, rather than use the running statistics"),
+    "momentum": "the part of the running statistics that a batch replaces",
     "reduction": '"mean", "sum" or "none"',
     "target": "of the shape of `input`",
     "delta": "the difference at which the square ends",
     "smooth_l1_loss.beta": "the difference at which the square ends",
+    "nll_loss.input": "log-probabilities, (N, classes, ...) or (classes,)",
+    "nll_loss.target": "integers, (N, ...) or a scalar",
+    "nll_loss.weight": "(classes,): how much each class counts, or None",
+    "ignore_index": "a class that does not count",
     "l1_loss.input": "predictions",
     "mse_loss.input": "predictions",
     "huber_loss.input": "predictions",
@@ -82,8 +106,40 @@ RETURNS = {
     "glu": "A Tensor of half the length along the axis.",
     "attentions": "A Tensor of the shape of `input`; `input` itself if nothing is dropped.",
     "losses": _REDUCED,
+    "nll_loss": "A scalar, or one loss per sample where `reduction` is \"none\".",
+    **dict.fromkeys((*_OVER_AXES, *_OVER_CHANNELS), "A Tensor of the shape of `input`."),
     "init": "`tensor`.",
 }
+
+
+def _windows(axes: str, taps: str, setting: str) -> None:
+    """Texts of convolutions and pooling over lines, images or volumes."""
+    n, after = taps.count(",") + 1, axes.replace(",", "',") + "'"
+    of_kind: dict[str, dict[str, str]] = {
+        "conv": {"input": f"(N, in, {axes}) or (in, {axes})", "weight": f"(out, in / groups, {taps})",
+                 "stride": f"distance of windows, {setting}", "dilation": f"distance of the elements of a window, {setting}",
+                 "padding": f'zeros on both sides, {setting}; "valid" is none, "same" keeps the extents (stride 1)'},
+        "conv_transpose": {"input": f"(N, in, {axes}) or (in, {axes})", "weight": f"(in, out / groups, {taps})",
+                           "stride": f"stride of that convolution, {setting}", "dilation": f"dilation of that convolution, {setting}",
+                           "padding": "padding of that convolution: so much is cut off on both sides",
+                           "output_padding": "the number by which the output is longer than the shortest possible; below stride or dilation"},
+        "max_pool": {"padding": "border on both sides, below every value", "dilation": f"distance of the elements of a window, {setting}"},
+        "avg_pool": {"padding": "zeros on both sides"},
+    }  # fmt: skip
+    for kind, texts in of_kind.items():
+        if "pool" in kind:
+            texts |= {"input": f"(N, C, {axes}) or (C, {axes})", "kernel_size": setting}
+            texts |= {"stride": f"distance of windows, {setting}; None: `kernel_size`"}
+        channels = "C" if "pool" in kind else "out"
+        PARAMETERS.update({f"{kind}{n}d.{name}": text for name, text in texts.items()})
+        RETURNS[f"{kind}{n}d"] = f"(N, {channels}, {after}) or ({channels}, {after})."
+
+
+_windows("L", "k", "an int")
+_windows("H, W", "kh, kw", "an int or (height, width)")
+_windows("D, H, W", "kd, kh, kw", "an int or (depth, height, width)")
+for _name in ("max_pool1d", "max_pool2d"):
+    RETURNS[_name] = f"{RETURNS[_name][:-1]}; with `return_indices` a pair of it and int64 places, row by row, in the plane of each."
 
 
 def document(module: ModuleType) -> None:
@@ -92,12 +148,12 @@ def document(module: ModuleType) -> None:
     for name, function in vars(module).items():
         if isinstance(function, FunctionType) and function.__module__ == module.__name__ and not name.startswith("_"):
             text = inspect.cleandoc(function.__doc__ or "")
-            if text and "Args:" not in text:
+            known = {each: PARAMETERS.get(f"{name}.{each}", PARAMETERS.get(each)) for each in inspect.signature(function).parameters}
+            returned = RETURNS.get(name, RETURNS.get(family))
+            if text and "Args:" not in text and returned is not None and None not in known.values():
                 first, _, rest = text.partition("\n\n")
-                known = inspect.signature(function).parameters
-                entries = [f"    {each}: {PARAMETERS.get(f'{name}.{each}', PARAMETERS.get(each))}." for each in known]
-                returned = f"Returns:\n    {RETURNS.get(name, RETURNS[family])}"
-                function.__doc__ = "\n\n".join([first, "\n".join(["Args:", *entries]), returned, *([rest] if rest else [])])
+                entries = [f"    {each}: {meaning}." for each, meaning in known.items()]
+                function.__doc__ = "\n\n".join([first, "\n".join(["Args:", *entries]), f"Returns:\n    {returned}", *([rest] if rest else [])])
 
 
 def entries_of(text: str, names: Collection[str]) -> Iterator[str]:

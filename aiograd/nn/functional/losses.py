@@ -108,18 +108,7 @@ def _counted(weight: Tensor, logarithm: Tensor) -> Tensor:
 
 
 def nll_loss(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    """Negative log-likelihood of integer classes under log-probabilities; arguments as in `cross_entropy`.
-
-    Args:
-        input: log-probabilities, (N, classes, ...) or (classes,).
-        target: integers, (N, ...) or a scalar.
-        weight: (classes,): how much each class counts, or None.
-        ignore_index: a class that does not count.
-        reduction: "mean", "sum" or "none".
-
-    Returns:
-        A scalar, or one loss per sample where `reduction` is "none".
-    """
+    """Negative log-likelihood of integer classes under log-probabilities."""
     classes = _classes("nll_loss", input, as_tensor(target))
     options = {"target": classes, "weight": _plain(weight), "ignore_index": ignore_index, "reduction": reduction}
     return call(_nll_loss, (input,), options)  # type: ignore[no-any-return]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -10,6 +11,7 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.manipulation import pad as pad_axes
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.nn.functional.documentation import document
 from aiograd.tensors.core import make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -91,19 +93,7 @@ def batched(name: str, input: Any) -> tuple[Tensor, bool]:
 def conv2d(
     input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1, groups: int = 1
 ) -> Tensor:
-    """Two-dimensional cross-correlation.
-
-    Args:
-        input: (N, in, H, W) or (in, H, W).
-        weight: (out, in / groups, kh, kw).
-        bias: (out,) or None.
-        stride, dilation: an int or (height, width).
-        padding: zeros on both sides, an int or (height, width); "valid" is none, "same" keeps the size (stride 1).
-        groups: channels fall into so many groups that do not mix.
-
-    Returns:
-        (N, out channels, H_out, W_out).
-    """
+    """Two-dimensional cross-correlation."""
     x, alone = batched("conv2d", input)
     kernel = as_tensor(weight)
     if isinstance(padding, str):
@@ -162,3 +152,6 @@ def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: flo
 def _cropped(x: Tensor, widths: Sequence[tuple[int, int]]) -> Tensor:
     """Without as many elements at the ends of each axis as its widths are below 0."""
     return x[tuple(slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths, strict=True))]
+
+
+document(sys.modules[__name__])

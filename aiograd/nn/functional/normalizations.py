@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.manipulation import broadcast_arrays
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn.functional.activations import axis_of
+from aiograd.nn.functional.documentation import document
 from aiograd.tensors import inplace
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -30,53 +32,20 @@ def _normalized(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> 
 def layer_norm(
     input: ArrayLike, normalized_shape: int | Sequence[int], weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Mean 0 and variance 1 over the last axes, then scaled and shifted.
-
-    Args:
-        input: of a shape that ends with `normalized_shape`.
-        normalized_shape: extents of the axes to normalise over together.
-        weight, bias: of the shape `normalized_shape`, or None.
-        eps: added to the variance.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """Mean 0 and variance 1 over the last axes, then scaled and shifted."""
     x = as_tensor(input)
     options = {"ndims": _normalized("layer_norm", x, normalized_shape), "eps": eps}
     return call(_layer_norm, (x, weight, bias), options)  # type: ignore[no-any-return]
 
 
 def rms_norm(input: ArrayLike, normalized_shape: int | Sequence[int], weight: ArrayLike | None = None, eps: float | None = None) -> Tensor:
-    """Root mean square 1 over the last axes, then scaled; arguments as in `layer_norm`, `eps` None is the machine epsilon of the dtype.
-
-    Args:
-        input: of a shape that ends with `normalized_shape`.
-        normalized_shape: extents of the axes to normalise over together.
-        weight: of the shape `normalized_shape`, or None.
-        eps: added to the mean square.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+    """Root mean square 1 over the last axes, then scaled."""
     x = as_tensor(input)
     return call(_rms_norm, (x, weight), {"ndims": _normalized("rms_norm", x, normalized_shape), "eps": eps})  # type: ignore[no-any-return]
 
 
-def group_norm(
-    input: ArrayLike, num_groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
-) -> Tensor:
-    """Mean 0 and variance 1 over groups of channels of each sample (N, C, ...), then scaled and shifted per channel.
-
-    Args:
-        input: (N, C, ...).
-        num_groups: number of groups, which divides C.
-        weight: (C,) or None.
-        bias: (C,) or None.
-        eps: added to the variance.
-
-    Returns:
-        A Tensor of the shape of `input`.
-    """
+def group_norm(input: ArrayLike, num_groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5) -> Tensor:
+    """Mean 0 and variance 1 over groups of channels of each sample, then scaled and shifted per channel."""
     return call(_group_norm, (input, weight, bias), {"num_groups": num_groups, "eps": eps})  # type: ignore[no-any-return]
 
 
@@ -91,17 +60,6 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Mean 0 and variance 1 per channel over the batch, or by running statistics; then scaled and shifted per channel.
-
-    Args:
-        input: (N, C, ...).
-        running_mean, running_var: (C,) or None; in training updated in place (with the unbiased variance).
-        weight, bias: (C,) or None.
-        training: True to measure, rather than use the running statistics.
-        momentum: how much of the running statistics a batch replaces.
-        eps: added to the variance.
-
-    Returns:
-        A Tensor of the shape of `input`.
 
     Raises:
         ArgumentError: evaluation without running statistics.
@@ -141,16 +99,6 @@ def instance_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """Mean 0 and variance 1 per channel of each sample, or by running statistics; then scaled and shifted per channel.
-
-    Args:
-        input: (N, C, ...).
-        running_mean, running_var: (C,) or None; while measuring updated in place with means over the samples.
-        weight, bias: (C,) or None.
-        use_input_stats: True to measure, rather than use the running statistics.
-        momentum, eps: as of `batch_norm`.
-
-    Returns:
-        A Tensor of the shape of `input`.
 
     Raises:
         ShapeError: one value per channel, or too few axes.
@@ -215,3 +163,6 @@ def cosine_similarity(x1: ArrayLike, x2: ArrayLike, dim: int | None = None, eps:
     along = axis_of("cosine_similarity", dim, axis, 1)
     norms = [maximum(vector_norm(x, axis=along, keepdims=True), eps) for x in (first, second)]
     return ((first / norms[0]) * (second / norms[1])).sum(along)
+
+
+document(sys.modules[__name__])

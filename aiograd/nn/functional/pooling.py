@@ -9,6 +9,7 @@ Note [Windows over the edge]
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any, Literal, overload
 
@@ -23,6 +24,7 @@ from aiograd.errors import ArgumentError, ShapeError
 from aiograd.kernels.pooling import max_pool
 from aiograd.kernels.window import Window, pair
 from aiograd.nn.functional.convolutions import Single, as_plane, flat
+from aiograd.nn.functional.documentation import document
 from aiograd.nn.functional.maps import Pair, batched
 from aiograd.ops.nn_pooling import pool_window
 from aiograd.tensors.core import make
@@ -77,18 +79,7 @@ def max_pool2d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """The maximum of each window; windows lie side by side unless a stride is given.
-
-    Args:
-        input: images.
-        kernel_size, stride, dilation: an int or (height, width).
-        padding: on both sides, below every value.
-        ceil_mode: True if a last window may reach over the edge.
-        return_indices: True to return where the maxima are as well, for `max_unpool2d`.
-
-    Returns:
-        (N, C, H', W') or (C, H', W'); with `return_indices` a pair of it and int64 places, row by row, in the plane of each.
-    """
+    """The maximum of each window; windows lie side by side unless a stride is given."""
     x, alone = batched("max_pool2d", input)
     width = x.shape[3]
     if ceil_mode:
@@ -156,17 +147,6 @@ def avg_pool2d(
 ) -> Tensor:
     """The mean of each window; windows lie side by side unless a stride is given.
 
-    Args:
-        input: images.
-        kernel_size, stride: an int or (height, width).
-        padding: zeros on both sides.
-        ceil_mode: True if a last window may reach over the edge; what lies beyond the padding never counts.
-        count_include_pad: True if padding counts as values.
-        divisor_override: the divisor of the sums, instead.
-
-    Returns:
-        (N, C, H', W') or (C, H', W').
-
     Raises:
         ArgumentError: the divisor is 0.
     """
@@ -205,20 +185,7 @@ def max_pool1d(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Any:
-    """The maximum of each window of lines; arguments as of `max_pool2d`.
-
-    Args:
-        input: (N, C, L) or (C, L).
-        kernel_size: length of the window.
-        stride: distance of windows; None: `kernel_size`.
-        padding: border on both sides, which is never the maximum.
-        dilation: distance of the elements of a window.
-        ceil_mode: True if a last window may reach over the edge.
-        return_indices: True to return the places of the maxima as well.
-
-    Returns:
-        (N, C, L') or (C, L'); with `return_indices` a pair of it and int64 places.
-    """
+    """The maximum of each window of lines; as `max_pool2d`."""
     steps = None if stride is None else flat(stride, "stride", 1)
     size, space, apart = flat(kernel_size, "kernel_size", 1), flat(padding, "padding", 0), flat(dilation, "dilation", 1)
     found = max_pool2d(as_plane("max_pool1d", input), size, steps, space, apart, ceil_mode, return_indices)
@@ -228,19 +195,7 @@ def max_pool1d(
 def avg_pool1d(
     input: ArrayLike, kernel_size: Single, stride: Single | None = None, padding: Single = 0, ceil_mode: bool = False, count_include_pad: bool = True
 ) -> Tensor:
-    """The mean of each window of lines; arguments as of `avg_pool2d`.
-
-    Args:
-        input: (N, C, L) or (C, L).
-        kernel_size: length of the window.
-        stride: distance of windows; None: `kernel_size`.
-        padding: zeros on both sides.
-        ceil_mode: True if a last window may reach over the edge.
-        count_include_pad: True if padding counts as values.
-
-    Returns:
-        (N, C, L') or (C, L').
-    """
+    """The mean of each window of lines; as `avg_pool2d`."""
     steps = None if stride is None else flat(stride, "stride", 1)
     image = as_plane("avg_pool1d", input)
     return avg_pool2d(image, flat(kernel_size, "kernel_size", 1), steps, flat(padding, "padding", 0), ceil_mode, count_include_pad).squeeze(-2)
@@ -297,3 +252,6 @@ def adaptive_avg_pool1d(input: ArrayLike, output_size: Single) -> Tensor:
         (N, C, L') or (C, L').
     """
     return adaptive_avg_pool2d(as_plane("adaptive_avg_pool1d", input), flat(output_size, "output_size", 1)).squeeze(-2)
+
+
+document(sys.modules[__name__])

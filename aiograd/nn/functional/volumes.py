@@ -8,6 +8,7 @@ Note [A volume as images]
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from aiograd.array_functions.manipulation import concat, flip
 from aiograd.array_functions.manipulation import pad as pad_axes
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn.functional.convolutions import conv_transpose2d
+from aiograd.nn.functional.documentation import document
 from aiograd.nn.functional.maps import conv2d
 from aiograd.nn.functional.pooling import avg_pool2d, max_pool2d
 from aiograd.tensors.record import call
@@ -81,17 +83,6 @@ def conv3d(
 ) -> Tensor:
     """Three-dimensional cross-correlation.
 
-    Args:
-        input: (N, in, D, H, W) or (in, D, H, W).
-        weight: (out, in / groups, kd, kh, kw).
-        bias: (out,) or None.
-        stride, dilation: an int or (depth, height, width).
-        padding: zeros on both sides, an int or three; "valid" is none, "same" keeps the size (stride 1).
-        groups: channels fall into so many groups that do not mix.
-
-    Returns:
-        (N, out, D', H', W') or (out, D', H', W').
-
     Raises:
         ShapeError: shapes that do not fit. ArgumentError: another `padding`.
     """
@@ -126,18 +117,6 @@ def conv_transpose3d(
 ) -> Tensor:
     """Transposed convolution: the gradient of `conv3d` with the same weight by its input, taken of `input`.
 
-    Args:
-        input: (N, in, D, H, W) or (in, D, H, W).
-        weight: (in, out / groups, kd, kh, kw).
-        bias: (out,) or None.
-        stride, dilation: of that convolution, an int or (depth, height, width).
-        padding: of that convolution: so much is cut off on both sides.
-        output_padding: how much larger the output is than the smallest possible; below stride or dilation.
-        groups: channels fall into so many groups that do not mix.
-
-    Returns:
-        (N, out, D', H', W') or (out, D', H', W').
-
     Raises:
         ShapeError: shapes that do not fit. ArgumentError: numbers that make no sense.
     """
@@ -170,17 +149,7 @@ def conv_transpose3d(
 def max_pool3d(
     input: ArrayLike, kernel_size: Triple, stride: Triple | None = None, padding: Triple = 0, dilation: Triple = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """The maximum of each window of volumes; windows lie side by side unless a stride is given.
-
-    Args:
-        input: (N, C, D, H, W) or (C, D, H, W).
-        kernel_size, stride, dilation: an int or (depth, height, width).
-        padding: on both sides, below every value.
-        ceil_mode: True if a last window may reach over the edge.
-
-    Returns:
-        (N, C, D', H', W') or (C, D', H', W').
-    """
+    """The maximum of each window of volumes; windows lie side by side unless a stride is given."""
     x, alone = _batched("max_pool3d", input)
     size, space, apart = triple(kernel_size, "kernel_size"), triple(padding, "padding"), triple(dilation, "dilation")
     steps = size if stride is None else triple(stride, "stride")
@@ -202,17 +171,6 @@ def avg_pool3d(
 ) -> Tensor:
     """The mean of each window of volumes; windows lie side by side unless a stride is given.
 
-    Args:
-        input: (N, C, D, H, W) or (C, D, H, W).
-        kernel_size, stride: an int or (depth, height, width).
-        padding: zeros on both sides.
-        ceil_mode: True if a last window may reach over the edge; what lies beyond the padding never counts.
-        count_include_pad: True if padding counts as values.
-        divisor_override: the divisor of the sums, instead.
-
-    Returns:
-        (N, C, D', H', W') or (C, D', H', W').
-
     Raises:
         ArgumentError: the divisor is 0.
     """
@@ -229,3 +187,6 @@ def avg_pool3d(
 
 def _one(x: Tensor, alone: bool) -> Tensor:
     return x.squeeze(0) if alone else x
+
+
+document(sys.modules[__name__])

@@ -225,7 +225,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
 
     async def run(
         self, decision: PipelineDecision, trains: bool, shares: Sequence[list[Any]] | None = None, clip_norm: float | None = None
-    ) -> dict[str, Any]:
+    ) -> StageResults:
         """Carry out a step on every member, up to the commit.
 
         Args:
@@ -257,11 +257,11 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             parts = [[part for name, part in found.items() if replica_of.get(name, each) is each] for each in self.replicas]
             if clip_norm is not None:
                 await self._clip(step, parts[0], clip_norm)
-            results = _joined(map(_merged, parts))
+            results = _joined([*map(_merged, parts)])
             while asked := self._to_ask(decision):
                 for remote in await self._collect(decision, asked):
                     self._busy += 1
-                    results |= _given(await self._run_elsewhere(remote, step, trains))
+                    results = _merged([results, await self._run_elsewhere(remote, step, trains)])
             return results
         except BaseException as error:
             self._has_joined = not self.is_replicated
@@ -270,7 +270,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
                 raise self.explained(error) from error
             raise
 
-    async def _run_here(self, decision: PipelineDecision, trains: bool, random: StepRandom) -> dict[str, Any]:
+    async def _run_here(self, decision: PipelineDecision, trains: bool, random: StepRandom) -> StageResults:
         decision.work.begin()
         return await self.local.run(decision, trains, random, self.local.assignment.scale, self._measures)
 
@@ -282,13 +282,13 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             self._has_joined = not self.is_replicated
             raise
 
-    async def _clip(self, step: int, parts: Iterable[Mapping[str, Any]], clip_norm: float) -> None:
+    async def _clip(self, step: int, parts: Iterable[StageResults], clip_norm: float) -> None:
         """Scale the gradients of all members, so that the gradients of one replica together have at most this norm.
 
         Args:
             parts: the results of the members of one replica: the gradients of all replicas are the same.
         """
-        by_stage = sorted((int(stage), each) for part in parts for stage, each in part["sizes"].items())
+        by_stage = sorted((int(stage), each) for part in parts for stage, each in (part.sizes or {}).items())
         sizes = [size.detach()._data[()] for _, each in by_stage for size in each]
         factor = factor_for(norm_of(sum_of(sizes, 2.0), 2.0), clip_norm) if sizes else 1.0
         if factor != 1.0:
@@ -309,18 +309,18 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             self._busy += 1
             await self._run_elsewhere(remote, step, True)  # which scales as well, and returns the known results
 
-    async def _run(self, remote: RemoteStages, step: int, trains: bool) -> dict[str, Any]:
+    async def _run(self, remote: RemoteStages, step: int, trains: bool) -> StageResults:
         try:
             peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
             share = self._shares.get(id(remote.replica))
-            results: dict[str, Any] = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
+            answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)
         except GONE:
             if self._respawn is None:
                 raise
             return await self._run_elsewhere(remote, step, trains)
-        parse(StageResults, results, remote.owner)
+        results = parse(StageResults, answer, remote.owner)
         self._done()
         while self._busy and self._respawn is not None:
             with contextlib.suppress(TimeoutError):
@@ -331,7 +331,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
                 return await self._run_elsewhere(remote, step, trains)
         return results
 
-    async def _counted(self, running: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    async def _counted(self, running: Coroutine[Any, Any, StageResults]) -> StageResults:
         results = await running
         self._done()
         return results
@@ -341,7 +341,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         if not self._busy:
             self._quiet.set()
 
-    async def _run_elsewhere(self, remote: RemoteStages, step: int, trains: bool) -> dict[str, Any]:
+    async def _run_elsewhere(self, remote: RemoteStages, step: int, trains: bool) -> StageResults:
         """Replace a lost worker, which counts as busy: see Note [Replacing a worker]."""
         if self._respawn is None:
             raise PipelineError(f"worker {remote.owner} was lost")
@@ -379,26 +379,20 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         return replacements
 
 
-def _given(results: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in results.items() if value is not None}
-
-
-def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of all members: each has a part."""
-    results: dict[str, Any] = {"losses": None, "outputs": None}
+def _merged(parts: Iterable[StageResults]) -> StageResults:
+    """The results of all members of a replica: each has a part."""
+    losses = outputs = None
     for part in parts:
-        results |= _given(part)
-    return results
+        losses = losses if part.losses is None else part.losses
+        outputs = outputs if part.outputs is None else part.outputs
+    return StageResults(losses, outputs)
 
 
-def _joined(replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined(replicas: Sequence[StageResults]) -> StageResults:
     """The results of all replicas, one after the other."""
-    results: dict[str, Any] = {"losses": None, "outputs": None}
-    for each in replicas:
-        for name in results:
-            if each[name] is not None:
-                results[name] = [*(results[name] or ()), *each[name]]
-    return results
+    losses = [loss for each in replicas for loss in each.losses or ()]
+    outputs = [output for each in replicas for output in each.outputs or ()]
+    return StageResults(losses or None, outputs or None)
 
 
 async def _ignoring_loss(coroutine: Coroutine[Any, Any, Any]) -> None:

@@ -116,7 +116,7 @@ class StageMember(StepMember[PipelineWork]):
             measures: return the sizes of gradients as well.
 
         Returns:
-            As `StageRanks.run`.
+            The wire value of a `StageResults`, see `StageRanks.run`.
 
         Raises:
             PipelineError: a stage failed, or the step comes too late. CommitUnknown: an earlier step is in doubt here.
@@ -128,7 +128,7 @@ class StageMember(StepMember[PipelineWork]):
             scale, random.first = found.scale, found.first
         session = self._begin_to_run(step, coordinator, is_read_only=not trains)
         session.work.outbox.route(peers)
-        return await self._ranks.run(session, trains, random, scale, measures)
+        return encode(await self._ranks.run(session, trains, random, scale, measures))  # type: ignore[no-any-return]
 
     async def scale(self, step: int, factor: Any) -> bool:
         """See `StageRanks.scale`."""

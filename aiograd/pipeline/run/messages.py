@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_code import Bound, shown
-from aiograd.coordination.message_form import WireMessage, message, parse
+from aiograd.coordination.message_form import Count, Positive, WireMessage, message, parse
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET
 
@@ -19,7 +19,6 @@ def _has_numbers(table: dict[str, Any]) -> bool:
 
 
 ValueKind: TypeAlias = Annotated[str, Bound(f"one of {', '.join(KINDS)}", lambda kind: kind in KINDS)]
-Number: TypeAlias = Annotated[int, Bound("an int from 0", lambda number: number >= 0)]
 #: actions as text, by the number of a rank
 Rows: TypeAlias = Annotated[dict[str, str], Bound("a dict by numbers of ranks", _has_numbers)]
 
@@ -41,10 +40,10 @@ class StagesRequest(WireMessage):
     stages: Annotated[dict[str, StageOptions], Bound("a dict by numbers of stages", _has_numbers)]
     training: Rows
     evaluation: Rows
-    stage_to_rank: list[Number]
-    microbatches: Annotated[int, Bound("an int from 1", lambda count: count >= 1)]
-    loss_stage: Number
-    last_stage: Number
+    stage_to_rank: list[Count]
+    microbatches: Positive
+    loss_stage: Count
+    last_stage: Count
     scale: float
     recovers: bool
 
@@ -56,7 +55,7 @@ class ReplicaShare(WireMessage):
     #: the factor of losses
     scale: float
     #: number of the first microbatch
-    first: Number
+    first: Count
 
 
 @message(code="pipeline", wire=dict)

@@ -370,12 +370,12 @@ class Pipeline:
             decision = await self._begin(batch)
             decision.work.keeps_outputs = keeps_outputs
             results = await self._coordinator.run(decision, True, shares, self.clip_norm)
-            losses = results["losses"]
+            losses = results.losses
             if losses is None or len(losses) != self._count:
                 await self._coordinator.abort(decision)
                 raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._count} microbatches")
             try:
-                outputs = self._specs.merge(results["outputs"] or []) if keeps_outputs else None
+                outputs = self._specs.merge(results.outputs or []) if keeps_outputs else None
             except BaseException:
                 await self._coordinator.abort(decision)
                 raise
@@ -417,7 +417,7 @@ class Pipeline:
         async with self._turn:
             shares = self._coordinator.shares(batch.calls, self._scales)
             decision = await self._begin(batch)
-            outputs = (await self._coordinator.run(decision, False, shares))["outputs"]
+            outputs = (await self._coordinator.run(decision, False, shares)).outputs
             await self._coordinator.abort(decision)  # there is nothing to commit
         return self._specs.merge(outputs or [])
 

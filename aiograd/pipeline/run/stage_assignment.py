@@ -11,6 +11,9 @@ from aiograd.pipeline.run.messages import StageOptions, StagesRequest
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.stage import Stage
 
+#: fields of a `StageAssignment` that a `StagesRequest` has too
+_SENT_AS_THEY_ARE = ("microbatches", "loss_stage", "last_stage", "scale", "recovers")
+
 
 class ExecutedAction(NamedTuple):
     """An action that was carried out, in seconds of the loop's clock."""
@@ -71,11 +74,7 @@ class StageAssignment(NamedTuple):
             training={str(rank): " ".join(map(str, row)) for rank, row in self.training.items()},
             evaluation={str(rank): " ".join(map(str, row)) for rank, row in self.evaluation.items()},
             stage_to_rank=list(self.stage_to_rank),
-            microbatches=self.microbatches,
-            loss_stage=self.loss_stage,
-            last_stage=self.last_stage,
-            scale=self.scale,
-            recovers=self.recovers,
+            **{name: getattr(self, name) for name in _SENT_AS_THEY_ARE},
         )
         return encode(request)  # type: ignore[no-any-return]
 
@@ -100,12 +99,8 @@ class StageAssignment(NamedTuple):
                 training={int(rank): tuple(map(_action, text.split())) for rank, text in request.training.items()},
                 evaluation={int(rank): tuple(map(_action, text.split())) for rank, text in request.evaluation.items()},
                 stage_to_rank=tuple(request.stage_to_rank),
-                microbatches=request.microbatches,
-                loss_stage=request.loss_stage,
-                last_stage=request.last_stage,
                 loss_fn=None,
-                scale=request.scale,
-                recovers=request.recovers,
+                **{name: getattr(request, name) for name in _SENT_AS_THEY_ARE},
             )
         except (TypeError, ValueError, DeviceError) as error:
             raise ArgumentError(f"a StagesRequest with stages or rows that cannot be made: {type(error).__name__}: {error}") from error

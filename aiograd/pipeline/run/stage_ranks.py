@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.coordination.message_form import encode
 from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.coordination.session import StepClient
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
@@ -53,7 +52,7 @@ class StageRanks:
 
     async def run(
         self, client: StepClient[PipelineWork, Any], trains: bool, random: StepRandom, scale: float, measures: bool
-    ) -> dict[str, Any]:
+    ) -> StageResults:
         """Carry out every action of a step, which is prepared then. Failed or cancelled, it is given up.
 
         Args:
@@ -64,7 +63,7 @@ class StageRanks:
             measures: return the sizes of gradients as well.
 
         Returns:
-            The wire value of a `StageResults`, with `GradientAccumulator.sizes`.
+            Losses and outputs, and the sizes of `GradientAccumulator.sizes`.
 
         Raises:
             PipelineError: a stage failed.
@@ -94,7 +93,7 @@ class StageRanks:
             work.undo = before.restore
         client.prepared(execution)
         measured = {str(stage): [make(np.asarray(size)) for size in each] for stage, each in sizes.items()} if measures else None
-        return encode(StageResults(losses, outputs, measured))  # type: ignore[no-any-return]
+        return StageResults(losses, outputs, measured)
 
     @staticmethod
     async def scale(work: PipelineWork | None, step: int, factor: Any) -> None:

@@ -58,6 +58,12 @@ class TreeWorld(World):
 
         return counted
 
+    async def goes_on_without(self, victim: str, *taken: Any) -> None:
+        """The rest take a step, after those that were taken before."""
+        await self.replicas.remove(victim)
+        await self.replicas.step(REST[1])
+        assert self.states == [await expected([*taken, REST[1]])] * 6
+
     async def survivors(self, *lost: str) -> list[dict[str, bytes]]:
         return [self.state(name) for name in NAMES if name not in lost]
 
@@ -100,9 +106,7 @@ async def test_an_inner_worker_is_lost_while_a_commit_passes_through_it(world: T
         await replicas.step(GIVEN[1])
     assert caught.value.worker == victim
     assert await world.survivors(victim) == [taken] * 6
-    await replicas.remove(victim)
-    await replicas.step(REST[1])
-    assert world.states == [await expected([GIVEN[0], REST[1]])] * 6
+    await world.goes_on_without(victim, GIVEN[0])
 
 
 @pytest.mark.parametrize("victim", INNER)
@@ -118,9 +122,7 @@ async def test_an_inner_worker_is_lost_while_a_step_is_prepared(world: TreeWorld
     assert caught.value.worker == victim
     assert await world.survivors(victim) == [await expected(GIVEN[:1])] * 6
     assert not [name for name, method in world.told if method == "commit"]
-    await replicas.remove(victim)
-    await replicas.step(REST[1])
-    assert world.states == [await expected([GIVEN[0], REST[1]])] * 6
+    await world.goes_on_without(victim, GIVEN[0])
 
 
 @pytest.mark.parametrize("victim", INNER)
@@ -144,22 +146,18 @@ async def test_a_slow_inner_worker_holds_nobody_up_for_longer_than_its_part_of_t
     assert world.states == [await expected(GIVEN[:2])] * 7
 
 
+@pytest.mark.parametrize("trouble", ["is frozen, and waited for while it counts as there", "cannot reach those behind it"])
 @pytest.mark.parametrize("victim", INNER)
 @in_a_tree
-async def test_a_frozen_inner_worker_is_waited_for_while_it_counts_as_there(world: TreeWorld, victim: str) -> None:
-    world.around(victim, "commit", lambda: world.network.freeze(victim, LIMITS.silence / 2), is_before=True)
-    await world.replicas.step(GIVEN[0])
-    assert world.states == [await expected(GIVEN[:1])] * 7
+async def test_all_take_a_step_while_an_inner_worker(world: TreeWorld, victim: str, trouble: str) -> None:
+    def befall() -> None:
+        if "frozen" in trouble:
+            world.network.freeze(victim, LIMITS.silence / 2)
+        else:
+            for name in INNER[victim]:
+                world.network.cut(victim, name)
 
-
-@pytest.mark.parametrize("victim", INNER)
-@in_a_tree
-async def test_an_inner_worker_that_cannot_reach_those_behind_it(world: TreeWorld, victim: str) -> None:
-    def cut() -> None:
-        for name in INNER[victim]:
-            world.network.cut(victim, name)
-
-    world.around(victim, "commit", cut, is_before=True)
+    world.around(victim, "commit", befall, is_before=True)
     await world.replicas.step(GIVEN[0])
     assert world.states == [await expected(GIVEN[:1])] * 7
     world.network.heal_all()
@@ -210,9 +208,7 @@ async def test_an_inner_worker_is_lost_while_all_are_told_that_a_step_has_failed
     assert not [name for name, method in world.told if method == "commit"]
     with pytest.raises(WorkerLostError):
         await replicas.step(GIVEN[1])
-    await replicas.remove(victim)
-    await replicas.step(REST[1])
-    assert world.states == [await expected([REST[1]])] * 6
+    await world.goes_on_without(victim)
 
 
 @in_a_tree

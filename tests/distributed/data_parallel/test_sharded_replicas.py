@@ -13,8 +13,8 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.data_parallel.sharded_optimizer import assembled, covering, shards_of
-from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ParameterPiece
+from aiograd.distributed.data_parallel.parameter_pieces import ParameterPiece, assembled
+from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, RemoteError, WorkerLostError
 from tests.chaos.replicas import STEPS, ReplicaRun
 from tests.distributed.data_parallel.models import (

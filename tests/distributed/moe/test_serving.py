@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from aiograd.errors import ArgumentError, DistributedError, ExpertLostError, Not
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import Switchboard
+from tests.distributed.workers import echo
 from tests.tolerance import assert_close, tolerance
 
 
@@ -25,15 +27,22 @@ def rows(*values: float) -> Any:
 # ---------------------------------------------------------------- task pools
 
 
-async def test_rows_of_callers_that_meet_run_in_one_batch_and_come_back_in_order(virtual_clock: VirtualClock) -> None:
-    sizes: list[int] = []
+def noting(seen: list[Any], note: Callable[[Any], Any] = lambda x: x.shape[0]) -> Callable[[Any], Awaitable[Any]]:
+    """A function that doubles its argument in a second, and notes something of it."""
 
     async def double(x: Any) -> Any:
-        sizes.append(x.shape[0])
+        seen.append(note(x))
         await asyncio.sleep(1)
+        if 13.0 in x.numpy():
+            raise ValueError("thirteen")
         return x * 2
 
-    pool = moe.TaskPool(double, 4)
+    return double
+
+
+async def test_rows_of_callers_that_meet_run_in_one_batch_and_come_back_in_order(virtual_clock: VirtualClock) -> None:
+    sizes: list[int] = []
+    pool = moe.TaskPool(noting(sizes), 4)
     answers = await asyncio.gather(*(pool.submit(rows(*range(i, i + n))) for i, n in ((0, 1), (10, 2), (20, 2), (30, 1))))
     assert [answer.numpy()[:, 0].tolist() for answer in answers] == [[0], [20, 22], [40, 42], [60]]
     assert sizes == [3, 3] and pool.batches == 2
@@ -42,11 +51,7 @@ async def test_rows_of_callers_that_meet_run_in_one_batch_and_come_back_in_order
 
 async def test_a_batch_waits_for_its_least_size(virtual_clock: VirtualClock) -> None:
     loop = asyncio.get_running_loop()
-
-    async def same(x: Any) -> Any:
-        return x
-
-    pool = moe.TaskPool(same, 4, min_batch_size=2)
+    pool = moe.TaskPool(echo, 4, min_batch_size=2)
     first = asyncio.ensure_future(pool.submit(rows(1)))
     await asyncio.sleep(5)
     assert not first.done()
@@ -83,15 +88,7 @@ async def test_a_task_is_not_split_and_too_large_ones_are_refused(virtual_clock:
 
 async def test_an_error_is_that_of_its_batch_and_cancelled_tasks_are_not_in_one(virtual_clock: VirtualClock) -> None:
     seen: list[list[float]] = []
-
-    async def picky(x: Any) -> Any:
-        seen.append(x.numpy()[:, 0].tolist())
-        await asyncio.sleep(1)
-        if 13.0 in seen[-1]:
-            raise ValueError("thirteen")
-        return x
-
-    pool = moe.TaskPool(picky, 2)
+    pool = moe.TaskPool(noting(seen, lambda x: x.numpy()[:, 0].tolist()), 2)
     tasks = [asyncio.ensure_future(pool.submit(rows(value))) for value in (1, 13, 3, 4, 5)]
     await asyncio.sleep(0.5)
     tasks[2].cancel()
@@ -103,13 +100,7 @@ async def test_an_error_is_that_of_its_batch_and_cancelled_tasks_are_not_in_one(
 
 async def test_a_cancelled_task_between_others_is_left_out(virtual_clock: VirtualClock) -> None:
     seen: list[int] = []
-
-    async def double(x: Any) -> Any:
-        seen.append(x.shape[0])
-        await asyncio.sleep(1)
-        return x * 2
-
-    pool = moe.TaskPool(double, 4)
+    pool = moe.TaskPool(noting(seen), 4)
     tasks = [asyncio.ensure_future(pool.submit(ag.ones((n, 3)))) for n in (4, 1, 1, 1)]
     await asyncio.sleep(0.5)
     tasks[2].cancel()
@@ -136,13 +127,7 @@ async def test_rows_of_other_widths_and_dtypes_run_in_batches_of_their_own(virtu
 
 async def test_of_batches_that_are_due_the_one_with_the_oldest_task_runs(virtual_clock: VirtualClock) -> None:
     seen: list[tuple[int, ...]] = []
-
-    async def same(x: Any) -> Any:
-        seen.append(x.shape)
-        await asyncio.sleep(1)
-        return x
-
-    pool = moe.TaskPool(same, 3, min_batch_size=2)
+    pool = moe.TaskPool(noting(seen, lambda x: x.shape), 3, min_batch_size=2)
     first = asyncio.ensure_future(pool.submit(ag.ones((1, 1))))  # waits for another of its kind
     await asyncio.gather(*(pool.submit(ag.ones((n, width))) for n, width in ((1, 2), (2, 3), (1, 2))))
     assert seen == [(2, 2), (2, 3)] and not first.done()

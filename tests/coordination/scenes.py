@@ -15,6 +15,8 @@ from aiograd.errors import CommitUnknown, StepError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
 from tests.coordination.faults import COORDINATOR, MEMBERS, NAMES, Moment, Scene
 from tests.distributed.data_parallel import models
+from tests.distributed.data_parallel.replicas import gradients as replica_gradients
+from tests.distributed.data_parallel.replicas import loss_of, mean_gradients, net
 from tests.distributed.data_parallel.simulated import expected
 from tests.distributed.workers import knows, view
 from tests.pipeline import remote
@@ -112,6 +114,10 @@ class StepScene(Scene):
 
     def find_members(self, coordinator: Any) -> None:
         self.members = {remote.owner: self.workers[remote.owner]._objects.table._held[remote.ref.key].value for remote in coordinator.remotes}
+
+    @property
+    def is_usable(self) -> bool:
+        return self.living == list(NAMES) and not any(map(self.is_in_doubt, NAMES))
 
     def is_in_doubt(self, name: str) -> bool:
         session = self.members[name]._session if name in self.members else None
@@ -232,7 +238,7 @@ class ReplicatedPipelineScene(ReplicaScene):
 
     @property
     def is_usable(self) -> bool:
-        return self.living != list(NAMES) or super(ReplicaScene, self).is_usable
+        return self.living != list(NAMES) or not any(map(self.is_in_doubt, NAMES))
 
 
 BATCH = data(8)
@@ -254,6 +260,7 @@ class AgreementScene(Scene):
         super().__init__()
         self.groups: dict[str, dist.Group] = {}
         self.applied: dict[str, int] = {}
+        self.models: dict[str, Any] = {}
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
@@ -290,6 +297,37 @@ class AgreementScene(Scene):
     @property
     def is_usable(self) -> bool:
         return super().is_usable and not any(group.error for group in self.groups.values())
+
+
+class GradientScene(AgreementScene):
+    """A pass of `DistributedDataParallel`, which writes the mean of all members' gradients on all of them or on none."""
+
+    moments = {"one waits": Moment("before", "GroupPiece", "b", pauses=True), **AgreementScene.moments}
+
+    @contextlib.asynccontextmanager
+    async def session(self) -> AsyncIterator[None]:
+        once = await mean_gradients(len(self.living))
+        self.known = [[None] * len(once), once, [(2 * np.frombuffer(each, np.float32)).tobytes() for each in once]]
+        async with super().session():
+            yield
+
+    async def join(self, name: str) -> None:
+        await super().join(name)
+        group = self.groups[name]
+        commit = group.commit
+
+        def noted(apply: Any, **options: Any) -> Any:
+            return commit(lambda: self.reach("before", "apply", name) or apply(), **options)
+
+        group.commit = noted  # type: ignore[method-assign]
+        self.models[name] = dist.DistributedDataParallel(net(), group)
+        await self.models[name].synchronize()
+
+    async def commit(self, name: str) -> None:
+        await loss_of(self.models[name], self.names.index(name)).backward()
+
+    def taken(self, name: str) -> int:
+        return self.known.index(replica_gradients(self.models[name]))
 
 
 class OptimizerScene(PassScene):
@@ -340,5 +378,6 @@ SCENES: Mapping[str, type[Scene]] = {
     "replicas": ReplicaScene,
     "replicated pipeline": ReplicatedPipelineScene,
     "agreement": AgreementScene,
+    "gradients": GradientScene,
     "optimizer": OptimizerScene,
 }
