@@ -116,6 +116,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
             (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
             (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
+            (["followers.py"], "every answer had the bits of its version"),
             pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
         ],
         keep=2,

@@ -89,7 +89,8 @@ async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> d
     if ".cluster." in example.name:
         return {"dist": dist, "cluster": await stack.enter_async_context(dist.LocalCluster(1, service="tests.distributed.cluster_service:service"))}
     if ".serving." in example.name:
-        return {"dist": dist, "aiohttp": aiohttp, "folder": stack.enter_context(tempfile.TemporaryDirectory())}
+        names = {"dist": dist, "aiohttp": aiohttp, "folder": stack.enter_context(tempfile.TemporaryDirectory())}
+        return {**names, **await followed(stack)} if ".Follower." in example.name else names
     service = dist.Service()
     service.reference(Linear)
     service.function("cubed")(lambda x: x**3)
@@ -111,6 +112,15 @@ async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> d
     if "groups" in used:
         names["groups"] = await asyncio.gather(*(dist.join_group(worker, ["left", "right"]) for worker in (left, right)))
     return names
+
+
+async def followed(stack: contextlib.AsyncExitStack) -> dict[str, Any]:
+    """A server and a follower of it."""
+    service, server = dist.Service(), ag.serving.Server(Linear(2, 1))
+    ag.serving.lead(service, server)
+    _, left = await stack.enter_async_context(workers("leader", "left", services={"leader": service}, idle=False))
+    await stack.enter_async_context(server)
+    return {"server": server, "follower": await stack.enter_async_context(ag.serving.Follower(left, "leader", Linear(2, 1)))}
 
 
 def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.TestResults:

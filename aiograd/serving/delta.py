@@ -109,7 +109,8 @@ def apply_delta(base: Version, data: bytes) -> Version:
         state = _apply(base, header["records"], memoryview(data)[start + length : -_CHECKSUM])
         number, parent, digest = header["number"], header["parent"], header["digest"]
         if not (type(number) is int and number >= 0 and type(digest) is str and (parent is None or type(parent) is int)):
-            raise ValueError(f"number {number!r}, parent {parent!r}, digest {digest!r}")
+            found = f"number {number!r}, parent {parent!r}, digest {digest!r}"
+            raise DeltaError(f"apply_delta: the delta does not fit version {base.number}, it is of no version: {found}")
         finite, created = all_finite(state, base), float(header["created"])
         version = Version.of(number, state, digest=digest, parent=parent, metrics=header["metrics"], created=created, is_finite=finite)
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError, zlib.error) as error:

@@ -52,7 +52,7 @@ PAYLOADS = 4
 RETRY, LONGEST_RETRY = 0.05, 1.0
 #: delays that a follower keeps
 DELAYS = 1000
-#: bytes of a payload beyond twice those of the model
+#: bytes that a payload may have besides twice the bytes of the model
 _SURPLUS = 1 << 20
 
 
@@ -124,7 +124,7 @@ class Leader:
         else:
             try:
                 await self._server.changed(number, digest, LONG_POLL)
-                version, since = self._server.current, self._server.serving_since
+                version, since = self._server.current, self._server._publisher.serving_since
             except ServingError as error:
                 return {"refused": str(error)}
             if (version.number, version.digest) == (number, digest):
@@ -196,6 +196,14 @@ class Follower(Server):
 
     Raises:
         ArgumentError, ArgumentTypeError: settings that cannot be. On entry: the leader serves another model.
+
+    >>> service, server = dist.Service(), ag.serving.Server(ag.nn.Linear(2, 1))
+    >>> ag.serving.lead(service, server)
+    >>> async with server, dist.Worker("leader", service=service) as leader, dist.Worker("left", peers={"leader": leader.url}) as left:
+    ...     async with ag.serving.Follower(left, "leader", ag.nn.Linear(2, 1)) as follower:
+    ...         answer = await follower.predict(ag.ones(3, 2))
+    >>> answer.version, answer.digest == server.current.digest
+    (1, True)
     """
 
     def __init__(self, worker: Worker, leader: str, model: Module, **options: Any) -> None:
@@ -214,28 +222,68 @@ class Follower(Server):
         self._task: asyncio.Task[None] | None = None
 
     async def reach(self, number: int, timeout: float | None = None) -> None:
-        """Wait until a version of at least this number serves.
+        """Wait until a version of at least this number serves. Cancelling stops the waiting.
 
         Args:
             number: of the version.
             timeout: seconds; None for no limit.
 
         Raises:
-            DeadlineError: it does not serve in time.
+            DeadlineError: it does not serve in time. ServingError: the follower is closed.
+
+        >>> await follower.reach((await server.publish()).number, timeout=5.0)
+        >>> follower.current.number
+        2
         """
         self._check_open()
         await self._publisher.reached(number, None if timeout is None else asyncio.get_running_loop().time() + timeout)
 
     async def publish(self, state: Any = None, *, metrics: Any = None, promote: bool = True) -> Version:
-        """Raise ServingError: versions come from the leader."""
+        """Raise an error: versions come from the leader, and there is nothing to cancel.
+
+        Args:
+            state, metrics, promote: as of `Server.publish`.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            ServingError: always.
+
+        >>> try:
+        ...     await follower.publish()
+        ... except ag.errors.ServingError as error:
+        ...     print(error)
+        publish: a follower serves what its leader serves; call it on the server of worker 'leader'
+        """
         raise self._refused("publish")
 
     def promote(self, number: int) -> Version:
-        """Raise ServingError: versions come from the leader."""
+        """Raise an error: versions come from the leader.
+
+        Args:
+            number: as of `Server.promote`.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            ServingError: always.
+        """
         raise self._refused("promote")
 
     def rollback(self, number: int | None = None) -> Version:
-        """Raise ServingError: versions come from the leader."""
+        """Raise an error: versions come from the leader.
+
+        Args:
+            number: as of `Server.rollback`.
+
+        Returns:
+            Nothing.
+
+        Raises:
+            ServingError: always.
+        """
         raise self._refused("rollback")
 
     def _refused(self, method: str) -> ServingError:
@@ -251,7 +299,12 @@ class Follower(Server):
             raise
 
     async def aclose(self) -> None:
-        """As `Server.aclose`; stops following."""
+        """Stop following, and close as `Server.aclose`. Idempotent. Cancelling it leaves nothing running.
+
+        >>> await follower.aclose()
+        >>> follower
+        <Server of Linear, closed, version 1>
+        """
         await self._end()
         await super().aclose()
 

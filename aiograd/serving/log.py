@@ -57,6 +57,9 @@ class VersionLog:
         folder: path of the folder, made if it is missing.
         keep: the number of versions that are kept, besides the promoted one.
 
+    Raises:
+        ArgumentError: `keep` is no number of versions.
+
     >>> log = ag.serving.VersionLog(folder)
     >>> async with ag.serving.Server(ag.nn.Linear(2, 1), log=log) as server:
     ...     version = await server.publish()
@@ -77,7 +80,14 @@ class VersionLog:
     # ---------------------------------------------------------------- reading
 
     def numbers(self) -> list[int]:
-        """The numbers of the versions in the folder, in ascending order."""
+        """List the versions in the folder.
+
+        Returns:
+            Their numbers, in ascending order.
+
+        Raises:
+            VersionLogError: the folder cannot be read.
+        """
         with self._failing("list it"):
             return self._numbers()
 
@@ -95,6 +105,12 @@ class VersionLog:
     def load(self, number: int) -> Version:
         """Read a version.
 
+        Args:
+            number: of the version.
+
+        Returns:
+            The version, with number, digest, parent, metrics and time as they were written.
+
         Raises:
             VersionNotFoundError: the folder has none of that number. VersionLogError: its file is damaged, or cannot be read.
         """
@@ -102,19 +118,9 @@ class VersionLog:
             raise VersionNotFoundError(f"the log {self.folder} has no version {number!r}; it has {', '.join(map(str, numbers)) or 'none'}")
         path = self._path(number)
         try:
-            metadata, tensors = load_metadata(path), load(path)
-            if metadata["checksum"] != _checksum(metadata["version"]):
-                raise ValueError("the checksum of its description differs")
-            facts = json.loads(metadata["version"])
-            state = {name: host_array(tensors[name]) for name in facts["paths"]}
-            version = Version.of(
-                facts["number"], state, digest=facts["digest"], parent=facts["parent"], metrics=facts["metrics"], created=facts["created"]
-            )
-            if version.number != number or state_digest(state) != version.digest:
-                raise ValueError("its contents have another digest than was written")
+            return _read(path, number)
         except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
-        return version
 
     def last(self) -> Version | None:
         """The promoted version; if its file is damaged, with a warning, the newest whole one that was promoted before it.
@@ -212,6 +218,9 @@ class VersionLog:
     def promote(self, number: int) -> None:
         """Name a version as the one to serve. Versions that were promoted after an earlier promotion of it are forgotten, as by a rollback.
 
+        Args:
+            number: of the version.
+
         Raises:
             VersionNotFoundError: the folder has none of that number. VersionLogError: the manifest cannot be written; it is as it was.
         """
@@ -224,6 +233,9 @@ class VersionLog:
 
     def open(self) -> Version | None:
         """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version.
+
+        Returns:
+            The version, or None if the log has no promoted version.
 
         Raises:
             VersionLogError: the folder cannot be used, or another server uses it; or as `last`. The lock is free again.
@@ -294,6 +306,18 @@ class VersionLog:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"
+
+
+def _read(path: Path, number: int) -> Version:
+    metadata, tensors = load_metadata(path), load(path)
+    if metadata["checksum"] != _checksum(metadata["version"]):
+        raise ValueError("its description has another checksum than was written")
+    facts = json.loads(metadata["version"])
+    state = {name: host_array(tensors[name]) for name in facts["paths"]}
+    notes = {name: facts[name] for name in ("digest", "parent", "metrics", "created")}
+    if facts["number"] != number or state_digest(state) != notes["digest"]:
+        raise ValueError("its contents have another digest than was written")
+    return Version.of(number, state, **notes)
 
 
 def _content(manifest: _Manifest) -> dict[str, Any]:

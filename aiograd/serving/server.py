@@ -256,11 +256,6 @@ class Server:
         return self._publisher.bound_now().version
 
     @property
-    def serving_since(self) -> float:
-        """Seconds since the epoch at which the version that serves began to."""
-        return self._publisher.serving_since
-
-    @property
     def versions(self) -> tuple[Version, ...]:
         """The versions that are kept, by number."""
         return self._publisher.store.versions

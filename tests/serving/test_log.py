@@ -152,6 +152,18 @@ def test_only_versions_that_served_before_stand_in_for_a_damaged_one(tmp_path: P
     assert held(log.last()) == 6.0
 
 
+async def test_a_server_starts_from_the_version_before_a_damaged_one(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    path = tmp_path / "00000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    model = Two(0.0)
+    with pytest.warns(UserWarning, match="version 2, which was promoted before, is taken"):
+        async with serving.Server(model, log=tmp_path) as server:
+            assert (server.current.number, model.first.item()) == (2, 2.0)
+            assert (await server.publish()).number == 4
+    assert held(serving.VersionLog(tmp_path).last()) == 2.0 and serving.VersionLog(tmp_path).promoted == 4
+
+
 def test_files_of_a_crash_are_removed_and_others_stay(tmp_path: Path) -> None:
     log = filled(tmp_path, 1)
     unfinished = [tmp_path / f".{name}.0123456789abcdef.tmp" for name in ("00000002.safetensors", "manifest")]
