@@ -50,7 +50,7 @@ class Public(SphinxDirective):
 
 
 def _members(cls: type[Any]) -> list[str]:
-    """The members that a class shows where it has some from bases of `aiograd.serving` that are not public; else none, for those it defines itself."""
+    """The members of a class with bases in `aiograd.serving` that are not public; none for any other class, which shows its own."""
     bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("aiograd.serving.") and base.__name__ not in _SERVING]
     members = {name: None for base in (cls, *bases) for name in vars(base) if not name.startswith("_")}
     return list(members) if bases else []
