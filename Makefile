@@ -82,7 +82,7 @@ format: $(VENV)/.installed-dev
 
 # Sphinx and what the guides show (Jupyter, FastAPI) have an environment of their own.
 docs: out/docs/.built
-	.venv-docs/bin/python -m pytest -q -n $(JOBS) tests/test_documentation.py tests/test_recipes.py tests/test_readme.py tests/test_reference.py $(ARGS)
+	.venv-docs/bin/python -m pytest -q -n $(JOBS) tests/test_documentation.py tests/test_recipes.py tests/test_readme.py tests/test_reference.py tests/serving/test_web.py $(ARGS)
 
 out/docs/.built: $(shell find docs aiograd tests/public_names.py tests/distributed/fault_model.py -type f ! -name '*.pyc')
 	@$(MAKE) --no-print-directory VENV=.venv-docs .venv-docs/.installed-dev,docs

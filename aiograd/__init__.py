@@ -73,7 +73,7 @@ device = _DeviceName
 _PARTS = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
-    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "testing",
+    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "testing",
     "transaction", "utils", "viz",
 )  # fmt: skip
 _HOMES = {
@@ -110,6 +110,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
     from aiograd import saving as saving
+    from aiograd import serving as serving
     from aiograd import stats as stats
     from aiograd import testing as testing
     from aiograd import transaction as transaction

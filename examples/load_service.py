@@ -1,9 +1,10 @@
-"""Puts load on the service of ``online_service.py`` and prints requests per second and latency percentiles.
+"""Puts load on the service of ``online_service.py`` and prints requests per second, latency percentiles, versions and torn answers.
 
     python examples/load_service.py http://127.0.0.1:8080 --seconds 10 --connections 8
 
 Each connection asks for one prediction after the other; one request in ten teaches the service an example instead. Now and then a malformed
-request is mixed in, which must be answered with an error and nothing worse.
+request is mixed in, which must be answered with an error and nothing worse. One image, the probe, is asked again and again: two answers of
+one version to it that differ are torn, made by the weights of two versions.
 """
 
 from __future__ import annotations
@@ -32,18 +33,21 @@ async def put_load_on(url: str, *, seconds: float, connections: int) -> dict[str
         connections: how many requests are under way at once.
 
     Returns:
-        Requests per second and latencies in milliseconds.
+        Requests per second, latencies in milliseconds, versions that answered, and torn answers.
     """
     digits = load_digits()
     latencies: list[float] = []
-    right = wrong = refused = 0
+    versions: set[str] = set()
+    right = wrong = refused = torn = 0
+    #: the answer to the probe by version
+    probes: dict[str, list[float]] = {}
 
     async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=10)) as session:
         before = await (await session.get("/stats")).json()
         stop_at = time.perf_counter() + seconds
 
         async def connection(number: int) -> None:
-            nonlocal right, wrong, refused
+            nonlocal right, wrong, refused, torn
             random = np.random.default_rng(number)
             count = 0
             while time.perf_counter() < stop_at:
@@ -60,10 +64,15 @@ async def put_load_on(url: str, *, seconds: float, connections: int) -> dict[str
                     async with session.post("/learn", json={"image": image, "digit": digit}) as response:
                         assert response.status == 202
                         continue
+                is_probe = count % 3 == 0
                 start = time.perf_counter()
-                async with session.post("/predict", json={"image": image}) as response:
+                async with session.post("/predict", json={"image": digits.data[0].tolist() if is_probe else image}) as response:
                     answer = await response.json()
                 latencies.append((time.perf_counter() - start) * 1e3)
+                versions.add(version := response.headers.get("X-Model-Version", ""))
+                if is_probe:
+                    torn += not np.allclose(probes.setdefault(version, answer["probabilities"]), answer["probabilities"], atol=1e-5)
+                    continue
                 if answer["digit"] == digit:
                     right += 1
                 else:
@@ -79,10 +88,11 @@ async def put_load_on(url: str, *, seconds: float, connections: int) -> dict[str
     print(f"{'predictions':28} {len(latencies)} ({rate:.0f}/s over {connections} connections)")
     print(f"{'latency p50/p90/p99/max':28} {p50:.1f} / {p90:.1f} / {p99:.1f} / {worst:.1f} ms")
     print(f"{'training steps meanwhile':28} {after['steps'] - before['steps']} ({(after['steps'] - before['steps']) / seconds:.0f}/s)")
+    print(f"{'versions that answered':28} {len(versions)} ({len(versions) / seconds:.1f}/s), torn answers: {torn}")
     print(f"{'malformed requests refused':28} {refused}")
     print(f"{'right predictions':28} {right / max(right + wrong, 1):.1%} of those asked for during the run")
     print(f"{'accuracy on held-back images':28} {before['accuracy']:.1%} before, {after['accuracy']:.1%} after")
-    return {"rate": rate, "p50": p50, "p90": p90, "p99": p99, "max": worst}
+    return {"rate": rate, "p50": p50, "p90": p90, "p99": p99, "max": worst, "versions": len(versions), "torn": torn}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A service that predicts and learns at the same time: one process, one event loop.
+"""A service that predicts and learns at the same time: one process, one event loop, and a version behind every answer.
 
-An aiohttp application classifies handwritten digits over HTTP and keeps training on the examples its users send. Because ``await
-loss.backward()`` never holds the loop up, predictions stay fast while it learns; because a pass is a transaction, shutting down in the
-middle of one leaves the model as it was.
+An aiohttp application classifies handwritten digits over HTTP and keeps training on the examples its users send. Each prediction names the version of
+the weights that made it, and with ``--log`` the last version serves again after a restart.
 
     python examples/online_service.py --serve          # http://127.0.0.1:8080, stop with Ctrl-C
     python examples/load_service.py http://127.0.0.1:8080
+    python examples/online_service.py --serve --dashboard   # and a page that shows versions, latency and steps
 
     curl -X POST http://127.0.0.1:8080/predict -H 'Content-Type: application/json' -d '{"image": [0, 0, 5, ...64 numbers from 0 to 16]}'
     curl -X POST http://127.0.0.1:8080/learn   -H 'Content-Type: application/json' -d '{"image": [...], "digit": 7}'
@@ -18,11 +18,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import collections
 import contextlib
 import json
-import logging
-import math
 import os
 import time
 from collections.abc import AsyncIterator
@@ -37,6 +34,8 @@ from load_service import put_load_on
 from sklearn.datasets import load_digits
 
 import aiograd as ag
+from aiograd import distributed as dist
+from aiograd import serving
 from aiograd.nn import functional as F
 
 BATCH = 64
@@ -45,10 +44,19 @@ PIXELS = 64
 MAX_BODY = 16 * 1024
 
 
-class Classifier:
-    """The model, the examples it learns from, and what is known about how it does."""
+def scores(module: Any, images: Any) -> Any:
+    """The probability of each digit."""
+    return F.softmax(module(images), axis=-1)
 
-    def __init__(self, seed: int = 0) -> None:
+
+def loss(model: Any, images: Any, digits: Any) -> Any:
+    return F.cross_entropy(model(images), digits)
+
+
+class Classifier:
+    """The model, the server that answers with it, and the trainer."""
+
+    def __init__(self, seed: int = 0, log: str | None = None) -> None:
         generator = ag.Generator(seed)
         self.model = ag.nn.Sequential(
             ag.nn.Linear(PIXELS, 256, generator=generator),
@@ -57,61 +65,33 @@ class Classifier:
             ag.nn.ReLU(),
             ag.nn.Linear(256, 10, generator=generator),
         )
-        self.optimizer = ag.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.random = np.random.default_rng(seed)
         digits = load_digits()
-        order = self.random.permutation(len(digits.target))
+        order = np.random.default_rng(seed).permutation(len(digits.target))
         images, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order]
-        #: examples to learn from; what users send pushes the oldest out
-        self.examples: collections.deque[tuple[np.ndarray, int]] = collections.deque(zip(images[:1400], labels[:1400], strict=True), maxlen=4000)
-        self.taught = asyncio.Event()
         self.test_images, self.test_labels = images[1400:], labels[1400:]
-        self.steps = 0
-        self.loss = math.nan
-        self.predictions = 0
+        #: examples to learn from; examples of users push the oldest out
+        self.examples = serving.ReplayBuffer(4000, seed=seed)
+        self.examples.add(images[:1400], labels[:1400])
+        self.server = serving.Server(self.model, forward=scores, max_batch=64, max_queue=1024, deadline=1.0, keep=10, log=log)
+        self.trainer: serving.Trainer | None = None
 
-    def predict(self, image: np.ndarray) -> tuple[int, list[float]]:
-        """The digit on one image of 64 pixels, and the probability of each digit."""
-        with ag.no_grad():
-            probabilities = F.softmax(self.model(ag.asarray(image[None])), axis=-1)
-        self.predictions += 1
-        return int(probabilities.argmax()), [round(p, 6) for p in probabilities.tolist()[0]]
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve and train."""
+        optimizer = ag.optim.AdamW(self.model.parameters(), lr=1e-3)
+        async with self.server:
+            self.trainer = serving.Trainer(self.server, optimizer, loss, buffer=self.examples, batch=BATCH, rate=100, publish_every=5)
+            async with self.trainer:
+                yield
 
     def accuracy(self) -> float:
-        """Share of the held-back images that are classified correctly."""
+        """Share of the held-back images that the version that serves classifies correctly."""
         with ag.no_grad():
-            logits = self.model(ag.asarray(self.test_images))
+            logits = ag.functional_call(self.model, {path: ag.asarray(array) for path, array in self.server.current.state.items()}, self.test_images)
         return float((logits.numpy().argmax(1) == self.test_labels).mean())
-
-    async def learn_forever(self) -> None:
-        """Train on random batches of the examples until cancelled."""
-        while True:
-            chosen = [self.examples[i] for i in self.random.integers(0, len(self.examples), BATCH)]
-            try:
-                await self.learn(np.stack([image for image, _ in chosen]), np.array([label for _, label in chosen]))
-            except Exception:  # a cancellation is none: it ends the trainer
-                logging.exception("a batch was left out, and the model is as it was; training goes on when the next example comes")
-                self.taught.clear()
-                await self.taught.wait()
-
-    async def learn(self, images: np.ndarray, labels: np.ndarray) -> None:
-        """A step on one batch, or none if it fails."""
-        self.optimizer.zero_grad()
-        loss = F.cross_entropy(self.model(ag.asarray(images)), labels)
-        await loss.backward()
-        ag.optim.clip_grad_norm_(self.model.parameters(), 10.0, error_if_nonfinite=True)
-        self.optimizer.step()
-        self.steps += 1
-        self.loss = loss.item()
-
-    def teach(self, image: np.ndarray, label: int) -> None:
-        """Keep an example to learn from."""
-        self.examples.append((image, label))
-        self.taught.set()
 
 
 CLASSIFIER = web.AppKey("classifier", Classifier)
-TRAINER = web.AppKey("trainer", asyncio.Task)
 
 
 # -------------------------------------------------------------------- requests
@@ -140,13 +120,14 @@ def read_image(body: dict[str, Any]) -> np.ndarray:
     right = isinstance(values, list) and len(values) == PIXELS and all(type(v) in (int, float) and 0 <= v <= 16 for v in values)
     if not right:
         raise web.HTTPBadRequest(text=problem("image must be a list of 64 numbers from 0 to 16"), content_type="application/json")
-    return np.array(values, np.float32) / 16
+    return np.array([values], np.float32) / 16
 
 
 async def predict(request: web.Request) -> web.Response:
     image = read_image(await read_json(request))
-    digit, probabilities = request.app[CLASSIFIER].predict(image)
-    return web.json_response({"digit": digit, "probabilities": probabilities})
+    answer = await request.app[CLASSIFIER].server.predict(image)
+    found = answer.value.numpy()[0]
+    return web.json_response({"digit": int(found.argmax()), "probabilities": [round(p, 6) for p in found.tolist()]}, headers=answer.headers)
 
 
 async def learn(request: web.Request) -> web.Response:
@@ -155,47 +136,46 @@ async def learn(request: web.Request) -> web.Response:
     if type(digit) is not int or not 0 <= digit <= 9:
         raise web.HTTPBadRequest(text=problem("digit must be an integer from 0 to 9"), content_type="application/json")
     classifier = request.app[CLASSIFIER]
-    classifier.teach(image, digit)
+    await classifier.trainer.learn(image, np.array([digit]))
     return web.json_response({"examples": len(classifier.examples)}, status=202)
 
 
 async def stats(request: web.Request) -> web.Response:
     classifier = request.app[CLASSIFIER]
-    loss = None if math.isnan(classifier.loss) else round(classifier.loss, 6)
-    return web.json_response(
-        {"steps": classifier.steps, "loss": loss, "accuracy": round(classifier.accuracy(), 4), "predictions": classifier.predictions}
-    )
+    server, trainer = classifier.server.statistics(), classifier.trainer
+    found = {"steps": trainer.steps, "failures": trainer.failures, "accuracy": round(classifier.accuracy(), 4), "predictions": server.answers}
+    counts = {"version": server.version, "published": server.published, "promoted": server.promoted, "rollbacks": server.rollbacks}
+    return web.json_response({**found, **counts})
 
 
 async def health(request: web.Request) -> web.Response:
-    trainer = request.app[TRAINER]
-    return web.json_response({"training": not trainer.done()}, status=503 if trainer.done() else 200)
+    trainer = request.app[CLASSIFIER].trainer
+    error = None if trainer.error is None else str(trainer.error)
+    return web.json_response({"training": trainer.is_running, "error": error}, status=200 if trainer.is_running else 503)
 
 
 # -------------------------------------------------------------------- the application
 
 
-async def training(app: web.Application) -> AsyncIterator[None]:
-    """The trainer lives as long as the application."""
-    async with asyncio.TaskGroup() as group:
-        app[TRAINER] = group.create_task(app[CLASSIFIER].learn_forever(), name="trainer")
+async def lifetime(app: web.Application) -> AsyncIterator[None]:
+    """The server and the trainer live as long as the application."""
+    async with app[CLASSIFIER].running():
         yield
-        app[TRAINER].cancel()
     await ag.aclose_default_engine()
 
 
-def application(seed: int = 0) -> web.Application:
-    app = web.Application(client_max_size=MAX_BODY)
-    app[CLASSIFIER] = Classifier(seed)
-    app.cleanup_ctx.append(training)
+def application(seed: int = 0, log: str | None = None) -> web.Application:
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[serving.aiohttp_middleware()])
+    app[CLASSIFIER] = Classifier(seed, log)
+    app.cleanup_ctx.append(lifetime)
     app.add_routes([web.post("/predict", predict), web.post("/learn", learn), web.get("/stats", stats), web.get("/health", health)])
     return app
 
 
 @contextlib.asynccontextmanager
-async def serving(host: str, port: int) -> AsyncIterator[str]:
+async def serve_on(host: str, port: int, log: str | None = None) -> AsyncIterator[str]:
     """Run the application; gives its URL. Leaving stops it cleanly."""
-    runner = web.AppRunner(application(), access_log=None, keepalive_timeout=60)
+    runner = web.AppRunner(application(log=log), access_log=None, keepalive_timeout=60)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)
@@ -206,15 +186,19 @@ async def serving(host: str, port: int) -> AsyncIterator[str]:
         await runner.cleanup()
 
 
-async def serve(port: int) -> None:
-    async with serving("127.0.0.1", port) as url:
+async def serve(port: int, log: str | None, with_dashboard: bool) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serve_on("127.0.0.1", port, log))
         print(f"serving on {url}, learning from 1400 digits; Ctrl-C stops")
+        if with_dashboard:
+            worker = await stack.enter_async_context(dist.Worker("service", dashboard=True))
+            print(f"dashboard: {worker.dashboard_url}", flush=True)
         await asyncio.Event().wait()
 
 
 async def demonstrate(seconds: float) -> None:
     started = time.perf_counter()
-    async with serving("127.0.0.1", 0) as url:
+    async with serve_on("127.0.0.1", 0) as url:
         print(f"serving on {url} and training in the same process; load for {seconds:g} s")
         await put_load_on(url, seconds=seconds, connections=8)
     print(f"stopped cleanly after {time.perf_counter() - started:.1f} s")
@@ -224,7 +208,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--serve", action="store_true", help="serve until interrupted")
     parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--log", help="folder that keeps the versions over restarts")
+    parser.add_argument("--dashboard", action="store_true", help="serve a page with versions and latency too")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to demonstrate (default 5)")
     options = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        ag.run(serve(options.port) if options.serve else demonstrate(options.seconds))
+        ag.run(serve(options.port, options.log, options.dashboard) if options.serve else demonstrate(options.seconds))

@@ -36,9 +36,10 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
             "engine transaction",
-            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
+            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
+            "serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
-            "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
+            "compiler profiler viz testing data stats saving.training_state dashboard interop utils serving running.accelerator",
             "__init__ __main__ running.cli",
         )
     )
@@ -53,7 +54,7 @@ GATHERING = ("__init__", "array_functions.public", "errors")
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
-        "dashboard.collector", "dashboard.reporter", "interop.background",
+        "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
             "collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint rpc.earlier_requests "
@@ -62,7 +63,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         ).split()),
     ),
     "uvloop": ("engine.run", "running.cli", "__main__"),
-    "aiohttp": ("distributed.rpc.http",),
+    "aiohttp": ("distributed.rpc.http", "serving.web"),
+    "starlette": ("serving.web",),
     "numba": ("kernels", "cuda"),
     "llvmlite": ("kernels", "cuda"),
     "pytest": ("testing.plugin",),
@@ -80,7 +82,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 #: what every run of pytest in an environment imports, so that it imports the rest where it is used
 LATE = "testing.plugin."
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset({"prometheus_client", "uvloop", "numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
+OPTIONAL = frozenset("prometheus_client uvloop numba ray threadpoolctl ml_dtypes cuda numba_cuda sklearn starlette tqdm".split())
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (
@@ -92,6 +94,7 @@ SANS_IO = (
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
     *(f"coordination.{name}" for name in "buckets malformed message_code message_form message_json outline".split()),
+    *(f"serving.{name}" for name in "batching buffer delta gate shares versions".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session session_side shared.allowance shared.ring tensor_table timer_queue transport values"

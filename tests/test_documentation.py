@@ -74,35 +74,15 @@ async def test_the_service_that_learns_refuses_malformed_requests_and_goes_on() 
     module = load("# learning_service.py")
     app = module.application()
     async with serving(app) as (server, client):
-        teach, predict, learner = server.make_url("/learn"), server.make_url("/predict"), app[module.LEARNER]
+        teach, predict, trainer = server.make_url("/learn"), server.make_url("/predict"), app[module.TRAINER]
         await refused(client, teach, (*BROKEN, b'{"numbers": [0.5, 0.5]}', *TAUGHT))
         await refused(client, predict, (*BROKEN[:-1], *(f'{{"numbers": {n}}}'.encode() for n in NO_NUMBERS)))
-        assert not learner.examples and not learner.steps
+        assert not len(trainer.buffer) and not trainer.steps
         assert (await client.post(teach, json={"numbers": [100, -100], "label": 0})).status == 202
-        while learner.steps < 3:
+        while trainer.steps < 3:
             await asyncio.sleep(0)
         body = await (await client.post(predict, json={"numbers": [100, -100]})).json()
         assert sum(body["probabilities"]) == pytest.approx(1)
-
-
-@pytest.mark.net
-async def test_the_trainer_of_the_service_leaves_out_a_batch_that_fails(caplog: pytest.LogCaptureFixture) -> None:
-    module = load("# learning_service.py")
-    app = module.application()
-    async with serving(app) as (server, client):
-        learner = app[module.LEARNER]
-        before = {name: value.numpy().copy() for name, value in learner.model.state_dict().items()}
-        for bad, said in (([0.5], "inhomogeneous"), ([np.nan, 0.5], "gradients is nan")):
-            learner.examples.extend([([0.5, 0.5], 1), (bad, 1)])
-            learner.has_examples.set()
-            while said not in caplog.text:
-                await asyncio.sleep(0)
-            assert "left out" in caplog.text and not learner.has_examples.is_set()
-            learner.examples.clear()
-        assert learner.steps == 0 and all((before[name] == value.numpy()).all() for name, value in learner.model.state_dict().items())
-        assert (await client.post(server.make_url("/learn"), json={"numbers": [0.5, 0.5], "label": 1})).status == 202
-        while learner.steps < 3:
-            await asyncio.sleep(0)
 
 
 @pytest.mark.net
@@ -113,7 +93,7 @@ async def test_the_service_learns_while_it_serves() -> None:
     async with serving(app) as (server, client):
         first = await (await client.post(server.make_url("/predict"), json={"numbers": [0.5, 0.5]})).json()
         assert sum(first["probabilities"]) == pytest.approx(1)
-        learner = app[module.LEARNER]
+        learner = app[module.TRAINER]
         while learner.steps < 200:
             x = random.normal(size=2)
             answer = await client.post(server.make_url("/learn"), json={"numbers": x.tolist(), "label": int(x.sum() > 0)})

@@ -15,11 +15,14 @@ import importlib
 import inspect
 import pkgutil
 import re
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import aiohttp.web
 import numpy as np
 import pytest
 
@@ -82,9 +85,12 @@ class Linear(ag.nn.Linear):
 
 
 async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> dict[str, Any]:
-    """The names that an example of `distributed` or `pipeline` finds, as far as its text has them."""
+    """The names that an example of `distributed`, `pipeline` or `serving` finds, as far as its text has them."""
     if ".cluster." in example.name:
         return {"dist": dist, "cluster": await stack.enter_async_context(dist.LocalCluster(1, service="tests.distributed.cluster_service:service"))}
+    if ".serving." in example.name:
+        names = {"dist": dist, "aiohttp": aiohttp, "folder": stack.enter_context(tempfile.TemporaryDirectory())}
+        return {**names, **await followed(stack)} if ".Follower." in example.name else names
     service = dist.Service()
     service.reference(Linear)
     service.function("cubed")(lambda x: x**3)
@@ -108,6 +114,15 @@ async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> d
     return names
 
 
+async def followed(stack: contextlib.AsyncExitStack) -> dict[str, Any]:
+    """A server and a follower of it."""
+    service, server = dist.Service(), ag.serving.Server(Linear(2, 1))
+    ag.serving.lead(service, server)
+    _, left = await stack.enter_async_context(workers("leader", "left", services={"leader": service}, idle=False))
+    await stack.enter_async_context(server)
+    return {"server": server, "follower": await stack.enter_async_context(ag.serving.Follower(left, "leader", Linear(2, 1)))}
+
+
 def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.TestResults:
     """Run the examples of a docstring, in one event loop those that wait."""
     with asyncio.Runner() as runner:
@@ -121,7 +136,7 @@ def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.Te
 
         monkeypatch.setattr(doctest, "exec", execute, raising=False)
         example.globs.update(ag=ag, np=np, asyncio=asyncio)
-        if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline.")):
+        if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline.", "aiograd.serving.")):
             example.globs.update(runner.run(ready(stack, example)))
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         results = doctest.DocTestRunner(Checker(), optionflags=flags).run(example, compileflags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

@@ -137,6 +137,14 @@ def test_what_a_ported_script_looks_like() -> None:
     assert names["parameters"][0].grad.tolist() == [1.0, 1.0] and names["grads"][0].tolist() == [2.0, 2.0]
 
 
+async def test_serving_and_learning() -> None:
+    names: dict[str, Any] = {}
+    await start(block("# serving and learning"), names)
+    assert names["server"].statistics().rollbacks == 1 and names["answer"].version == 1
+    await start(block("# learning with a gate"), names)
+    assert len(names["trainer"].buffer) == 4 and names["trainer"].error is None
+
+
 def test_a_compiled_function(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled.py"), {})
     printed = capsys.readouterr().out

@@ -81,7 +81,7 @@ class CompiledFunction:
     """
 
 
-    def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int) -> None:
+    def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int, *, warns: bool = True) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
         self._on_break = on_break
@@ -96,7 +96,7 @@ class CompiledFunction:
         self._recent: dict[Any, tuple[int, int]] = {}
         self._recordings = self._eager = self._past_runs = 0
         self._seconds = 0.0
-        self._has_warned = self._has_told = False
+        self._has_warned = self._has_told = not warns
         self._lock = threading.Lock()
         called = (function, getattr(function, "forward", None), inspect.getattr_static(type(function), "__call__", None))
         self._is_async = any(map(inspect.iscoroutinefunction, called))
@@ -226,6 +226,7 @@ class CompiledFunction:
         text = describe(key[0])
         reads, moved = recorder.settle()
         program = recorder.program(text, outputs)
+        recorder.reads.tensors.clear()  # trace functions refer to themselves and to the reads: the Tensors would live until they are collected
         with self._lock:
             if program is not None and not self._settles(key, recorder, moved):
                 return result

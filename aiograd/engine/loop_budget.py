@@ -10,7 +10,12 @@ Note [One budget for all passes]
 
     Three rounds rather than one: a timer or a socket needs two rounds until the coroutine behind it runs.
 
-Pure of asyncio: uses only ``call_soon`` and ``create_future`` of the loop it is given.
+    Gates are asked before a pass gets a fresh budget: each returns how many seconds passes may be kept waiting, 0.0 to let them run. They are
+    asked again every `GATE_PAUSE`; passes run as soon as all return 0.0, and at the latest after the longest of these times, which begins anew
+    with every budget. So gates that never open slow passes down and do not stop them. A service adds one so that requests go before its
+    training.
+
+Pure of asyncio: uses only ``call_soon``, ``call_later`` and ``create_future`` of the loop it is given.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ from typing import Any
 
 #: rounds of the loop between two budgets
 ROUNDS = 3
+#: seconds until gates that keep passes waiting are asked again
+GATE_PAUSE = 0.0005
 
 
 class LoopBudget:
@@ -33,7 +40,10 @@ class LoopBudget:
         clock: the clock that measures the budget, in seconds.
     """
 
-    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "deadline", "lag", "longest_lag")
+    __slots__ = (
+        "_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "_held_since",
+        "deadline", "gates", "lag", "longest_lag",
+    )  # fmt: skip
 
     def __init__(self, loop: Callable[[], Any], budget: float, clock: Callable[[], float]) -> None:
         self._loop = loop
@@ -52,6 +62,10 @@ class LoopBudget:
         self.deadline = 0.0
         #: seconds from opening a budget to the next round of the loop, i.e. the delay of other tasks: the last and the longest
         self.lag = self.longest_lag = 0.0
+        #: each returns the seconds that passes may be kept waiting, 0.0 for none
+        self.gates: list[Callable[[], float]] = []
+        #: time of the loop since when gates keep passes waiting
+        self._held_since: float | None = None
 
     def over(self) -> bool:
         """True if the budget is spent."""
@@ -114,11 +128,22 @@ class LoopBudget:
         if left > 1:
             self._loop().call_soon(self._round, left - 1, context=self._context)
             return
+        if self._waiters and self.gates and self._is_held():
+            self._loop().call_later(GATE_PAUSE, self._round, 1, context=self._context)
+            return
+        self._held_since = None
         self._open = False
         if self._waiters:
             self._open_budget()
             if not self._busy:
                 self._grant(fresh=True)
+
+    def _is_held(self) -> bool:
+        """True while gates keep passes waiting."""
+        now = self._loop().time()
+        if self._held_since is None:
+            self._held_since = now
+        return bool(now - self._held_since < max(gate() for gate in self.gates))
 
     def _grant(self, *, fresh: bool) -> None:
         """Give the turn to the first waiter that has not been cancelled, with a fresh budget or the rest of this one."""

@@ -59,19 +59,28 @@ def functional_call(
             raise ArgumentTypeError(f"functional_call: {path} is a {type(value).__name__}, expected a Tensor")
         if value.shape != own[path].shape:
             raise ArgumentError(f"functional_call: {path} has shape {list(value.shape)}, expected {list(own[path].shape)}")
-    by_place: dict[int, dict[str, Any]] = {}
     shared = {id(own[path]): value for path, value in given.items()} if tie_weights else {}
+    called = twin_of(module, {path: given.get(path, shared.get(id(tensor))) for path, tensor in own.items()})
+    return called(*(args if isinstance(args, tuple) else (args,)), **(kwargs or {}))
+
+
+def twin_of(module: Module, tensors: Mapping[str, Any]) -> Module:
+    """A copy of a module and of the modules below it, which holds `tensors` and shares everything else.
+
+    Args:
+        module: the module, which stays as it is.
+        tensors: Tensors by path; the module's own serve for all other paths and where the value is None.
+    """
+    by_place: dict[int, dict[str, Any]] = {}
     modules = dict(module.named_modules(remove_duplicate=False))
-    for path, tensor in own.items():
-        value = given.get(path, shared.get(id(tensor)))
-        if value is not None:
+    for path, tensor in tensors.items():
+        if tensor is not None:
             where, _, name = path.rpartition(".")
             while where not in modules:  # the path goes on inside of a module of another library
                 where, _, outer = where.rpartition(".")
                 name = f"{outer}.{name}"
-            by_place.setdefault(id(modules[where]), {})[name] = value
-    called = _copied(module, by_place, {})
-    return called(*(args if isinstance(args, tuple) else (args,)), **(kwargs or {}))
+            by_place.setdefault(id(modules[where]), {})[name] = tensor
+    return _copied(module, by_place, {})
 
 
 def _copied(module: Module, by_place: Mapping[int, Mapping[str, Any]], seen: dict[int, Module]) -> Module:

@@ -77,10 +77,10 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
     finally:
         with suppress(FileNotFoundError):
             beside.unlink()
-    _flush_folder(target.parent)
+    flush_folder(target.parent)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
     """Make the rename durable, where the system can open folders."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
-The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --replay`` run on virtual time; ``--proxied`` and ``--processes`` run in
-real time, and want a machine that is not busy with something else.
+The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --serving --replay`` run on virtual time; ``--proxied`` and
+``--processes`` run in real time, and want a machine that is not busy with something else.
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.
@@ -34,7 +34,7 @@ from tests.chaos.shrink import attempt, shrink
 from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
 
-PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "replay", "proxied", "processes")
+PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "serving", "replay", "proxied", "processes")
 #: runs in one piece of work
 PIECE = 50
 
@@ -54,6 +54,8 @@ class Size(NamedTuple):
     replicas: int
     #: groups whose collectives are disturbed
     groups: int
+    #: lives of servers
+    serving: int
     #: seeds that are run three times
     replay: int
     proxied: int
@@ -70,11 +72,12 @@ class Size(NamedTuple):
 
 
 CHAOS = Size(
-    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, replay=20, proxied=20, kills=1, stops=5, ends=20
-)
+    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, serving=4_000, replay=20, proxied=20, kills=1,
+    stops=5, ends=20,
+)  # fmt: skip
 RELEASE = Size(
-    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, replay=200, proxied=500, kills=20,
-    stops=100, ends=500, trainings=20,
+    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, serving=100_000, replay=200, proxied=500,
+    kills=20, stops=100, ends=500, trainings=20,
 )  # fmt: skip
 
 
@@ -134,6 +137,8 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                     gather(report, cells, _pieces(pool, batches.groups, first, first + size.groups))
                     missed = [pool.submit(batches.group_ablation, protection, size.ablations) for protection in collectives.PROTECTIONS]
                     print(*_catches(gather(report, cells, missed), list(collectives.PROTECTIONS)), sep="\n")
+                case "serving":
+                    gather(report, cells, _pieces(pool, batches.serving, first, first + size.serving))
                 case "replay":
                     compare_hashes(report, first, size.replay)
                 case "proxied":

@@ -18,6 +18,7 @@ from tests.chaos.collectives import catch, run_group
 from tests.chaos.proxied import run_proxied
 from tests.chaos.replicas import ReplicaRun
 from tests.chaos.world import run_seed
+from tests.serving.scenario import run_life
 
 #: seconds of the processor that one run may take: one that computes for ever is a hang as well
 PATIENCE = 120
@@ -75,6 +76,15 @@ def groups(first: int, last: int) -> Batch:
         batch.counts.update(f"member of a group: {outcome}" for outcome in run.outcomes.values())
 
     return _batch("group", range(first, last), one)
+
+
+def serving(first: int, last: int) -> Batch:
+    """Random lives of servers."""
+
+    def one(batch: Batch, seed: int) -> None:
+        batch.counts.update({f"requests to a server: {what}": count for what, count in run_life(seed).items()})
+
+    return _batch("serving", range(first, last), one)
 
 
 def group_ablation(protection: str, most: int) -> Batch:

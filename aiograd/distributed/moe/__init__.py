@@ -1,7 +1,8 @@
 """Mixtures of experts over workers.
 
 `gating` chooses experts and combines their answers; `runtime` asks many at once, one request for all rows of a batch that go to the same expert,
-batches requests of several callers, and lets experts learn; `expert` is an expert on another worker, `mixture` puts them together.
+and lets experts learn; `serving.batcher` batches requests of several callers; `expert` is an expert on another worker, `mixture` puts them
+together.
 """
 
 from __future__ import annotations
@@ -18,6 +19,6 @@ from aiograd.distributed.moe.runtime.backend import ExpertBackend as ExpertBacke
 from aiograd.distributed.moe.runtime.call_many import CallManyResult as CallManyResult
 from aiograd.distributed.moe.runtime.call_many import call_many as call_many
 from aiograd.distributed.moe.runtime.gathering import Loss as Loss
-from aiograd.distributed.moe.runtime.task_pool import TaskPool as TaskPool
 from aiograd.distributed.moe.uid import ExpertUid as ExpertUid
 from aiograd.distributed.moe.uid import parse_uid as parse_uid
+from aiograd.serving.batcher import TaskPool as TaskPool

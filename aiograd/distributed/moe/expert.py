@@ -9,12 +9,12 @@ import numpy as np
 
 from aiograd.array_functions import public as af
 from aiograd.distributed.moe.runtime.backend import ExpertBackend
-from aiograd.distributed.moe.runtime.task_pool import TaskPool
 from aiograd.distributed.moe.uid import parse_uid
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError
 from aiograd.functional.function import Function, once_differentiable
+from aiograd.serving.batcher import TaskPool
 from aiograd.tensors.core import TensorCore, make
 
 

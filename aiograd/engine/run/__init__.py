@@ -12,6 +12,7 @@ from aiograd.engine.run.current import current_engine as current_engine
 from aiograd.engine.run.engine import BUDGET as BUDGET
 from aiograd.engine.run.engine import Engine as Engine
 from aiograd.engine.run.loop import check_can_run as check_can_run
+from aiograd.engine.run.loop import clock_of as clock_of
 from aiograd.engine.run.loop import current_task_name as current_task_name
 from aiograd.engine.run.loop import loop_is_running as loop_is_running
 from aiograd.engine.run.loop import running_loop as running_loop

@@ -199,6 +199,13 @@ class Engine:
             self._executor = ComputeExecutor(self._threads)
         return self._executor
 
+    @property
+    def pass_gates(self) -> list[Callable[[], float]]:
+        """Functions that return for how many seconds passes may be kept waiting, see Note [One budget for all passes]. Add and remove your own."""
+        self._bind(asyncio.get_running_loop())
+        budget: LoopBudget = not_none(self._loop_budget)
+        return budget.gates
+
     def statistics(self) -> EngineStatistics:
         """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import Any
 
 from aiograd.errors import LoopError, NestedPassError
@@ -21,6 +23,12 @@ def loop_is_running() -> bool:
 def running_loop() -> asyncio.AbstractEventLoop | None:
     """The event loop that the calling thread is inside of, None outside of one."""
     return asyncio._get_running_loop()
+
+
+def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The clock for durations of computations, in seconds: `time.perf_counter`, or the loop's own clock where time is simulated."""
+    simulated: Callable[[], float] = loop.time
+    return simulated if hasattr(loop, "aiograd_submit") else time.perf_counter
 
 
 def running_task() -> asyncio.Task[Any] | None:

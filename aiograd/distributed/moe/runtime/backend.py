@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.distributed.moe.runtime.functions import call
 from aiograd.errors import ArgumentError
 from aiograd.running.modes import enable_grad, no_grad
+from aiograd.serving.batcher import call
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.passes import grad
 

@@ -29,7 +29,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from aiograd.distributed.moe.runtime.gathering import Answer, Gathering, Loss, Rules
+from aiograd.distributed.moe.runtime.gathering import ExpertAnswer, Gathering, Loss, Rules
 from aiograd.distributed.moe.runtime.requests import Request, requests_for
 from aiograd.errors import ArgumentError
 from aiograd.functional.function import Function, once_differentiable
@@ -145,7 +145,7 @@ class _Answers:
         #: shape of a row of the first answer, and its dtype; the others have to be alike
         self.row: tuple[tuple[int, ...], np.dtype[Any]] | None = None
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request) -> ExpertAnswer:
         """Send a request, and a second one without the rows with answers that are not finite, if these are lost and others are not."""
         run, outputs = await self._forward(request)
         if self.rules.detect_anomalies and self.rules.on_loss == "drop" and self._misshapen(request, outputs) is None:
@@ -153,7 +153,7 @@ class _Answers:
             if finite.any() and not finite.all():
                 request = request.only(finite)
                 run, outputs = await self._forward(request)
-        return Answer(request, (run, outputs), _NOT_FINITE)
+        return ExpertAnswer(request, (run, outputs), _NOT_FINITE)
 
     async def _forward(self, request: Request) -> tuple[IsolatedContext, tuple[Any, ...]]:
         return await run_isolated_forward(request.expert, *(tensor[request.samples] for tensor in self.inputs))
@@ -166,7 +166,7 @@ class _Answers:
         found = ", ".join(str(list(output.shape)) if isinstance(output, TensorCore) else type(output).__name__ for output in outputs)
         return f"it answered {rows} rows with {found or 'nothing'}; expected one Tensor with as many rows"
 
-    def complaint(self, answer: Answer) -> str | None:
+    def complaint(self, answer: ExpertAnswer) -> str | None:
         """The fault of an answer, None if there is none. The first answer without a fault sets the shape and dtype of the others."""
         _, outputs = answer.value
         complaint = self._misshapen(answer.request, outputs)
@@ -211,11 +211,11 @@ class _CallMany(Function):
         if record.rules.detect_anomalies and not all(map(_is_finite, seeds)):
             raise ArgumentError("backward of call_many: the gradient of its outputs has values that are not finite; nothing was sent")
 
-        async def ask(number: int) -> Answer:
+        async def ask(number: int) -> ExpertAnswer:
             request, run = record.requests[number], record.runs[number]
             captured = await run.run([make(seeds[number])], keep)
             finite = _finite_gradients(run, captured, len(request.samples)) if record.rules.detect_anomalies else np.ones(len(request.samples), bool)
-            return Answer(request.only(finite), (finite, captured), "its gradients have values that are not finite")
+            return ExpertAnswer(request.only(finite), (finite, captured), "its gradients have values that are not finite")
 
         gathering = Gathering(record.rules, record.requests)
         await gathering.run(ask, lambda answer: None if len(answer.request.samples) else answer.complaint)
@@ -227,7 +227,7 @@ class _CallMany(Function):
         return None, None, None, *_gradients(record, gathering.answers, ctx.shapes), *closure
 
 
-def _gradients(record: _Record, answers: dict[int, Answer], shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
+def _gradients(record: _Record, answers: dict[int, ExpertAnswer], shapes: Sequence[tuple[tuple[int, ...], np.dtype[Any]]]) -> list[Any]:
     """The inputs' gradients. A sample's gradients are summed in the order in which it asks its experts, for any grouping into requests."""
     batch = shapes[0][0][0]
     asked, answered = np.zeros(batch, np.int64), np.zeros(batch, np.int64)

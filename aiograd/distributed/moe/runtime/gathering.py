@@ -54,7 +54,7 @@ class Rules(NamedTuple):
     what: str
 
 
-class Answer(NamedTuple):
+class ExpertAnswer(NamedTuple):
     """The outcome of a request.
 
     Attributes:
@@ -79,14 +79,16 @@ class Gathering:
     def __init__(self, rules: Rules, requests: Sequence[Request]) -> None:
         self.rules = rules
         self.requests = requests
-        self.answers: dict[int, Answer] = {}
+        self.answers: dict[int, ExpertAnswer] = {}
         self.lost: dict[Place, Loss] = {}
         #: by sample: how many experts it asks, how many have answered, how many may still answer
         self._asked = Counter(sample for request in requests for sample in request.samples.tolist())
         self._answered: Counter[int] = Counter()
         self._open = self._asked.copy()
 
-    async def run(self, call: Callable[[int], Coroutine[Any, Any, Answer]], check: Callable[[Answer], str | None] = lambda answer: None) -> None:
+    async def run(
+        self, call: Callable[[int], Coroutine[Any, Any, ExpertAnswer]], check: Callable[[ExpertAnswer], str | None] = lambda answer: None
+    ) -> None:
         """Fill `answers` and `lost`. Cancelling cancels all calls and waits for them.
 
         Args:
@@ -133,7 +135,7 @@ class Gathering:
                 f"k_min={rules.k_min} ({len(lacking)} samples in all lack answers)"
             )
 
-    def _take(self, number: int, task: asyncio.Task[Answer], check: Callable[[Answer], str | None]) -> None:
+    def _take(self, number: int, task: asyncio.Task[ExpertAnswer], check: Callable[[ExpertAnswer], str | None]) -> None:
         request = self.requests[number]
         self._open.subtract(request.samples.tolist())
         error = asyncio.CancelledError() if task.cancelled() else task.exception()

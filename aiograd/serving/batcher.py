@@ -1,0 +1,428 @@
+"""Batcher: requests that meet run as one batch. TaskPool: a Batcher around a function of Tensors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Any
+
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, QueueFullError, ServingError
+from aiograd.serving.batching import BatchQueue, Task, TaskBatch
+from aiograd.tensors.core import TensorCore
+
+
+async def call(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function: on the loop if it is ``async def``, else on the executor."""
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
+        return await function(*args)
+    result = await current_engine().offload(lambda: function(*args))
+    if inspect.isawaitable(result) and not isinstance(result, TensorCore):
+        result = await result
+    return result
+
+
+class Batcher:
+    """Collects rows of requests and runs them in batches, one after the other; while one runs, the next fills. See Note [Batches].
+
+    Requests that are admitted in one turn of the loop meet. A batch is cancelled when none of its tasks is waited for any more.
+
+    Args:
+        run: called on the loop with a `TaskBatch`; returns an awaitable of a Tensor, or of a tuple of Tensors, with ``batch.size`` rows.
+        max_batch, min_batch: rows per batch.
+        max_rows: the most rows that may wait; None: no limit.
+        max_delay: seconds that a batch which is not full waits for more rows.
+        name: for error messages.
+        closed_error: of tasks that are not answered because the batcher is closed.
+        context: of the task that runs batches; None: a copy of the context of the request that starts it.
+
+    Raises:
+        ArgumentError: limits that cannot be.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[TaskBatch], Awaitable[Any]],
+        *,
+        max_batch: int,
+        min_batch: int = 1,
+        max_rows: int | None = None,
+        max_delay: float = 0.0,
+        name: str,
+        closed_error: Callable[[str], Exception] = DrainingError,
+        context: contextvars.Context | None = None,
+    ) -> None:
+        self._queue = BatchQueue(max_batch, min_batch=min_batch, max_rows=max_rows, max_delay=max_delay)
+        self._run = run
+        self._name = name
+        self._closed_error = closed_error
+        self._context = context
+        #: batches that have run or run, and their rows
+        self.batches = self.rows = 0
+        #: tasks: refused for lack of room, late, cancelled, of a batch that raised
+        self.refused = self.expired = self.cancelled = self.failed = 0
+        self.is_draining = self.is_closed = False
+        self._worker: asyncio.Task[None] | None = None
+        #: resolved by a change in the queue; the worker waits for it while no batch is due
+        self._wakeup: asyncio.Future[None] | None = None
+        #: for the earliest deadline, or for one that was earlier
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
+        #: futures that resolve when no rows wait
+        self._idlers: set[asyncio.Future[None]] = set()
+        self._running: TaskBatch | None = None
+        self._is_abandoned = False
+        #: rows of the last batches and the seconds that they took, recent ones counting more
+        self._recent_rows = self._recent_seconds = self._ended = 0.0
+
+    @property
+    def queued(self) -> int:
+        """Rows that wait."""
+        return self._queue.rows
+
+    @property
+    def rate(self) -> float:
+        """Rows per second of the last batches, idle time left out; 0 before the first batch has ended."""
+        return self._recent_rows / self._recent_seconds if self._recent_seconds else 0.0
+
+    def require_room(self, size: int) -> None:
+        """Refuse rows as `admit` does; for a request of several tasks, before its first is admitted.
+
+        Args:
+            size: rows of the request.
+
+        Raises:
+            ArgumentError: more rows than can ever wait. As `admit`.
+        """
+        if self.is_closed:
+            raise ServingError(f"{self._name}: closed; it takes no more requests")
+        queue = self._queue
+        if self.is_draining:
+            raise DrainingError(f"{self._name}: draining; it takes no more requests. Try again elsewhere or after the restart")
+        if not queue.has_room(size):
+            if size > (limit := queue.max_rows or 0):
+                raise ArgumentError(f"{self._name}: {size} rows; expected at most the {limit} rows that may wait at once")
+            self.refused += 1
+            rate = self.rate
+            seconds = min(60.0, (queue.rows + size - limit) / rate) if rate else 1.0
+            raise QueueFullError(
+                f"{self._name}: {queue.rows} of {limit} rows wait, no room for {size}; try again in {seconds:.3g} s", retry_after=seconds
+            )
+
+    def admit(self, rows: tuple[Any, ...], *, group: Hashable = None, deadline: float | None = None) -> Task:
+        """Let rows wait for their batch.
+
+        Args:
+            rows: a Tensor per argument, all with the same number of rows.
+            group: rows of different groups never meet.
+            deadline: time of the loop.
+
+        Returns:
+            The task, for `wait`.
+
+        Raises:
+            ArgumentError: no Tensors, different numbers of rows, or more rows than a batch holds. QueueFullError: no room in the queue.
+            DeadlineError: the deadline has passed. DrainingError: while draining. ServingError: after closing.
+        """
+        queue = self._queue
+        size = _size_of(rows)
+        if size is None:
+            raise ArgumentError(f"{self._name}: expected Tensors with the same number of rows")
+        if size > queue.max_batch:
+            raise ArgumentError(f"{self._name}: {size} rows; a task is not split, so expected at most max_batch={queue.max_batch}")
+        if self.is_draining or queue.max_rows is not None:
+            self.require_room(size)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if deadline is not None and deadline <= now:
+            self.expired += 1
+            raise DeadlineError(f"{self._name}: the deadline of the request passed {now - deadline:.3g} s before it was admitted")
+        task = Task(rows, size, group=group, arrived=now, deadline=deadline, answer=loop.create_future())
+        queue.add(task)
+        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+            self._set_timer(loop)
+        if self._worker is None or self._worker.done():
+            self._worker = loop.create_task(self._work(loop), name=f"aiograd:{self._name}", context=self._context)
+        elif self._wakeup is not None:
+            self._wake()
+        return task
+
+    async def wait(self, task: Task) -> Any:
+        """The part of the outputs for an admitted task.
+
+        Cancelling takes the rows out. If their batch has begun, their result is dropped, and a batch of cancelled tasks only is cancelled.
+
+        Args:
+            task: from `admit`.
+
+        Returns:
+            A Tensor or a tuple of Tensors, as the function returns, with the rows of the task.
+
+        Raises:
+            DeadlineError: no answer before the deadline. DrainingError: the batcher was closed. Exceptions of the function.
+        """
+        try:
+            return await task.answer
+        finally:
+            if task.answer.cancelled():
+                self.cancel(task)
+            del task  # an error refers to this frame, and the task to the error
+
+    def cancel(self, task: Task) -> None:
+        """Take out a task that is not answered: nothing waits for it any more."""
+        task.answer.cancel()
+        if task.answer.cancelled() and not task.is_cancelled:
+            task.is_cancelled = True
+            self.cancelled += 1
+            self._drop(task)
+
+    def regroup(self, function: Callable[[Any], Hashable]) -> None:
+        """Put the waiting tasks of each group into the group ``function(group)``."""
+        self._queue.regroup(function)
+        self._wake()
+
+    async def idle(self, timeout: float | None = None) -> bool:
+        """Wait until no rows wait; returns False if `timeout` seconds passed before."""
+        if self.queued:
+            future = asyncio.get_running_loop().create_future()
+            self._idlers.add(future)
+            await asyncio.wait([future], timeout=timeout)
+            self._idlers.discard(future)
+        return not self.queued
+
+    def _tell_idle(self) -> None:
+        for future in self._idlers:
+            if not future.done():
+                future.set_result(None)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Answer the admitted requests without further delay, and refuse others.
+
+        Args:
+            timeout: seconds; None: no limit.
+
+        Returns:
+            True if all is answered; False if the time did not suffice. Then `aclose` ends the rest.
+
+        Cancelling stops the waiting only.
+        """
+        self.is_draining = True
+        self._queue.hasten()
+        self._wake()
+        if self._worker is None or self._worker.done():
+            return True
+        await asyncio.wait([self._worker], timeout=timeout)
+        return self._worker.done()
+
+    async def aclose(self) -> None:
+        """Refuse new rows; waiting rows get an error, a running batch is cancelled. Idempotent."""
+        self.is_draining = self.is_closed = True
+        self._fail(self._queue.clear(), self._closed_error(f"this {self._name} has been closed"))
+        if self._worker is not None and not self._worker.done():
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+
+    async def _work(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Run batches until nothing waits."""
+        queue = self._queue
+        try:
+            while len(queue):
+                now = loop.time()
+                if self._timer is not None and self._timer_at <= now:
+                    self._expire(loop)
+                batch = queue.take(now)
+                if self._idlers and not queue.rows:
+                    self._tell_idle()
+                if batch is not None:
+                    await self._run_batch(batch, loop)
+                    await asyncio.sleep(0)  # callers get their answers, and may ask again
+                elif len(queue):
+                    await self._sleep(loop, queue.wait(now))
+        except (Exception, asyncio.CancelledError):
+            self._fail(queue.clear(), self._closed_error(f"{self._name}: the task that runs batches was cancelled"))
+            raise
+        finally:
+            self._tell_idle()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    async def _sleep(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
+        """Wait until something changes in the queue or its delay ends."""
+        self._wakeup = loop.create_future()
+        timer = None if seconds is None else loop.call_later(seconds, self._wake)
+        try:
+            await self._wakeup
+        finally:
+            self._wakeup = None
+            if timer is not None:
+                timer.cancel()
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+    async def _run_batch(self, batch: TaskBatch, loop: asyncio.AbstractEventLoop) -> None:
+        self._running = batch
+        self.batches += 1
+        self.rows += batch.size
+        try:
+            self._answer(batch, await self._run(batch))
+        except Exception as error:
+            self.failed += self._fail(batch.tasks, error)
+        except asyncio.CancelledError:
+            if self._worker is not None and self._worker.cancelling() > self._is_abandoned:  # from outside
+                self._fail(batch.tasks, self._closed_error("the batch of this task was cancelled"))
+                raise
+            text = f"{self._name}: the function that runs batches was cancelled, by itself or by something it waits for"
+            self.failed += self._fail(batch.tasks, ServingError(text))
+        finally:
+            self._running = None
+            if self._is_abandoned and self._worker is not None:
+                self._worker.uncancel()
+            self._is_abandoned = False
+            self._settle(batch, loop.time())
+
+    def _settle(self, batch: TaskBatch, now: float) -> None:
+        """Count a batch that has ended, and let go of its tasks: they refer to it, so they would live until the collector finds them."""
+        self._recent_rows = 0.9 * self._recent_rows + batch.size
+        self._recent_seconds = 0.9 * self._recent_seconds + max(0.0, now - max(self._ended, batch.tasks[0].arrived))
+        self._ended = now
+        for task in batch.tasks:
+            if task.deadline is not None:
+                self._queue.discard(task)
+        batch.tasks = []
+
+    def _answer(self, batch: TaskBatch, result: Any) -> None:
+        is_tuple = isinstance(result, (tuple, list))
+        outputs = tuple(result) if is_tuple else (result,)
+        if outputs and _size_of(outputs) != batch.size:
+            raise ArgumentError(f"{self._name}: the function returned other than Tensors of {batch.size} rows for a batch of {batch.size}")
+        is_single = len(batch.tasks) == 1
+        start = 0
+        for task in batch.tasks:
+            stop = start + task.size
+            if not task.answer.done():
+                parts = outputs if is_single else tuple([output[start:stop] for output in outputs])
+                task.answer.set_result(parts if is_tuple else parts[0])
+            start = stop
+
+    def _fail(self, tasks: Iterable[Task], error: Exception) -> int:
+        """Answer tasks by an error, and count them."""
+        count = 0
+        for task in tasks:
+            self._queue.discard(task)
+            if not task.answer.done():
+                task.answer.set_exception(error)
+                count += 1
+        return count
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Answer the tasks that are late by an error."""
+        now = loop.time()
+        for task in self._queue.expire(now):
+            if not task.answer.done():
+                self.expired += 1
+                place = "in the queue" if task.batch is None else f"in a batch of {task.batch.size} rows"
+                task.answer.set_exception(DeadlineError(f"{self._name}: no answer after {now - task.arrived:.3g} s; the deadline passed {place}"))
+                self._drop(task)
+        self._set_timer(loop)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        deadline = self._queue.deadline
+        self._timer_at = deadline or 0.0
+        self._timer = None if deadline is None else loop.call_at(deadline, self._expire, loop)
+
+    def _drop(self, task: Task) -> None:
+        """A task needs no answer any more."""
+        self._queue.discard(task)
+        self._wake()  # there may be nothing left to wait for
+        if task.batch is not None and task.batch is self._running and not task.batch.has_waiters:
+            task.answer.get_loop().call_soon(self._abandon, task.batch)  # not at once: the function itself may have cancelled the task
+
+    def _abandon(self, batch: TaskBatch) -> None:
+        """Cancel the function of a batch: no task waits for it."""
+        if self._running is batch and self._worker is not None and not self._is_abandoned:
+            self._is_abandoned = True
+            self._worker.cancel()
+
+
+def _size_of(tensors: tuple[Any, ...]) -> int | None:
+    """The number of rows; None where there are no Tensors or different numbers."""
+    size: int | None = None
+    for tensor in tensors:
+        if not isinstance(tensor, TensorCore) or not (shape := tensor.shape) or (size is not None and size != shape[0]):
+            return None
+        size = shape[0]
+    return size
+
+
+class TaskPool:
+    """Collects rows and hands them to a function in batches.
+
+    Args:
+        fn: called with one Tensor per argument, rows along the first dimension; returns a Tensor or a tuple of Tensors with as many rows.
+            ``def`` runs on the executor, ``async def`` on the loop.
+        max_batch_size, min_batch_size: rows per batch.
+
+    Raises:
+        ArgumentError: sizes that cannot be.
+
+    >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
+    >>> await asyncio.gather(pool.submit(ag.ones(1)), pool.submit(ag.zeros(1)))
+    [tensor([2.]), tensor([0.])]
+    >>> pool.batches
+    1
+    """
+
+    def __init__(self, fn: Callable[..., Any], max_batch_size: int, min_batch_size: int = 1) -> None:
+        if not 1 <= min_batch_size <= max_batch_size:
+            raise ArgumentError(f"TaskPool(max_batch_size={max_batch_size}, min_batch_size={min_batch_size}): expected 1 <= min <= max")
+        self.fn = fn
+        self.max_batch_size = max_batch_size
+        self.min_batch_size = min_batch_size
+        self._batcher = Batcher(
+            lambda batch: call(fn, *batch.columns()), max_batch=max_batch_size, min_batch=min_batch_size, name="TaskPool",
+            closed_error=DistributedError,
+        )  # fmt: skip
+
+    @property
+    def batches(self) -> int:
+        """Batches that have run."""
+        return self._batcher.batches
+
+    async def submit(self, *rows: Any) -> Any:
+        """Run `fn` on these rows, together with other callers' rows, as one batch.
+
+        Cancelling takes the rows out. If their batch has begun, their result is dropped, and a batch of cancelled tasks only is cancelled.
+
+        Args:
+            rows: a Tensor per argument of `fn`, or one tuple of them; all with the same number of rows.
+
+        Returns:
+            The output of `fn` for these rows: a Tensor or a tuple of Tensors.
+
+        Raises:
+            ArgumentError: more rows than `max_batch_size`, no Tensors, or different numbers of rows. DistributedError: the pool is closed.
+            Exceptions of `fn`.
+
+        >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
+        >>> await pool.submit(ag.ones(1))
+        tensor([2.])
+        """
+        if self._batcher.is_closed:
+            raise DistributedError("submit: this TaskPool has been closed")
+        given = tuple(rows[0]) if len(rows) == 1 and isinstance(rows[0], (tuple, list)) else rows
+        return await self._batcher.wait(self._batcher.admit(given))
+
+    async def aclose(self) -> None:
+        """Refuse new rows; waiting rows get an error, a running batch is cancelled. Idempotent.
+
+        >>> pool = dist.moe.TaskPool(lambda x: x * 2, max_batch_size=8)
+        >>> await pool.aclose()
+        """
+        await self._batcher.aclose()

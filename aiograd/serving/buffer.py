@@ -1,0 +1,196 @@
+"""The replay buffer: rows to learn from, the latest or a sample of all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
+from aiograd.running.digest import STATE_DTYPES
+from aiograd.running.random_streams import RandomStream, stream_of
+from aiograd.serving.versions import Array
+from aiograd.tensors.core import TensorCore, host_array
+from aiograd.tensors.plain import plain_array
+
+
+class ReplayBuffer:
+    """Rows of examples, bounded in number and bytes. It has copies of its own.
+
+    The first `add` fixes the number of columns and their dtypes and row shapes. Memory grows with the rows, up to the bounds.
+
+        >>> from aiograd import serving
+        >>> buffer = serving.ReplayBuffer(100, seed=1)
+        >>> buffer.add(np.zeros((150, 4), np.float32), np.arange(150))
+        >>> x, y = buffer.sample(3)
+        >>> len(buffer), buffer.seen, x.shape, bool((y >= 50).all())
+        (100, 150, (3, 4), True)
+
+    Args:
+        rows: the most rows it keeps.
+        bytes: the most bytes of its arrays; None for no bound.
+        policy: "latest" keeps the last rows; "reservoir" keeps a sample of all rows that were added, each with the same probability.
+        seed: seed of the draws, an int of at least 0.
+
+    Attributes:
+        seen: number of rows that were added, kept or not.
+
+    Raises:
+        ArgumentError: settings that cannot be.
+    """
+
+    def __init__(self, rows: int, *, bytes: int | None = None, policy: Literal["latest", "reservoir"] = "latest", seed: int = 0) -> None:
+        for name, value, least in (("rows", rows, 1), ("bytes", bytes, 1), ("seed", seed, 0)):
+            if not (name == "bytes" and value is None) and (type(value) is not int or value < least):
+                raise ArgumentError(f"ReplayBuffer({name}={value!r}): expected an int of at least {least}")
+        if policy not in ("latest", "reservoir"):
+            raise ArgumentError(f"ReplayBuffer(policy={policy!r}): expected 'latest' or 'reservoir'")
+        self.rows = rows
+        self.bytes = bytes
+        self.policy = policy
+        self.seen = 0
+        self._random = RandomStream(seed)
+        self._columns: list[Array] = []  # row n of the latest is at n modulo capacity
+        self._capacity = rows
+
+    def __len__(self) -> int:
+        """Number of rows that it keeps."""
+        return min(self.seen, self._capacity)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays, at most `bytes`."""
+        return sum(column.nbytes for column in self._columns)
+
+    def add(self, *columns: Any) -> None:
+        """Add rows; over the bounds, the oldest or drawn ones make room.
+
+        Args:
+            columns: Tensors or arrays of numbers with one length, at least 1; the first axis counts rows.
+
+        Raises:
+            ArgumentError: the columns do not fit together, or differ from the first rows in dtypes or shapes; nothing was added.
+        """
+        arrays = _checked("ReplayBuffer.add", columns)
+        if self._columns:
+            _check_like("ReplayBuffer.add", arrays, self._columns)
+            capacity = self._capacity
+        else:
+            capacity = self._capacity_for("ReplayBuffer.add", arrays)
+        count = len(arrays[0])
+        storage = _grown(self._columns or [array[:0] for array in arrays], min(capacity, self.seen + count), capacity)
+        fresh = count if self.policy == "latest" else max(0, min(count, capacity - self.seen))
+        rows = np.arange(max(0, fresh - capacity), fresh)
+        places = (self.seen + rows) % capacity
+        if fresh < count:
+            drawn = self._random.numpy.integers(0, np.arange(self.seen + fresh, self.seen + count) + 1)
+            hits = np.flatnonzero(drawn < capacity)[::-1]
+            slots, latest = np.unique(drawn[hits], return_index=True)  # of rows that draw one place, the last has it
+            rows, places = np.concatenate((rows, fresh + hits[latest])), np.concatenate((places, slots))
+        for column, array in zip(storage, arrays, strict=True):
+            column[places] = array[rows]
+        self._columns, self._capacity = storage, capacity
+        self.seen += count
+
+    def sample(self, count: int) -> tuple[Array, ...]:
+        """Draw rows: without replacement while there are `count` of them, else with replacement.
+
+        Args:
+            count: number of rows, at least 1.
+
+        Returns:
+            A new array of `count` rows for each column.
+
+        Raises:
+            ArgumentError: the count is less than 1. ServingError: the buffer is empty.
+        """
+        if type(count) is not int or count < 1:
+            raise ArgumentError(f"ReplayBuffer.sample({count!r}): expected an int of at least 1")
+        if not len(self):
+            raise ServingError("ReplayBuffer.sample: the buffer is empty; add rows first")
+        places = self._random.numpy.choice(len(self), count, replace=count > len(self))
+        return tuple(column[places] for column in self._columns)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows, counts and the state of the draws, as `ag.save` writes them.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
+        columns = [column[: len(self)].copy() for column in self._columns]
+        bounds = {"rows": self.rows, "bytes": self.bytes, "policy": self.policy}
+        return {**bounds, "seen": self.seen, "columns": columns, "random": self._random.as_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`: the same rows, and the same draws to the bit.
+
+        Args:
+            state: the state of a buffer with the same bounds and policy.
+
+        Raises:
+            ArgumentError: the state is malformed, or of another buffer; nothing was changed.
+        """
+        what, own = "ReplayBuffer.load_state_dict", {"rows": self.rows, "bytes": self.bytes, "policy": self.policy}
+        if not isinstance(state, Mapping) or set(state) != {*own, "seen", "columns", "random"}:
+            raise ArgumentError(f"{what}: expected a dict as state_dict() returns it")
+        found = {name: state[name] for name in own}
+        if found != own:
+            raise ArgumentError(f"{what}: the state is of a buffer with {found}, expected {own}")
+        random, seen = stream_of(state["random"]), state["seen"]
+        if type(seen) is not int or seen < 0 or not isinstance(state["columns"], (list, tuple)):
+            raise ArgumentError(f"{what}: expected a number of rows and a list of columns")
+        arrays = _checked(what, state["columns"]) if seen else []
+        if self._columns and arrays:
+            _check_like(what, arrays, self._columns)
+        capacity = self._capacity_for(what, arrays) if seen else self.rows
+        if seen and len(arrays[0]) != min(seen, capacity):
+            raise ArgumentError(f"{what}: found {len(arrays[0])} rows, expected {min(seen, capacity)} after {seen}")
+        self._columns, self._capacity = [np.array(array) for array in arrays], capacity
+        self.seen, self._random = seen, random
+
+    def _capacity_for(self, what: str, arrays: list[Array]) -> int:
+        """The most rows like these."""
+        row_bytes = sum(array.itemsize * math.prod(array.shape[1:]) for array in arrays)
+        capacity = min(self.rows, self.bytes // row_bytes) if self.bytes is not None and row_bytes else self.rows
+        if not capacity:
+            raise ArgumentError(f"{what}: a row has {row_bytes} bytes, the buffer room for {self.bytes}; give it more")
+        return capacity
+
+
+def _checked(what: str, columns: Any) -> list[Array]:
+    """The columns as arrays in the byte order of this machine."""
+    try:
+        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
+    except ArgumentError:  # masked elements
+        raise
+    except ValueError as error:
+        raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
+    for place, array in enumerate(arrays):
+        if array.dtype.name not in STATE_DTYPES:
+            raise ArgumentTypeError(f"{what}: column {place} has dtype {array.dtype}, expected numbers")
+        if not array.ndim or len(array) != len(arrays[0]) or not len(array):
+            shapes = ", ".join(str(list(each.shape)) for each in arrays)
+            raise ArgumentError(f"{what}: found columns of shapes {shapes}, expected at least one row, and as many in each")
+    if not arrays:
+        raise ArgumentError(f"{what}: found no columns, expected at least one")
+    return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
+
+
+def _check_like(what: str, arrays: list[Array], columns: list[Array]) -> None:
+    """Compare the row shapes and dtypes of columns."""
+    found, expected = ([f"{array.dtype} {list(array.shape[1:])}" for array in each] for each in (arrays, columns))
+    if found != expected:
+        raise ArgumentError(f"{what}: found rows of {', '.join(found)}, expected {', '.join(expected)} as in the first add; cast or reshape them")
+
+
+def _grown(columns: list[Array], rows: int, capacity: int) -> list[Array]:
+    """Columns with room for `rows`: the same if they have it, else new ones of twice the size up to the capacity."""
+    if rows <= len(columns[0]):
+        return columns
+    size = min(capacity, max(rows, 2 * len(columns[0])))
+    grown = [np.empty((size, *column.shape[1:]), column.dtype) for column in columns]
+    for new, column in zip(grown, columns, strict=True):
+        new[: len(column)] = column
+    return grown

@@ -1,0 +1,141 @@
+"""Runs a model's forward with the arrays of any version: one compiled program per shape for all versions, or the function itself.
+
+Note [A module for every version]
+    Nothing is swapped in the user's model, and no two versions share a module. `VersionedForward` copies the modules once, as shallow as
+    `functional_call` does, sets evaluation mode in the copy and calls a copy of that with a version's Tensors. A synchronous forward is compiled as
+    a function of these Tensors, so a new version costs no recording; a forward that awaits runs on a module of its version, which other
+    batches of that version share.
+
+Note [Sizes]
+    A program belongs to one shape. Batches are padded with copies of their last row to one of few sizes, less than a quarter larger, so that a
+    server of batches up to 64 rows records at most 20 programs. Only compiled forwards are padded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.compiler import CompiledFunction
+from aiograd.engine.run import clock_of, current_engine
+from aiograd.nn.module import Module
+from aiograd.nn.stateless import twin_of
+from aiograd.running.modes import no_grad
+from aiograd.serving.versions import Version
+from aiograd.tensors.core import TensorCore, host_array, make
+
+#: seconds that a batch may take on the event loop; longer ones run on the executor
+ON_LOOP = 1e-3
+#: programs that are kept per row of the largest batch, for columns of several shapes
+PROGRAMS = 4
+
+
+def padded(rows: int) -> int:
+    """The size to which a batch of `rows` rows is padded: `rows` up to 8, beyond it the next multiple of an eighth of a power of two."""
+    step = 1 << max(0, (rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
+
+
+class BoundVersion:
+    """A version with the Tensors that its forward runs on."""
+
+    __slots__ = ("version", "tensors", "module")
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self.tensors = tuple([make(array) for array in version.state.values()])
+        #: the module of an eager forward, made by its first batch
+        self.module: Module | None = None
+
+
+class VersionedForward:
+    """The forward of a model as a function of a version and columns.
+
+    Args:
+        model: the module that is served.
+        forward: called with a module and columns; None calls the module.
+        max_batch: the most rows of a batch.
+    """
+
+    def __init__(self, model: Module, forward: Callable[..., Any] | None, max_batch: int) -> None:
+        self._template = twin_of(model, {}).eval()
+        self._forward = forward
+        self._paths = tuple(model.state_dict())
+        self._max_batch = max_batch
+        function = model.forward if forward is None else forward
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        self._program = None if self.is_async else CompiledFunction(self._run, "eager", PROGRAMS * max_batch, warns=False)
+        #: by number of rows: seconds of a batch
+        self._seconds: dict[int, float] = {}
+
+    @property
+    def recordings(self) -> int:
+        """The number of recorded programs."""
+        return 0 if self._program is None else self._program.statistics().recordings
+
+    async def __call__(self, bound: BoundVersion, parts: Sequence[Sequence[Any]], size: int) -> Any:
+        """Compute the outputs for a batch.
+
+        Args:
+            bound: the version.
+            parts: the columns of each request of the batch.
+            size: the number of rows of all parts.
+
+        Returns:
+            The forward's result, a Tensor or a tuple of Tensors with `size` rows if it is as it should be.
+        """
+        with no_grad():
+            if self._program is None:
+                if bound.module is None:
+                    bound.module = self._module(bound.tensors)
+                result = self._called(bound.module, *_columns(parts, size, size))
+                return await result if inspect.isawaitable(result) and not isinstance(result, TensorCore) else result
+            rows = min(padded(size), max(size, self._max_batch))
+            columns = _columns(parts, size, rows)
+            program, clock = self._program, clock_of(asyncio.get_running_loop())
+
+            def compute() -> tuple[Any, float]:
+                began = clock()
+                outputs = program(bound.tensors, *columns)
+                return outputs, clock() - began
+
+            seconds = self._seconds.get(rows)
+            is_cheap = seconds is not None and seconds < ON_LOOP
+            outputs, took = compute() if is_cheap else await current_engine().offload(compute)
+            self._seconds[rows] = took if seconds is None or took < seconds else 0.8 * seconds + 0.2 * took
+            return outputs if rows == size else _first(outputs, size, rows)
+
+    def _run(self, tensors: tuple[Any, ...], *columns: Any) -> Any:
+        return self._called(self._module(tensors), *columns)
+
+    def _module(self, tensors: tuple[Any, ...]) -> Module:
+        return twin_of(self._template, dict(zip(self._paths, tensors, strict=True)))
+
+    def _called(self, module: Module, *columns: Any) -> Any:
+        return module(*columns) if self._forward is None else self._forward(module, *columns)
+
+
+def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:
+    """The columns of all parts one below the other, padded from `size` to `rows` rows."""
+    if len(parts) == 1 and rows == size:
+        return list(parts[0])
+    columns = []
+    for pieces in zip(*parts, strict=True):
+        arrays = [host_array(piece) for piece in pieces]
+        column = np.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
+        np.concatenate(arrays, out=column[:size])
+        column[size:] = column[size - 1]
+        columns.append(make(column))
+    return columns
+
+
+def _first(outputs: Any, count: int, rows: int) -> Any:
+    """The outputs without the rows of the padding; outputs that have other than `rows` rows as they are."""
+    if isinstance(outputs, (tuple, list)):
+        return tuple(_first(output, count, rows) for output in outputs)
+    has_rows = isinstance(outputs, TensorCore) and outputs.ndim and outputs.shape[0] == rows
+    return make(host_array(outputs)[:count]) if has_rows else outputs

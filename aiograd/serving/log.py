@@ -1,0 +1,330 @@
+"""VersionLog: versions in a folder, over restarts and crashes.
+
+Note [The folder]
+    ``00000017.safetensors`` holds version 17, its digest and its metrics. ``manifest.json`` names the promoted version, the versions that were
+    promoted before it, and the highest number ever given. Both are written beside the old file, flushed and put in place by one rename, the version
+    before the manifest that names it: a version is in the log when the manifest is, and after a crash at any point the manifest names whole
+    versions. Both carry a checksum. A damaged version is passed over for the one promoted before it, or is a `VersionLogError`; a damaged
+    manifest is a `VersionLogError`.
+
+    ``lock`` is held by the server that uses the log, by ``flock``, which ends with its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
+from aiograd.running.caller import warn_caller
+from aiograd.running.digest import state_digest
+from aiograd.saving.serialization import flush_folder, load, load_metadata, save
+from aiograd.serving.versions import Version
+from aiograd.tensors.core import host_array
+
+try:
+    import fcntl
+except ImportError:  # a system without it has no lock
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = 1
+_NAME = re.compile(r"(\d{8,})\.safetensors")
+#: files that a crash left unfinished, of this class and of `save`
+_UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest)\.[0-9a-f]{16}\.tmp")
+
+
+class _Manifest(NamedTuple):
+    """The contents of ``manifest.json``."""
+
+    #: numbers of promoted versions, each after the one that served before it; the last one is promoted now
+    served: tuple[int, ...]
+    highest: int
+
+
+class VersionLog:
+    """Versions in a folder: one safetensors file each, and a manifest that names the promoted one.
+
+    All methods block: a `Server` calls them on the executor. A version is durable when `append` returns.
+
+    Args:
+        folder: path of the folder, made if it is missing.
+        keep: the number of versions that are kept, besides the promoted one.
+
+    Raises:
+        ArgumentError: `keep` is no number of versions.
+
+    >>> log = ag.serving.VersionLog(folder)
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1), log=log) as server:
+    ...     version = await server.publish()
+    >>> log.last().digest == version.digest
+    True
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, keep: int = 10) -> None:
+        if type(keep) is not int or keep < 1:
+            raise ArgumentError(f"VersionLog(keep={keep!r}): expected an int of at least 1")
+        self.folder = Path(folder)
+        self.keep = keep
+        self._lock_file: int | None = None
+
+    def __repr__(self) -> str:
+        return f"VersionLog({str(self.folder)!r})"
+
+    # ---------------------------------------------------------------- reading
+
+    def numbers(self) -> list[int]:
+        """List the versions in the folder.
+
+        Returns:
+            Their numbers, in ascending order.
+
+        Raises:
+            VersionLogError: the folder cannot be read.
+        """
+        with self._failing("list it"):
+            return self._numbers()
+
+    @property
+    def promoted(self) -> int | None:
+        """The number of the promoted version; None if none was promoted yet."""
+        served = self._manifest().served
+        return served[-1] if served else None
+
+    @property
+    def highest(self) -> int:
+        """The highest number that was ever given; 0 before the first."""
+        return max([self._manifest().highest, *self.numbers()])
+
+    def load(self, number: int) -> Version:
+        """Read a version.
+
+        Args:
+            number: of the version.
+
+        Returns:
+            The version, with number, digest, parent, metrics and time as they were written.
+
+        Raises:
+            VersionNotFoundError: the folder has none of that number. VersionLogError: its file is damaged, or cannot be read.
+        """
+        if number not in (numbers := self.numbers()):
+            raise VersionNotFoundError(f"the log {self.folder} has no version {number!r}; it has {', '.join(map(str, numbers)) or 'none'}")
+        path = self._path(number)
+        try:
+            return _read(path, number)
+        except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
+
+    def last(self) -> Version | None:
+        """The promoted version; if its file is damaged, with a warning, the newest whole one that was promoted before it.
+
+        Returns:
+            The version, or None if the log has no promoted version.
+
+        Raises:
+            VersionLogError: none of these is whole, or the manifest is damaged.
+        """
+        failure: Exception | None = None
+        for number in reversed(self._manifest().served):
+            try:
+                version = self.load(number)
+            except (VersionLogError, VersionNotFoundError) as error:
+                failure = failure or error
+            else:
+                if failure is not None:
+                    warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failure}")
+                return version
+        if failure is not None:
+            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failure}") from failure
+        return None
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+
+    def _manifest(self) -> _Manifest:
+        path = self.folder / "manifest.json"
+        try:
+            content = json.loads(path.read_bytes())
+            if content["format"] != FORMAT:
+                raise VersionLogError(f"the log {self.folder} has format {content['format']!r}, expected {FORMAT}; update aiograd, or check the file")
+            manifest = _Manifest(tuple(content["served"]), content["highest"])
+            if content != _content(manifest):
+                raise ValueError("its checksum differs")
+        except FileNotFoundError:
+            return _Manifest((), 0)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            if isinstance(error, VersionLogError):
+                raise
+            raise VersionLogError(
+                f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. Without this file a server begins with the "
+                "weights of its model, and the numbers go on."
+            ) from error
+        return manifest
+
+    # ---------------------------------------------------------------- writing
+
+    def append(self, version: Version, *, promote: bool = False, pinned: Iterable[int] = ()) -> None:
+        """Write a version, and delete the versions beyond `keep`.
+
+        Args:
+            version: the version; its number is higher than all in the manifest.
+            promote: True to promote it too.
+            pinned: numbers of versions to keep besides the last ones and the promoted one.
+
+        Raises:
+            VersionLogError: it cannot be written, or the number was given already; the log is as it was.
+        """
+        number = version.number
+        with self._writing(f"write version {number}"):
+            manifest = self._manifest()
+            if number <= manifest.highest:
+                raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {manifest.highest} are taken")
+            served = (*manifest.served, number) if promote else manifest.served
+            numbers = self._numbers()
+            kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
+            facts = {
+                "number": number,
+                "digest": version.digest,
+                "parent": version.parent,
+                "metrics": dict(version.metrics),
+                "created": version.created,
+                "paths": list(version.state),
+            }
+            description = json.dumps(facts)
+            try:
+                save(version.state, self._path(number), {"version": description, "checksum": _checksum(description)})
+                self._write_manifest(_Manifest(tuple(each for each in served if each in kept), number))
+            except BaseException:
+                if self._manifest().highest < number:
+                    self._path(number).unlink(missing_ok=True)
+                raise
+            for each in set(numbers) - kept:
+                with contextlib.suppress(OSError):  # it is deleted with a later version
+                    self._path(each).unlink()
+
+    def promote(self, number: int) -> None:
+        """Name a version as the one to serve. Versions that were promoted after an earlier promotion of it are forgotten, as by a rollback.
+
+        Args:
+            number: of the version.
+
+        Raises:
+            VersionNotFoundError: the folder has none of that number. VersionLogError: the manifest cannot be written; it is as it was.
+        """
+        if number not in self.numbers():
+            raise VersionNotFoundError(f"the log {self.folder} has no version {number!r} to promote")
+        with self._writing(f"promote version {number}"):
+            served, highest = self._manifest()
+            before = served[: served.index(number)] if number in served else served
+            self._write_manifest(_Manifest((*before, number), max(number, highest)))
+
+    def open(self) -> Version | None:
+        """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version.
+
+        Returns:
+            The version, or None if the log has no promoted version.
+
+        Raises:
+            VersionLogError: the folder cannot be used, or another server uses it; or as `last`. The lock is free again.
+        """
+        with self._failing("open it"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            flush_folder(self.folder.parent)
+            self._lock_file = self._lock()
+            try:
+                for name in filter(_UNFINISHED.fullmatch, self._names()):
+                    (self.folder / name).unlink()
+                return self.last()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """Release the lock. Idempotent."""
+        if self._lock_file is not None:
+            os.close(self._lock_file)
+            self._lock_file = None
+
+    def _lock(self) -> int:
+        file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException as error:
+            os.close(file)
+            if isinstance(error, BlockingIOError):
+                raise VersionLogError(f"the log {self.folder} is in use by another server; give each server a folder of its own") from error
+            raise
+        return file
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """Hold the lock, for this one change if the log is not open."""
+        with self._failing(what):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            file = self._lock() if self._lock_file is None else None
+            try:
+                yield
+            finally:
+                if file is not None:
+                    os.close(file)
+
+    @contextlib.contextmanager
+    def _failing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except AiogradError:
+            raise
+        except OSError as error:
+            raise VersionLogError(f"the log {self.folder}: cannot {what}: {error}") from error
+
+    def _write_manifest(self, manifest: _Manifest) -> None:
+        beside = self.folder / f".manifest.{secrets.token_hex(8)}.tmp"
+        try:
+            with open(beside, "x", encoding="utf-8") as file:
+                file.write(json.dumps(_content(manifest)))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, self.folder / "manifest.json")
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        flush_folder(self.folder)
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:08}.safetensors"
+
+
+def _read(path: Path, number: int) -> Version:
+    metadata, tensors = load_metadata(path), load(path)
+    if metadata["checksum"] != _checksum(metadata["version"]):
+        raise ValueError("its description has another checksum than was written")
+    facts = json.loads(metadata["version"])
+    state = {name: host_array(tensors[name]) for name in facts["paths"]}
+    notes = {name: facts[name] for name in ("digest", "parent", "metrics", "created")}
+    if facts["number"] != number or state_digest(state) != notes["digest"]:
+        raise ValueError("its contents have another digest than was written")
+    return Version.of(number, state, **notes)
+
+
+def _content(manifest: _Manifest) -> dict[str, Any]:
+    """The JSON of a manifest, with its checksum."""
+    content = {"format": FORMAT, "served": list(manifest.served), "highest": manifest.highest}
+    return {**content, "checksum": _checksum(json.dumps(content))}
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,319 @@
+"""Server: answers requests in batches, each by one committed version of a model's weights.
+
+See Note [One reference] in `publisher`, Note [Batches] in `batching`, Note [A module for every version] in `forward`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections.abc import Callable
+from os import PathLike
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from aiograd.engine.run import clock_of
+from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
+from aiograd.nn.module import Module
+from aiograd.running import tracing
+from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
+from aiograd.serving.batcher import Batcher
+from aiograd.serving.batching import Task, TaskBatch
+from aiograd.serving.forward import BoundVersion, VersionedForward
+from aiograd.serving.log import VersionLog
+from aiograd.serving.publisher import Publisher
+from aiograd.serving.registry import REGISTRY
+from aiograd.serving.served_versions import ServedVersions
+from aiograd.serving.shadow import Shadow
+from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
+from aiograd.serving.versions import Version
+
+
+class Server(ServedVersions):
+    """Serves a model: batches the requests that meet, and answers each with a committed version of the weights.
+
+    The model itself stays free to be trained: answers come from snapshots of it. Entering publishes the first version from the model, or
+    loads the last promoted version of the log into it.
+
+    Args:
+        model: the module; its parameters and persistent buffers make a version. All of them must be finite on entry.
+        forward: called as ``forward(module, *columns)`` with a module that holds the version's weights in evaluation mode, ``def`` or
+            ``async def``; by default ``module(*columns)``. Returns a Tensor or a tuple of Tensors with one row per row of the columns.
+        max_batch: the most rows that run together. With 1 an answer has the bits of the forward on its rows alone.
+        max_delay: seconds that a batch with room left waits for more rows.
+        max_queue: the most rows that wait; requests beyond are refused.
+        deadline: seconds within which a request is answered; None for no limit.
+        keep: the number of versions to keep, besides the serving one and the versions of a split or a shadow.
+        precision: "exact", or "bfloat16" to round published float32 arrays so that followers need fewer bytes.
+        log: folder or `VersionLog` that keeps versions over restarts.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: RejectedVersionError, a model that is not finite. VersionLogError: the
+            log cannot be used.
+
+    >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+    ...     answer = await server.predict(ag.ones(3, 2))
+    >>> answer.value.shape, answer.version
+    ((3, 1), 1)
+    """
+
+    def __init__(
+        self,
+        model: Module,
+        *,
+        forward: Callable[..., Any] | None = None,
+        max_batch: int = 64,
+        max_delay: float = 0.0,
+        max_queue: int = 1024,
+        deadline: float | None = None,
+        keep: int = 10,
+        precision: Literal["exact", "bfloat16"] = "exact",
+        log: str | PathLike[str] | VersionLog | None = None,
+    ) -> None:
+        if not isinstance(model, Module):
+            raise ArgumentTypeError(f"Server: expected a Module, found {type(model).__name__}")
+        if forward is not None and not callable(forward):
+            raise ArgumentTypeError(f"Server(forward=): expected a function of a module and columns, found {type(forward).__name__}")
+        for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("keep", keep)):
+            if type(value) is not int or value < 1:
+                raise ArgumentError(f"Server({name}={value!r}): expected an int of at least 1")
+        if not max_delay >= 0.0 or math.isinf(max_delay):
+            raise ArgumentError(f"Server(max_delay={max_delay!r}): expected seconds, 0 or more")
+        if precision not in ("exact", "bfloat16"):
+            raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
+        self.model = model
+        self.deadline = checked_deadline(deadline)
+        self.max_batch = max_batch
+        self.max_queue = max_queue
+        self._forward = VersionedForward(model, forward, max_batch)
+        context = contextvars.copy_context()
+        self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context)
+        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
+        self._publisher = Publisher(model, keep, precision, version_log)
+        self._shadow: Shadow | None = None
+        self._pinned: tuple[int, ...] = ()
+        self._answer_counts = AnswerCounts()
+        self._difference_sums: dict[int, DifferenceSum] = {}
+        self._state = "new"
+
+    def __repr__(self) -> str:
+        version = "" if self._publisher.serving is None else f", version {self.current.number}"
+        return f"<Server of {type(self.model).__name__}, {self._state}{version}>"
+
+    # ---------------------------------------------------------------- entering and leaving
+
+    async def __aenter__(self) -> Self:
+        if self._state != "new":
+            raise ServingError("a Server is entered once; make a new one")
+        self._state = "entering"
+        try:
+            await self._begin()
+        except BaseException:
+            self._state = "closed"
+            await self._publisher.aclose()
+            raise
+        self._state = "open"
+        REGISTRY.add(self)
+        return self
+
+    async def _begin(self) -> None:
+        """Take the first version."""
+        await self._publisher.begin()
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None and self._state == "open":
+            await self.drain()
+        await self.aclose()
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Answer the requests that have been admitted and refuse others with `DrainingError`.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+
+        Returns:
+            True if all were answered, False if the time was up before; `aclose` fails the rest.
+
+        Cancelling stops the waiting; the server stays closed for new requests.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.drain(timeout=1.0)
+        True
+        """
+        self._check_open()
+        return await self._batcher.drain(timeout)
+
+    async def aclose(self) -> None:
+        """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent.
+
+        Cancelling leaves it half closed: call it again.
+
+        >>> server = await ag.serving.Server(ag.nn.Linear(2, 1)).__aenter__()
+        >>> await server.aclose()
+        """
+        if self._state in ("closed", "new"):
+            self._state = "closed"
+            return
+        self._state = "closed"
+        REGISTRY.remove(self)
+        try:
+            await self._batcher.aclose()
+            if self._shadow is not None:
+                await self._shadow.aclose()
+        finally:
+            await self._publisher.aclose()
+
+    def _check_open(self) -> None:
+        if self._state != "open":
+            before = "before it is entered: use `async with`" if self._state in ("new", "entering") else "after it was closed"
+            raise ServingError(f"this Server cannot be used {before}")
+
+    # ---------------------------------------------------------------- answers
+
+    async def predict(
+        self, *columns: Any, deadline: float | None = None, version: int | None = None, key: Any = None, at_least: int | None = None
+    ) -> Answer:
+        """Answer a request: the outputs of one version for these rows.
+
+        Requests that wait at the same time run as one batch, so values agree with separate answers to rounding. A request of more rows than
+        a batch runs as several, all of one version. Cancelling takes the rows out.
+
+        Args:
+            columns: Tensors or arrays with the same number of rows, at least one, as the forward takes them.
+            deadline: seconds until the answer is given up; None for the server's.
+            version: number of the version to ask; None for the one that serves, or one of the split.
+            key: text, bytes or an integer that chooses the same version of a split every time.
+            at_least: wait until this or a later version serves.
+
+        Returns:
+            The answer with the version's number and digest.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: columns that are no rows or do not fit together. QueueFullError: too many rows wait. DrainingError: the
+            server closes. DeadlineError: no answer in time. VersionNotFoundError: `version` is not kept. Exceptions of the forward.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     answer = await server.predict([[1.0, 2.0]], deadline=1.0)
+        >>> sorted(answer.headers)
+        ['X-Model-Digest', 'X-Model-Version']
+        """
+        self._check_open()
+        rows = rows_of(columns)
+        with tracing.span("predict", attributes={"aiograd.rows": rows[0].shape[0]}) as span:
+            loop = asyncio.get_running_loop()
+            clock = clock_of(loop)  # a loop's own has milliseconds only
+            began = clock()
+            seconds = self.deadline if deadline is None else checked_deadline(deadline)
+            until = None if seconds is None else loop.time() + seconds
+            if at_least is not None:
+                await self._publisher.reached(at_least, until)
+            group = self._publisher.group_of(version, key)
+            if rows[0].shape[0] <= self.max_batch:
+                task = self._batcher.admit(rows, group=group, deadline=until)
+                value = await self._batcher.wait(task)
+            else:
+                task, value = await self._in_parts(rows, self._publisher.bound_of(group), until)
+            batch: Any = task.batch
+            bound: BoundVersion = batch.served
+            if span is not None:
+                span.set_attribute("aiograd.version", bound.version.number)
+            self._answer_counts.add(bound.version.number, clock() - began)
+            return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
+
+    async def _in_parts(self, rows: tuple[Any, ...], bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
+        """Run a request of more rows than a batch as several batches of one version."""
+        self._batcher.require_room(rows[0].shape[0])
+        tasks: list[Task] = []
+        try:
+            for part in parts_of(rows, self.max_batch):
+                tasks.append(self._batcher.admit(part, group=bound, deadline=until))
+            return tasks[0], joined([await self._batcher.wait(task) for task in tasks])
+        finally:
+            for task in tasks:
+                self._batcher.cancel(task)
+
+    async def _run(self, batch: TaskBatch) -> Any:
+        """Compute a batch by one version, see Note [One reference]."""
+        group: Any = batch.group
+        bound = self._publisher.bound_of(group)
+        batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
+        outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
+        if self._shadow is not None and bound is not self._shadow.bound:
+            self._shadow.add(batch, outputs)
+        return outputs
+
+    # ---------------------------------------------------------------- beside requests
+
+    async def compute(self, version: Version, *columns: Any) -> Any:
+        """The outputs of a version for these rows, apart from batches, statistics and limits.
+
+        Args:
+            version: of this server.
+            columns: Tensors or arrays with the same number of rows, as the forward takes them.
+
+        Returns:
+            A Tensor, or a tuple of Tensors, as the forward returns.
+
+        Cancelling cancels a forward that waits.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     (await server.compute(server.current, np.ones((3, 2), np.float32))).shape
+        (3, 1)
+        """
+        self._check_open()
+        rows = rows_of(columns)
+        return await self._forward(self._publisher.bind(version), [rows], rows[0].shape[0])
+
+    async def idle(self, timeout: float | None = None) -> bool:
+        """Wait until no rows are queued.
+
+        Args:
+            timeout: seconds; None for no limit.
+
+        Returns:
+            True if no rows are queued, False if the time was up before.
+
+        Cancelling stops the waiting.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.idle()
+        True
+        """
+        return await self._batcher.idle(timeout)
+
+    @property
+    def queued(self) -> int:
+        """The number of rows that wait."""
+        return self._batcher.queued
+
+    # ---------------------------------------------------------------- figures
+
+    def statistics(self) -> ServingStatistics:
+        """Figures of the server so far.
+
+        Returns:
+            A `ServingStatistics`.
+        """
+        batcher, publisher = self._batcher, self._publisher
+        return ServingStatistics(
+            version=self.current.number,
+            versions=len(publisher.store.versions),
+            states=publisher.states(self._shadow),
+            published=publisher.published,
+            promoted=publisher.promoted,
+            rollbacks=publisher.rollbacks,
+            answers=sum(self._answer_counts.by_version.values()),
+            batches=batcher.batches,
+            rows=batcher.rows,
+            queued=batcher.queued,
+            refused=batcher.refused,
+            expired=batcher.expired,
+            cancelled=batcher.cancelled,
+            failed=batcher.failed,
+            answers_by_version=dict(self._answer_counts.by_version),
+            latency=self._answer_counts.latency,
+            latency_sum=self._answer_counts.seconds,
+            comparisons={number: total.comparison for number, total in self._difference_sums.items()},
+        )
+

@@ -1,0 +1,64 @@
+"""A shadow: a version that computes answered batches too, so that it can be compared before it serves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from aiograd.serving.batching import TaskBatch
+from aiograd.serving.forward import BoundVersion, VersionedForward
+from aiograd.serving.statistics import DifferenceSum
+
+#: batches that wait to be computed; further ones are left out
+MOST_WAITING = 4
+
+
+class Shadow:
+    """Computes a share of the batches with another version, after their answers have gone out.
+
+    Args:
+        forward: of the server.
+        bound: the version that is compared.
+        share: of the batches, from 0 to 1.
+        difference_sum: takes the differences.
+    """
+
+    def __init__(self, forward: VersionedForward, bound: BoundVersion, share: float, difference_sum: DifferenceSum) -> None:
+        self.bound = bound
+        self.share = share
+        self._forward = forward
+        self._difference_sum = difference_sum
+        self._due = 0.0
+        #: the columns of each request of a batch, its rows, and its outputs
+        self._waiting: deque[tuple[list[Any], int, Any]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, batch: TaskBatch, outputs: Any) -> None:
+        """Compare this batch, if it belongs to the share and there is room."""
+        self._due += self.share
+        if self._due < 1.0 or len(self._waiting) >= MOST_WAITING:
+            self._due = min(self._due, 1.0)
+            return
+        self._due -= 1.0
+        self._waiting.append(([task.rows for task in batch.tasks], batch.size, outputs))
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._compare(), name="aiograd:shadow")
+
+    async def aclose(self) -> None:
+        """Leave out what waits, and stop. Idempotent."""
+        self._waiting.clear()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _compare(self) -> None:
+        while self._waiting:
+            await asyncio.sleep(0)  # the answers of the batch go out first
+            parts, size, outputs = self._waiting.popleft()
+            try:
+                found = await self._forward(self.bound, parts, size)
+            except Exception:
+                self._difference_sum.fail(len(parts))
+            else:
+                self._difference_sum.add(len(parts), outputs, found)

@@ -1,0 +1,331 @@
+"""Trainer: learns inside of a service, from the examples that it is given, and publishes versions.
+
+Note [Rollbacks]
+    After a rollback, by the gate or by hand, the model goes on from the version that serves and the optimizer's state is cleared: at once, or at the
+    end of the step that runs, which is then not published. A version that is promoted, rolled back or published by hand ends the gate's comparison.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, ServingError
+from aiograd.optim.optimizer import Optimizer
+from aiograd.running import tracing
+from aiograd.running.log_fields import structured_logger
+from aiograd.serving.answers import rows_of
+from aiograd.serving.buffer import ReplayBuffer
+from aiograd.serving.gate import Gate, Verdict
+from aiograd.serving.registry import REGISTRY
+from aiograd.serving.server import Server
+from aiograd.serving.training_step import TrainingStep
+from aiograd.serving.versions import Version
+from aiograd.tensors.core import host_array, make
+
+#: seconds by which a trainer that is late may be faster than its rate
+CATCH_UP = 0.1
+#: seconds until an empty buffer is looked at again
+EMPTY_PAUSE = 0.01
+
+log = structured_logger("aiograd.serving")
+
+
+class _ComparedVersions(NamedTuple):
+    """Two versions that a gate compares."""
+
+    newer: Version
+    older: Version
+    #: the one of them that serves
+    serving: Version
+
+
+class Trainer:
+    """Trains a server's model on the rows that arrive, and publishes versions; entered, it runs as a task.
+
+    The loss runs on the model as it is: modes of its modules are not touched. See Note [A step is taken whole or not at all] for failures.
+
+    Args:
+        server: an entered server; its model is trained in place.
+        optimizer: of the model's parameters; its ``step`` takes no closure.
+        loss: called as ``loss(model, *columns)`` with the columns of a batch, ``def`` or ``async def``; returns a Tensor of one number.
+        buffer: rows to draw batches from.
+        batch: rows per step.
+        rate: the most steps per second; None for no limit.
+        publish_every: steps per version.
+        gate: judges candidates before they serve; None: every version serves at once.
+        inputs: the number of columns that go into the model when a version is judged; the others are targets.
+        max_failures: failures in a row after which it stops and logs an error; the server goes on.
+        patience: the most seconds that one part of a step waits for requests.
+
+    Attributes:
+        steps: the number of steps that were taken.
+        failures: the number of steps and publications that failed, or were cancelled otherwise than by leaving the block.
+        error: the exception of the last failure, None after a step that succeeded.
+        rejected: the number of candidates that were dropped, and of states that were not finite.
+        rollbacks: the number of promotions that the gate took back.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: settings that cannot be.
+
+    >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
+    >>> async with ag.serving.Server(model) as server:
+    ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
+    ...     trainer = ag.serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), loss, buffer=ag.serving.ReplayBuffer(100))
+    ...     await trainer.learn(x, x[:, :1])
+    ...     first = await trainer.step()
+    ...     server.current.number, await trainer.step() < first
+    (2, True)
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        optimizer: Optimizer,
+        loss: Callable[..., Any],
+        *,
+        buffer: ReplayBuffer,
+        batch: int = 32,
+        rate: float | None = None,
+        publish_every: int = 1,
+        gate: Gate | None = None,
+        inputs: int = 1,
+        max_failures: int = 10,
+        patience: float = 0.05,
+    ) -> None:
+        settings = {"server": server, "optimizer": optimizer, "buffer": buffer, "gate": gate}
+        for (name, value), cls in zip(settings.items(), (Server, Optimizer, ReplayBuffer, Gate), strict=True):
+            if not isinstance(value, cls) and not (name == "gate" and value is None):
+                raise ArgumentTypeError(f"Trainer({name}=): expected a {cls.__name__}, found {type(value).__name__}")
+        if inspect.iscoroutinefunction(optimizer.step):
+            raise ArgumentTypeError(f"Trainer(optimizer=): {type(optimizer).__name__}.step needs a closure; expected an optimizer such as AdamW")
+        if not callable(loss):
+            raise ArgumentTypeError(f"Trainer(loss=): expected a function of the model and columns, found {type(loss).__name__}")
+        for name, count in (("batch", batch), ("publish_every", publish_every), ("inputs", inputs), ("max_failures", max_failures)):
+            if type(count) is not int or count < 1:
+                raise ArgumentError(f"Trainer({name}={count!r}): expected an int of at least 1")
+        if rate is not None and not (isinstance(rate, (int, float)) and 0.0 < rate < math.inf):
+            raise ArgumentError(f"Trainer(rate={rate!r}): expected steps per second above 0, or None")
+        if not isinstance(patience, (int, float)) or not 0.0 <= patience < math.inf:
+            raise ArgumentError(f"Trainer(patience={patience!r}): expected seconds, 0 or more")
+        self.server = server
+        self.optimizer = optimizer
+        self.loss = loss
+        self.buffer = buffer
+        self.batch = batch
+        self.rate = rate
+        self.publish_every = publish_every
+        self.gate = gate
+        self.inputs = inputs
+        self.max_failures = max_failures
+        self.patience = patience
+        self.steps = self.failures = self.rejected = self.rollbacks = 0
+        self.error: Exception | None = None
+        self._compared_versions: _ComparedVersions | None = None
+        self._since_publication = 0
+        #: rollbacks of the server after which the model has gone on from the version that serves
+        self._followed_rollbacks = server.rollbacks
+        self._step = TrainingStep(server, optimizer, loss, patience)
+        self._stepping = asyncio.Lock()
+        self._may_run = asyncio.Event()
+        self._may_run.set()
+        self._task: asyncio.Task[None] | None = None
+        REGISTRY.add_trainer(self)
+
+    def __repr__(self) -> str:
+        return f"<Trainer of {self.server!r}, {self.steps} steps, {'running' if self.is_running else 'not running'}>"
+
+    @property
+    def is_running(self) -> bool:
+        """True between entering and leaving, unless it has stopped after `max_failures`."""
+        return self._task is not None and not self._task.done()
+
+    async def __aenter__(self) -> Self:
+        if self._task is not None:
+            raise ServingError("a Trainer is entered once; make a new one")
+        self.server.current  # noqa: B018 - an error if the server has not been entered
+        self._task = asyncio.get_running_loop().create_task(self._train(), name="aiograd:trainer")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._end_comparison()
+
+    def pause(self) -> None:
+        """Take no step before `resume`; the step that runs ends."""
+        self._may_run.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._may_run.set()
+
+    # ---------------------------------------------------------------- learning
+
+    async def learn(self, *columns: Any) -> None:
+        """Take examples: the gate judges versions by them first, then they go into the buffer.
+
+        Cancelling while they are judged leaves them out of the buffer.
+
+        Args:
+            columns: Tensors or arrays with the same number of rows, as the loss takes them after the model.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: columns that are no rows, do not fit together, or are not as those before. Exceptions of the gate's
+            metric and of the server's forward; the examples are left out.
+
+        >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
+        >>> async with ag.serving.Server(model) as server:
+        ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
+        ...     optimizer, buffer = ag.optim.SGD(model.parameters(), 0.1), ag.serving.ReplayBuffer(100)
+        ...     async with ag.serving.Trainer(server, optimizer, loss, buffer=buffer) as trainer:
+        ...         await trainer.learn(x, x[:, :1])
+        >>> len(buffer)
+        8
+        """
+        rows = rows_of(columns, "learn")
+        if len(rows) < self.inputs:
+            raise ArgumentError(f"learn: {len(rows)} columns; expected at least the {self.inputs} that go into the model")
+        if self.gate is not None:
+            await self._judge(self.gate, rows)
+        self.buffer.add(*[host_array(column) for column in rows])
+
+    async def step(self) -> float:
+        """Take one step: draw a batch, compute the loss, await backward, step, and publish every `publish_every` steps.
+
+        Steps run one after the other. Where one fails or is cancelled, see Note [A step is taken whole or not at all].
+
+        Returns:
+            The loss.
+
+        Raises:
+            ServingError: the buffer has no rows, or the loss was cancelled by itself. GradientError: a loss or gradient that is not finite.
+            RejectedVersionError: parameters that are not finite after the step. Exceptions of the loss, of its rules and of the publication.
+
+        >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
+        >>> async with ag.serving.Server(model) as server:
+        ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
+        ...     trainer = ag.serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), loss, buffer=ag.serving.ReplayBuffer(100))
+        ...     await trainer.learn(x, x[:, :1])
+        ...     found = await trainer.step()
+        ...     server.current.metrics["loss"] == found
+        True
+        """
+        async with self._stepping:
+            self._follow_rollback()
+            if not len(self.buffer):
+                raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
+            columns = [make(column) for column in self.buffer.sample(self.batch)]
+            task = asyncio.current_task()
+            cancellations = 0 if task is None else task.cancelling()
+            try:
+                with tracing.span("train"):
+                    loss = await self._step.take(columns)
+                self.steps += 1
+                self._since_publication += 1
+                if not self._follow_rollback():
+                    await self._publish(loss)
+            except asyncio.CancelledError as error:
+                if task is None or task.cancelling() > cancellations:
+                    self.failures += task is not self._task  # leaving the block is no failure
+                    raise
+                self.failures += 1
+                self.error = ServingError("Trainer: the loss was cancelled, by itself or by something it waits for; no step was taken")
+                raise self.error from error
+            except Exception as error:
+                self.failures += 1
+                self.error = error
+                if isinstance(error, RejectedVersionError):
+                    self.rejected += 1
+                    self._step.go_on_from_serving()
+                raise
+            self.error = None
+            return loss
+
+    async def _train(self) -> None:
+        """Take steps until cancelled or `max_failures` in a row."""
+        loop = asyncio.get_running_loop()
+        due, in_a_row, seconds = loop.time(), 0, 0.0 if self.rate is None else 1.0 / self.rate
+        while in_a_row < self.max_failures:
+            await asyncio.sleep(max(0.0, due - loop.time()))
+            if not (self._may_run.is_set() and len(self.buffer)):
+                await self._may_run.wait()
+                due = loop.time() + (0.0 if len(self.buffer) else EMPTY_PAUSE)
+                continue
+            due = max(due, loop.time() - CATCH_UP) + seconds
+            try:
+                await self.step()
+                in_a_row = 0
+            except Exception as error:
+                in_a_row += 1
+                log.warning("a step of a Trainer failed (%s: %s); %d in a row", type(error).__name__, error, in_a_row)
+        log.error("a Trainer has stopped after %d failures in a row; the server goes on", in_a_row)
+
+    # ---------------------------------------------------------------- versions
+
+    async def _publish(self, loss: float) -> None:
+        """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
+        if self._since_publication < self.publish_every or self._running_comparison() is not None:
+            return
+        version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
+        if self._followed_rollbacks != self.server.rollbacks:  # while the copy was made
+            if self.gate is None:
+                self.server.rollback()
+            self._follow_rollback()
+            return
+        if not version.is_finite:
+            raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
+        self._since_publication = 0
+        if self.gate is not None:
+            self.gate.begin()
+            serving = self.server.current
+            self._compared_versions = _ComparedVersions(version, serving, serving)
+            self.server.pin(version.number, serving.number)
+
+    async def _judge(self, gate: Gate, rows: tuple[Any, ...]) -> None:
+        """Let the gate judge two versions by these rows, and act on its verdict."""
+        compared = self._running_comparison()
+        if compared is None:
+            return
+        newer, older, _ = compared
+        inputs, targets = rows[: self.inputs], [host_array(column) for column in rows[self.inputs :]]
+        values = [gate.measure(await self.server.compute(version, *inputs), *targets, rows=rows[0].shape[0]) for version in (newer, older)]
+        if self._running_comparison() is not compared:
+            return  # decided meanwhile
+        verdict = gate.judge(*values).verdict
+        if verdict is Verdict.PROMOTE:
+            self.server.promote(newer.number)
+            self._compared_versions = compared._replace(serving=newer)
+        elif verdict is not Verdict.WAIT:
+            self.rejected += verdict is Verdict.DROP
+            if verdict is Verdict.ROLLBACK:
+                self.rollbacks += 1
+                self.server.rollback(older.number)
+            self._end_comparison()
+            async with self._stepping:
+                self._follow_rollback()
+
+    def _running_comparison(self) -> _ComparedVersions | None:
+        """The versions that the gate compares; none any more where a version was made to serve by hand."""
+        if self._compared_versions is not None and self.server.current is not self._compared_versions.serving:
+            self._end_comparison()
+        return self._compared_versions
+
+    def _end_comparison(self) -> None:
+        if self.gate is not None and self._compared_versions is not None:
+            self._compared_versions = None
+            self.gate.abandon()
+            self.server.pin()
+
+    def _follow_rollback(self) -> bool:
+        """Go on from the version that serves if the server was rolled back since the last call; True if so."""
+        if self._followed_rollbacks == self.server.rollbacks:
+            return False
+        self._followed_rollbacks = self.server.rollbacks
+        self._step.go_on_from_serving()
+        return True

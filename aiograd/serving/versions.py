@@ -1,0 +1,377 @@
+"""Versions of the weights of a service: snapshots, and the store that numbers and retains them.
+
+Note [Copy on write]
+    A snapshot compares each array with the array of the same path in the version before, bit by bit, and takes that array if they agree. So a
+    version costs as much memory as it differs from the one before, and two versions of one state share all arrays. Arrays of a version
+    are read-only and die with the last version, batch or answer that refers to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, VersionNotFoundError
+
+Array = np.ndarray[Any, Any]
+Precision = Literal["exact", "bfloat16"]
+
+#: words that are compared or rounded at once, so that temporary arrays stay in the cache
+_CHUNK = 1 << 16
+#: differences that an error names
+_NAMED = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """A committed state of a model. Versions compare by identity: a state that is published twice gives two versions with one digest.
+
+        >>> from aiograd import serving
+        >>> version = serving.Version.of(17, {"weight": np.ones(3, np.float32)}, digest="0f3c", metrics={"loss": 0.5})
+        >>> version.number, version.nbytes, version.is_finite, dict(version.metrics)
+        (17, 12, True, {'loss': 0.5})
+
+    Attributes:
+        number: its number; numbers rise by one and are never given twice.
+        digest: `aiograd.running.digest.state_digest` of the state.
+        parent: number of the version that served when this one was published; None for the first.
+        state: read-only arrays by path.
+        metrics: read-only numbers by name, given when it was published.
+        created: seconds since the epoch.
+        nbytes: bytes of its arrays; an array under two paths counts once.
+        is_finite: True if the state has neither NaN nor infinity.
+    """
+
+    number: int
+    digest: str
+    parent: int | None
+    state: Mapping[str, Array]
+    metrics: Mapping[str, float]
+    created: float
+    nbytes: int
+    is_finite: bool
+
+    @classmethod
+    def of(
+        cls, number: int, state: Mapping[str, Array], *, digest: str, parent: int | None = None, metrics: Mapping[str, float] | None = None,
+        created: float = 0.0, is_finite: bool | None = None,
+    ) -> Version:  # fmt: skip
+        """A version of a state; its arrays become read-only and are not copied.
+
+        Args:
+            number: its number.
+            state: arrays by path.
+            digest: digest of the state.
+            parent: number of the version that served before; None for the first.
+            metrics: numbers by name.
+            created: seconds since the epoch.
+            is_finite: True if the state is known to be finite; None to look.
+
+        Returns:
+            The version.
+
+        Raises:
+            ArgumentTypeError: the metrics are no numbers by name.
+        """
+        try:
+            measured = {str(name): float(value) for name, value in dict(metrics or {}).items()}
+        except (TypeError, ValueError) as error:
+            raise ArgumentTypeError(f"metrics of version {number}: expected numbers by name, found {metrics!r}") from error
+        for array in state.values():
+            array.setflags(write=False)
+        nbytes = sum(array.nbytes for array in {id(array): array for array in state.values()}.values())
+        finite = all_finite(state) if is_finite is None else is_finite
+        return cls(number, digest, parent, MappingProxyType(dict(state)), MappingProxyType(measured), created, nbytes, finite)
+
+
+# ---- states
+
+
+def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> dict[str, Array]:
+    """Read-only copies of arrays; where the bits of an array are the bits of base's array of that path, it is base's array.
+
+        >>> from aiograd.serving.versions import Version, snapshot
+        >>> first = Version.of(1, snapshot({"a": np.zeros(2), "b": np.zeros(2)}), digest="")
+        >>> later = snapshot({"a": np.zeros(2), "b": np.ones(2)}, first)
+        >>> later["a"] is first.state["a"], later["b"] is first.state["b"]
+        (True, False)
+
+    Args:
+        tensors: arrays by path. Paths that share one array share one copy, as tied weights do.
+        base: the version before.
+        precision: with "bfloat16", float32 arrays are rounded to the nearest bfloat16, ties to even, and stay float32 arrays with low
+            16 bits of zero; others are exact.
+
+    Returns:
+        Arrays in C order by path, in the order of `tensors`.
+    """
+    if precision not in ("exact", "bfloat16"):
+        raise ArgumentError(f"snapshot: precision {precision!r}, expected 'exact' or 'bfloat16'")
+    before: Mapping[str, Array] = {} if base is None else base.state
+    copies: dict[str, Array] = {}
+    copied: dict[object, Array] = {}
+    for path, array in tensors.items():
+        memory = (array.__array_interface__["data"][0], array.strides, array.shape, array.dtype)
+        if memory not in copied:
+            copied[memory] = _copy_on_write(array, before.get(path), precision)
+        copies[path] = copied[memory]
+    return copies
+
+
+def _copy_on_write(array: Array, before: Array | None, precision: Precision) -> Array:
+    copy = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
+    if precision == "bfloat16" and copy.dtype == np.float32:
+        copy = np.array(copy, order="C")
+        _round_to_bfloat16(copy.reshape(-1).view(np.uint32))
+    if before is not None and _same_bits(copy, before):
+        return before
+    if np.may_share_memory(copy, array):
+        copy = copy.copy(order="C")
+    copy.setflags(write=False)
+    return copy
+
+
+def _round_to_bfloat16(words: Array) -> None:
+    """Round the bits of float32 numbers in place. NaN becomes a quiet NaN, and the largest numbers become infinite."""
+    for start in range(0, len(words), _CHUNK):
+        chunk = words[start : start + _CHUNK]
+        is_nan = (chunk & 0x7FFFFFFF) > 0x7F800000
+        quiet = chunk[is_nan] | 0x00400000 if is_nan.any() else None
+        chunk += ((chunk >> 16) & 1) + np.uint32(0x7FFF)
+        if quiet is not None:
+            chunk[is_nan] = quiet
+        chunk &= 0xFFFF0000
+
+
+def _same_bits(left: Array, right: Array) -> bool:
+    """True if two arrays have one shape, one dtype and the same bits."""
+    if left is right:
+        return True
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return False
+    bytes_left, bytes_right = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
+    whole = left.nbytes & ~7
+    words_left, words_right = bytes_left[:whole].view(np.uint64), bytes_right[:whole].view(np.uint64)
+    chunks = (slice(start, start + _CHUNK) for start in range(0, len(words_left), _CHUNK))
+    return np.array_equal(bytes_left[whole:], bytes_right[whole:]) and all(np.array_equal(words_left[s], words_right[s]) for s in chunks)
+
+
+def all_finite(state: Mapping[str, Array], base: Version | None = None) -> bool:
+    """True if a state has neither NaN nor infinity; arrays of a `base` that is finite are not looked at again."""
+    known = {id(array) for array in base.state.values()} if base is not None and base.is_finite else set[int]()
+    return all(_is_finite(array) for array in state.values() if id(array) not in known)
+
+
+def _is_finite(array: Array) -> bool:
+    if array.dtype.kind in "biu" or not array.size:
+        return True
+    if array.dtype.name == "bfloat16":
+        return bool(((array.view(np.uint16) & 0x7F80) != 0x7F80).all())
+    parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
+    with np.errstate(all="ignore"):  # a NaN among the numbers is the minimum, so no array of bools is made
+        return all(math.isfinite(part.min()) and math.isfinite(part.max()) for part in parts)
+
+
+def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dict[str, Array]:
+    """The arrays of `state` in the order of `template`, with the digest of which its own is comparable.
+
+    Args:
+        state: arrays by path.
+        template: the paths, shapes and dtypes that it must have.
+
+    Raises:
+        ArgumentError: another path, shape or dtype; names the first differences.
+    """
+    if not isinstance(state, Mapping):
+        raise ArgumentTypeError(f"the state of a version: expected arrays by path, found {type(state).__name__}")
+    faults = [f"no {path!r}" for path in template if path not in state] + [f"unexpected {path!r}" for path in state if path not in template]
+    for path, wanted in template.items():
+        array = state.get(path, wanted)
+        if not isinstance(array, np.ndarray):
+            faults.append(f"{path!r} is a {type(array).__name__}, expected an array")
+        elif array.shape != wanted.shape or array.dtype != wanted.dtype:
+            faults.append(f"{path!r} is {array.dtype} {list(array.shape)}, expected {wanted.dtype} {list(wanted.shape)}")
+    if faults:
+        more = f", and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
+        raise ArgumentError(f"the state is of another model: {', '.join(faults[:_NAMED])}{more}. Give a state with the paths of the served model.")
+    return {path: state[path] for path in template}
+
+
+# ---- the store
+
+
+class VersionStore:
+    """The versions of a server: which serves, which served before, and which are kept.
+
+    Kept are the last `keep` that arrived, the one that serves, and those in `pinned`.
+
+        >>> from aiograd.serving.versions import VersionStore
+        >>> store = VersionStore(keep=2)
+        >>> for value in (1.0, 2.0, 3.0):
+        ...     added = store.add({"weight": np.array(value)}, digest=f"of {value}", created=0.0)
+        >>> [version.number for version in store.versions], store.current.number, store.rollback().number
+        ([2, 3], 3, 2)
+
+    Args:
+        keep: number of versions to keep, at least 1.
+        first: number of the first version, such as the highest number of a log plus one.
+    """
+
+    def __init__(self, keep: int, first: int = 1) -> None:
+        if not all(type(each) is int and each >= 1 for each in (keep, first)):
+            raise ArgumentError(f"VersionStore(keep={keep!r}, first={first!r}): expected ints of at least 1")
+        self._keep = keep
+        #: number of the next version
+        self.next_number = first
+        self._kept: dict[int, Version] = {}  # in the order of arrival
+        self._served: list[int] = []  # each number once, the present one last
+        self._pinned = frozenset[int]()
+        #: numbers of kept versions that have never served
+        self.candidates: set[int] = set()
+
+    @property
+    def current(self) -> Version:
+        """The version that serves.
+
+        Raises:
+            VersionNotFoundError: none does yet.
+        """
+        if not self._served:
+            raise VersionNotFoundError("no version serves yet: add or adopt one first")
+        return self._kept[self._served[-1]]
+
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """All versions that are kept, candidates too, by number."""
+        return tuple(self._kept[number] for number in sorted(self._kept))
+
+    @property
+    def pinned(self) -> frozenset[int]:
+        """Numbers that are kept besides, such as the versions of a split or a shadow; may be set."""
+        return self._pinned
+
+    @pinned.setter
+    def pinned(self, numbers: Iterable[int]) -> None:
+        self._pinned = frozenset(self.get(number).number for number in numbers)
+        self._retain()
+
+    def get(self, number: int) -> Version:
+        """The version of a number.
+
+        Raises:
+            VersionNotFoundError: there is none, or no more; says which are kept.
+        """
+        version = self._kept.get(number) if isinstance(number, int) else None
+        if version is None:
+            kept = ", ".join(map(str, sorted(self._kept))) or "none"
+            raise VersionNotFoundError(f"version {number!r} is not kept; kept: {kept}. Keep more with `keep`.")
+        return version
+
+    def add(
+        self, state: Mapping[str, Array], *, digest: str, created: float, metrics: Mapping[str, float] | None = None, promote: bool = True,
+        is_finite: bool | None = None,
+    ) -> Version:  # fmt: skip
+        """Give a state the next number, and let it serve if `promote`; otherwise it is a candidate.
+
+        Args:
+            state: read-only arrays by path, as `snapshot` returns them.
+            digest: digest of the state.
+            created: seconds since the epoch.
+            metrics: numbers by name.
+            promote: False for a candidate.
+            is_finite: result of `all_finite`, where that was computed off the loop; computed here if None.
+
+        Returns:
+            The version.
+
+        Raises:
+            RejectedVersionError: the state is not finite and `promote` is set; nothing is added.
+        """
+        parent = self._served[-1] if self._served else None
+        version = Version.of(self.next_number, state, digest=digest, parent=parent, metrics=metrics, created=created, is_finite=is_finite)
+        self.admit(version, promote=promote)
+        return version
+
+    def admit(self, version: Version, *, promote: bool) -> None:
+        """Keep a version that has the `next_number`, as `add`."""
+        if promote:
+            _refuse_unless_finite(version)
+        self.next_number = version.number + 1
+        self._kept[version.number] = version
+        if promote:
+            self._serve(version.number)
+        else:
+            self.candidates.add(version.number)
+        self._retain()
+
+    def skip(self, number: int) -> None:
+        """Give only higher numbers than this one from now on."""
+        self.next_number = max(self.next_number, number + 1)
+
+    def adopt(self, version: Version) -> Version:
+        """Let a version of another store serve under its own number: of a leader, or of a log after a restart.
+
+        The number may be lower than the present one, as after a rollback of the leader, and replaces another version of that number. Versions
+        that are added later have higher numbers than all that were adopted.
+
+        Raises:
+            RejectedVersionError: its state is not finite.
+        """
+        _refuse_unless_finite(version)
+        self._kept.pop(version.number, None)
+        self._kept[version.number] = version
+        self.next_number = max(self.next_number, version.number + 1)
+        self._serve(version.number)
+        self._retain()
+        return version
+
+    def promote(self, number: int) -> Version:
+        """Let a version serve that is kept.
+
+        Raises:
+            VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
+        """
+        version = self.get(number)
+        _refuse_unless_finite(version)
+        self._serve(version.number)
+        self._retain()
+        return version
+
+    def rollback(self, number: int | None = None) -> Version:
+        """Let the version serve that served before the present one, or `number`; a second rollback goes one further back.
+
+        Raises:
+            VersionNotFoundError: none served before, or it is not kept. RejectedVersionError: its state is not finite.
+        """
+        if number is None:
+            if len(self._served) < 2:
+                raise VersionNotFoundError(f"rollback from version {self.current.number}: none that is kept served before it")
+            number = self._served[-2]
+        version = self.get(number)
+        if version.number not in self._served:
+            return self.promote(version.number)
+        del self._served[self._served.index(version.number) + 1 :]
+        self._retain()
+        return version
+
+    def _serve(self, number: int) -> None:
+        self._served = [each for each in self._served if each != number] + [number]
+        self.candidates.discard(number)
+
+    def _retain(self) -> None:
+        """Drop all but the last versions, the present one and the pinned; forget what served before a version that was dropped."""
+        stay = {*list(self._kept)[-self._keep :], *self._served[-1:], *self._pinned}
+        self._kept = {number: version for number, version in self._kept.items() if number in stay}
+        self.candidates &= stay
+        dropped = [place for place, number in enumerate(self._served) if number not in stay]
+        del self._served[: dropped[-1] + 1 if dropped else 0]
+
+
+def _refuse_unless_finite(version: Version) -> None:
+    if not version.is_finite:
+        raise RejectedVersionError(f"version {version.number} may not serve: its state has NaN or infinity. Publish a finite one, or a candidate.")

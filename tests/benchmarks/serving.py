@@ -1,0 +1,380 @@
+"""Serving and learning: answers per second, latency and torn answers beside torch behind a lock, and the costs of versions.
+
+Services are processes of their own (`serving_sides`), this process is the load generator. BLAS has one thread on every side. In the flat-out tables
+each connection sends the next request when it has the answer; the table at half of that rate has Poisson arrivals, and latency counts from
+the planned moment, so that a service that stops is not asked less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import numpy as np
+from aiohttp import ClientSession, TCPConnector
+
+import aiograd as ag
+from aiograd import serving
+from aiograd.running.digest import state_digest
+from aiograd.serving.versions import snapshot
+from tests.benchmarks import serving_sides
+from tests.benchmarks.child import forget_peak, in_child, resident
+from tests.benchmarks.harness import OURS, Settings, Table, goal_cells
+from tests.benchmarks.serving_sides import CLASSES, FEATURES, model_of
+
+#: steps per second
+RATE = 100
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def run(settings: Settings) -> Iterator[Table]:
+    """The tables of docs/guides/performance.md on serving."""
+    yield ag.run(_flat_out(settings))
+    yield ag.run(_at_half(settings))
+    yield _without_http(settings)
+    yield _versions(settings)
+    yield _deltas(settings)
+
+
+# -------------------------------------------------------------------- over HTTP
+
+
+@contextlib.asynccontextmanager
+async def _service(side: str, rate: float, tiny: bool) -> AsyncIterator[str]:
+    """A service in a process of its own; gives its URL."""
+    command = (sys.executable, "-m", "tests.benchmarks.serving_sides", side, str(rate), str(int(tiny)))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env={**os.environ, **ONE_THREAD})
+    if process.stdin is None or process.stdout is None:
+        raise RuntimeError("no pipes")
+    try:
+        yield f"http://127.0.0.1:{json.loads(await process.stdout.readline())['port']}"
+    finally:
+        process.stdin.close()
+        await process.wait()
+
+
+class _Client:
+    """Asks a service, and keeps latencies and the answers to one probe by version."""
+
+    def __init__(self, session: ClientSession, url: str) -> None:
+        self._session, self._url = session, url
+        self.row = np.random.default_rng(7).standard_normal(FEATURES).round(4).tolist()
+        self.latencies: list[float] = []
+        self.probes: dict[int, list[float]] = {}
+        self.torn = 0
+
+    async def ask(self, planned: float) -> None:
+        """One request, which was planned for this moment."""
+        async with self._session.post(f"{self._url}/predict", json={"x": self.row}) as response:
+            answer = await response.json()
+        self.latencies.append(time.perf_counter() - planned)
+        if len(answer["scores"]) != CLASSES:
+            raise RuntimeError(f"the service answered {answer}")
+        self.torn += not np.allclose(self.probes.setdefault(answer["version"], answer["scores"]), answer["scores"], rtol=1e-4, atol=1e-5)
+
+    async def steps(self) -> int:
+        async with self._session.get(f"{self._url}/steps") as response:
+            return int((await response.json())["steps"])
+
+    async def flat_out(self, seconds: float, connections: int) -> dict[str, float]:
+        """Each connection sends the next request when it has the answer."""
+
+        async def connection() -> None:
+            while (now := time.perf_counter()) < until:
+                await self.ask(now)
+
+        before, began = await self.steps(), time.perf_counter()
+        until = began + seconds
+        self.latencies.clear()
+        await asyncio.gather(*[connection() for _ in range(connections)])
+        return await self._figures(began, before)
+
+    async def poisson(self, seconds: float, rate: float) -> dict[str, float]:
+        """Requests at planned moments, however long the answers take."""
+        gaps = np.random.default_rng(3).exponential(1 / rate, int(seconds * rate))
+        before, began = await self.steps(), time.perf_counter()
+        self.latencies.clear()
+        async with asyncio.TaskGroup() as group:
+            for moment in began + np.cumsum(gaps):
+                if (rest := moment - time.perf_counter()) > 0:
+                    await asyncio.sleep(rest)
+                group.create_task(self.ask(float(moment)))
+        return await self._figures(began, before)
+
+    async def _figures(self, began: float, before: int) -> dict[str, float]:
+        took = time.perf_counter() - began
+        p50, p99 = (float(np.percentile(self.latencies, q)) * 1e3 for q in (50, 99))
+        steps = (await self.steps() - before) / took
+        return {"rate": len(self.latencies) / took, "p50": p50, "p99": p99, "steps": steps, "torn": self.torn, "versions": len(self.probes)}
+
+
+@contextlib.asynccontextmanager
+async def _client(side: str, rate: float, settings: Settings, connections: int) -> AsyncIterator[_Client]:
+    async with _service(side, rate, settings.tiny) as url, ClientSession(connector=TCPConnector(limit=connections)) as session:
+        client = _Client(session, url)
+        await client.flat_out(0.1 if settings.tiny else 1.0, connections)  # programs are recorded, connections made
+        yield client
+
+
+def _sides(settings: Settings) -> list[str]:
+    has_fastapi = importlib.util.find_spec("fastapi") is not None and importlib.util.find_spec("uvicorn") is not None
+    sides = [f"{OURS}/aiohttp", "empty/aiohttp"]
+    if has_fastapi:
+        sides += [f"{OURS}/fastapi", "empty/fastapi", *["torch/fastapi"] * ("torch" in settings.peers)]
+    return sides
+
+
+async def _flat_out(settings: Settings) -> Table:
+    rounds, seconds, connections = settings.of(3, 1), 0.2 if settings.tiny else 3.0, settings.of(32, 2)
+    table = Table(
+        f"Flat out, {RATE} steps/s of training: {connections} connections, medians of {rounds} runs of {seconds:g} s",
+        ["service", "requests/s", "p50 ms", "p99 ms", "steps/s", "versions", "torn"],
+    )
+    runs: dict[str, list[dict[str, float]]] = {side: [] for side in _sides(settings)}
+    for _ in range(rounds):
+        for side, found in runs.items():
+            async with _client(side, RATE, settings, connections) as client:
+                found.append(await client.flat_out(seconds, connections))
+    middle = {side: {key: statistics.median(each[key] for each in found) for key in found[0]} for side, found in runs.items()}
+    for side, m in middle.items():
+        cells = (f"{m['rate']:.0f}", f"{m['p50']:.2f}", f"{m['p99']:.2f}", f"{m['steps']:.0f}", f"{m['versions']:.0f}", f"{m['torn']:.0f}")
+        table.add(side, *cells)
+    if "torch/fastapi" in middle and not settings.tiny:
+        torch = middle["torch/fastapi"]
+        for framework, goals in (("aiohttp", (4.0, 0.25)), ("fastapi", (2.0, 0.5))):
+            ours, empty = middle[f"{OURS}/{framework}"], middle[f"empty/{framework}"]
+            rate, tail = goal_cells(ours["rate"] / torch["rate"], goals[0], None, higher=True), goal_cells(ours["p99"] / torch["p99"], goals[1], None)
+            table.notes.append(
+                f"{framework}: × torch in FastAPI's threads requests/s {ours['rate'] / torch['rate']:.2f} (target {rate[0]}: {rate[2]}), "
+                f"p99 {ours['p99'] / torch['p99']:.2f} (target {tail[0]}: {tail[2]}); × empty handler requests/s {ours['rate'] / empty['rate']:.2f}"
+            )
+    return table
+
+
+async def _at_half(settings: Settings) -> Table:
+    rounds, seconds, connections = settings.of(4, 1), 0.2 if settings.tiny else 4.0, settings.of(32, 2)
+    table = Table(
+        f"At half of the flat-out rate, Poisson arrivals, latency from the planned moment: medians of {rounds} runs of {seconds:g} s",
+        ["service", "requests/s", "p50 ms", "p99 ms", "steps/s"],
+    )
+    side = f"{OURS}/aiohttp"
+    async with _client(side, 0, settings, connections) as client:
+        rate = (await client.flat_out(seconds / 2, connections))["rate"] / 2
+    runs: dict[str, list[dict[str, float]]] = {"frozen": [], "learning": []}
+    for _ in range(rounds):
+        for name, found in runs.items():
+            async with _client(side, RATE * (name == "learning"), settings, connections) as client:
+                found.append(await client.poisson(seconds, rate))
+    middle = {name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in runs.items()}
+    for name, m in middle.items():
+        table.add(f"{side}, {name}", f"{m['rate']:.0f}", f"{m['p50']:.2f}", f"{m['p99']:.2f}", f"{m['steps']:.0f}")
+    ratio = middle["learning"]["p99"] / middle["frozen"]["p99"]
+    goal = goal_cells(ratio, 1.2, None)
+    table.notes.append(f"p99 learning / frozen {ratio:.2f} (target {goal[0]}: {goal[2]})")
+    return table
+
+
+# -------------------------------------------------------------------- without HTTP
+
+
+async def _answers_per_second(engine: str, rate: float, seconds: float, tiny: bool) -> dict[str, float]:
+    counts: dict[str, Any] = {"steps": 0}
+    row = np.random.default_rng(7).standard_normal((1, FEATURES)).astype(np.float32)
+    answers = 0
+    async with ag.tuned_gc(), serving_sides.ENGINES[engine](8 if tiny else 256, rate, counts) as predict:
+
+        async def ask(until: float) -> None:
+            nonlocal answers
+            while time.perf_counter() < until:
+                await predict(row)
+                answers += 1
+
+        for length in (seconds / 3, seconds):
+            answers, before, began = 0, serving_sides.steps_of(counts), time.perf_counter()
+            await asyncio.gather(*[ask(began + length) for _ in range(32)])
+            took = time.perf_counter() - began
+        return {"rate": answers / took, "steps": (serving_sides.steps_of(counts) - before) / took}
+
+
+def answers_per_second(engine: str, rate: float, seconds: float, tiny: bool) -> dict[str, float]:
+    """Answers to 32 tasks, in a process of its own."""
+    return ag.run(_answers_per_second(engine, rate, seconds, tiny))
+
+
+def _without_http(settings: Settings) -> Table:
+    rounds, seconds = settings.of(3, 1), 0.1 if settings.tiny else 2.0
+    engines = [OURS, *["torch"] * ("torch" in settings.peers and importlib.util.find_spec("anyio") is not None)]
+    table = Table(f"Without HTTP: 32 tasks, {RATE} steps/s of training, medians of {rounds} runs", ["engine", "answers/s", "steps/s"])
+    runs: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+    for _ in range(rounds):
+        for engine, found in runs.items():
+            found.append(in_child(answers_per_second, environment=ONE_THREAD, engine=engine, rate=RATE, seconds=seconds, tiny=settings.tiny))
+    middle = {engine: {key: statistics.median(each[key] for each in found) for key in found[0]} for engine, found in runs.items()}
+    for engine, m in middle.items():
+        table.add(engine if engine == OURS else "torch in a thread pool", f"{m['rate']:.0f}", f"{m['steps']:.0f}")
+    if "torch" in middle and not settings.tiny:
+        ratio = middle[OURS]["rate"] / middle["torch"]["rate"]
+        goal = goal_cells(ratio, 4.0, None, higher=True)
+        table.notes.append(f"× torch in a thread pool {ratio:.2f} (target {goal[0]}: {goal[2]})")
+    return table
+
+
+# -------------------------------------------------------------------- versions
+
+
+class _Weights(ag.nn.Module):
+    """Arrays of 100,000 weights each."""
+
+    def __init__(self, arrays: int) -> None:
+        super().__init__()
+        random = np.random.default_rng(0)
+        for n in range(arrays):
+            self.register_parameter(f"w{n:03}", ag.nn.Parameter(ag.asarray(random.standard_normal(100_000).astype(np.float32))))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.w000[0]
+
+
+async def _hold_ups(arrays: int) -> dict[str, float]:
+    model: Any = model_of(256) if not arrays else _Weights(arrays)
+    async with serving.Server(model, keep=10) as server:
+        longest = {"publish": [], "rollback": []}  # type: dict[str, list[float]]
+        for _ in range(5):
+            with ag.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+            beats: list[float] = []
+
+            async def beat(beats: list[float] = beats) -> None:
+                while True:
+                    beats.append(time.perf_counter())
+                    await asyncio.sleep(0)
+
+            ticker = asyncio.ensure_future(beat())
+            await asyncio.sleep(0.01)
+            del beats[:-1]
+            await server.publish()
+            await asyncio.sleep(0)
+            longest["publish"].append(float(np.diff(beats).max()) if len(beats) > 1 else 0.0)
+            ticker.cancel()
+            began = time.perf_counter()
+            server.rollback()
+            longest["rollback"].append(time.perf_counter() - began)
+        return {name: min(found) for name, found in longest.items()}
+
+
+def hold_ups(arrays: int) -> dict[str, float]:
+    """The longest time that `publish` and `rollback` hold the loop up, the least of 5."""
+    return ag.run(_hold_ups(arrays))
+
+
+async def _memory(arrays: int) -> dict[str, float]:
+    model = _Weights(arrays)
+    forget_peak()
+    one = resident()
+    async with serving.Server(model, keep=10) as server:
+        forget_peak()
+        first = resident()
+        for n in range(9):
+            with ag.no_grad():
+                getattr(model, f"w{n % arrays:03}").add_(1.0)
+            await server.publish()
+        forget_peak()
+        return {"model": arrays * 4e5, "before": one, "first": first, "ten": resident()}
+
+
+def memory(arrays: int) -> dict[str, float]:
+    """Resident bytes with a model, with one version of it, and with ten that differ in one array each."""
+    return ag.run(_memory(arrays))
+
+
+async def _overhead(count: int) -> dict[str, float]:
+    model = model_of(256)
+    row = np.ones((1, FEATURES), np.float32)
+    tensor = ag.asarray(row)
+    async with serving.Server(model) as server:
+        forward = ag.compile(model.eval())
+        predicted, alone = [], []
+        for _ in range(count):
+            began = time.perf_counter()
+            await server.predict(row)
+            predicted.append(time.perf_counter() - began)
+            with ag.no_grad():
+                began = time.perf_counter()
+                forward(tensor)
+                alone.append(time.perf_counter() - began)
+        return {"predict": min(predicted), "forward": min(alone)}
+
+
+def overhead(count: int) -> dict[str, float]:
+    """Seconds of `Server.predict` with one row, and of the compiled forward."""
+    return ag.run(_overhead(count))
+
+
+def _versions(settings: Settings) -> Table:
+    table = Table("Versions: minima, in processes of their own", ["what", "found", "target", ""])
+    small = in_child(hold_ups, environment=ONE_THREAD, arrays=0)
+    large = in_child(hold_ups, environment=ONE_THREAD, arrays=settings.of(250, 2))
+    cost = in_child(overhead, environment=ONE_THREAD, count=settings.of(3000, 10))
+    held = in_child(memory, environment=ONE_THREAD, arrays=settings.of(100, 10))
+    kept = (held["ten"] - held["first"]) / held["model"] + 1
+    for what, value, goal, text in (
+        ("publish of 85,000 weights holds the loop up, ms", small["publish"] * 1e3, 0.5, "{:.2f}"),
+        (f"publish of {settings.of(25, 0)} M weights holds the loop up, ms", large["publish"] * 1e3, 2.0, "{:.2f}"),
+        (f"rollback of {settings.of(25, 0)} M weights, ms", large["rollback"] * 1e3, 1.0, "{:.3f}"),
+        ("memory of 10 versions, 1 % of the bytes new in each, × one", kept, 1.2, "{:.2f}"),
+        ("Server.predict of one row over the compiled forward, us", (cost["predict"] - cost["forward"]) * 1e6, 60.0, "{:.0f}"),
+    ):
+        met = goal_cells(value, goal, None)
+        table.add(what, text.format(value), f"≤ {goal:g}", "" if settings.tiny else met[2])
+    return table
+
+
+def _deltas(settings: Settings) -> Table:
+    """Bytes and times of deltas between two versions."""
+    size = settings.of(1_000_000, 1000)
+    random = np.random.default_rng(0)
+    table = Table(
+        f"Deltas of {size} weights of standard deviation 0.05: bytes in % of the model, 2 bytes a word in bfloat16, ms to encode and apply",
+        ["update", "bfloat16 %", "float32 %", "bytes per changed word", "encode ms", "apply ms"],
+    )
+    weights = (0.05 * random.standard_normal(size)).astype(np.float32)
+    updates = {f"step {step:g}": step * random.standard_normal(size) for step in (1e-6, 3e-6, 1e-5, 1e-4, 1e-3)}
+    updates["2.4 % of the words by one step each"] = np.zeros(size)
+    for name, update in updates.items():
+        cells, times = [], [0.0, 0.0]
+        per_word = 0.0
+        for precision, bytes_each in (("bfloat16", 2), ("float32", 4)):
+            first = _rounded(weights, precision)
+            changed = (first + update).astype(np.float32)
+            if not update.any():
+                chosen = random.random(size) < 0.024
+                words = first.view(np.uint32) + np.where(chosen, 1 << (16 if precision == "bfloat16" else 0), 0).astype(np.uint32)
+                changed = words.view(np.float32)
+            second = _rounded(changed, precision)
+            base, target = (
+                serving.Version.of(n, {"w": array}, digest=state_digest({"w": array})) for n, array in ((1, first), (2, second))
+            )
+            began = time.perf_counter()
+            payload = serving.encode_delta(base, target)
+            between = time.perf_counter()
+            serving.apply_delta(base, payload)
+            cells.append(f"{100 * len(payload) / (bytes_each * size):.2f}")
+            if precision == "bfloat16":
+                times = [between - began, time.perf_counter() - between]
+                per_word = len(payload) / max(1, int((first != second).sum()))
+        table.add(name, *cells, f"{per_word:.2f}", *(f"{1e3 * each:.1f}" for each in times))
+    return table
+
+
+def _rounded(values: Any, precision: str) -> Any:
+    return snapshot({"w": values}, None, "bfloat16" if precision == "bfloat16" else "exact")["w"]

@@ -1,0 +1,570 @@
+"""The log: what is promoted survives restarts, crashes at every system call and damage of every byte; nothing else is ever served."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn, serving
+from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, ServingError, VersionLogError, VersionNotFoundError
+from aiograd.running.digest import state_digest
+from aiograd.testing import simulated_run
+from tests.serving.arrays import bits_of, version_of
+from tests.serving.models import Two, ones, state, values
+from tests.serving.system_calls import Crash, FailingCalls, count_calls
+from tests.support import assert_awaiting_raises, assert_raises
+from tests.sweeps import swept
+
+ROOT = Path(__file__).parents[2]
+
+
+def filled(folder: Path, count: int = 3, keep: int = 10) -> serving.VersionLog:
+    """A log of promoted versions 1 to `count`, of which the n-th holds n."""
+    log = serving.VersionLog(folder, keep=keep)
+    for n in range(1, count + 1):
+        log.append(version_of(n, state(n)), promote=True)
+    return log
+
+
+def held(version: serving.Version | None) -> float:
+    """The number in both weights of a version, which is whole and has its own digest."""
+    assert version is not None and version.digest == state_digest(version.state)
+    assert version.state["first"] == version.state["second"]
+    return float(version.state["first"][0])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "lock"}
+
+
+# ---------------------------------------------------------------- versions in a folder
+
+
+def test_a_version_comes_back_to_the_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    drawn: dict[str, Any] = {
+        "b.weight": rng.integers(0, 1 << 32, (3, 5), np.uint32).view(np.float32),  # NaNs of all kinds among them
+        "a": np.array(-0.0),
+        "empty": np.zeros((0, 4), np.float16),
+        "é": rng.integers(0, 2, 7).astype(bool),
+        "count": np.array(3, np.int64),
+        "complex": np.array([1 + 2j], np.complex64),
+    }
+    if importlib.util.find_spec("ml_dtypes") is not None:
+        drawn["half"] = rng.standard_normal(4).astype("bfloat16")
+    version = version_of(7, drawn, parent=3, metrics={"loss": 0.1, "worst": float("inf")}, created=1.7e9 + 0.1)
+    log = serving.VersionLog(tmp_path / "deep" / "log")
+    assert log.numbers() == [] and log.last() is None and log.promoted is None and log.highest == 0
+    log.append(version)
+    assert log.numbers() == [7] and log.highest == 7 and log.last() is None, "a candidate"
+    log.promote(7)
+    found = log.last()
+    assert found is not None and log.promoted == 7
+    assert bits_of(found.state) == bits_of(version.state), "in the same order"
+    names = ("number", "digest", "parent", "metrics", "created", "is_finite")
+    assert [getattr(found, name) for name in names] == [getattr(version, name) for name in names]
+    assert not any(array.flags.writeable for array in found.state.values())
+
+
+async def test_a_restart_serves_what_was_promoted(tmp_path: Path) -> None:
+    model = Two(1.0)
+    async with serving.Server(model, log=tmp_path) as server:
+        model.set(2.0)
+        published = await server.publish(metrics={"loss": 0.5})
+        model.set(9.0)
+        candidate = await server.publish(promote=False)
+    for n in range(2):
+        other = Two(5.0)
+        async with serving.Server(other, log=serving.VersionLog(tmp_path)) as server:
+            found = server.current
+            assert (found.number, found.digest, found.parent, dict(found.metrics)) == (2, published.digest, 1, {"loss": 0.5})
+            assert values(await server.predict(ones())) == {2.0}
+            assert other.first.item() == other.second.item() == 2.0, "it is loaded into the model"
+            assert (await server.publish(promote=False)).number == candidate.number + 1 + n, "numbers are never given twice"
+
+
+async def test_rollbacks_and_promotions_survive_a_restart(tmp_path: Path) -> None:
+    model = Two(1.0)
+    async with serving.Server(model, log=tmp_path) as server:
+        for n in (2, 3):
+            model.set(n)
+            await server.publish(promote=n != 3)
+        server.promote(3)
+        server.rollback()
+        server.rollback()
+    async with serving.Server(model, log=tmp_path) as server:
+        assert (server.current.number, model.first.item()) == (1, 1.0)
+        model.set(4.0)
+        await server.publish(promote=False)
+        server.promote(4)
+        server.rollback(1)
+        server.promote(4)
+    log = serving.VersionLog(tmp_path)
+    assert log.promoted == 4 and held(log.last()) == 4.0 and log.numbers() == [1, 2, 3, 4]
+
+
+async def test_as_many_versions_stay_in_the_folder_as_in_memory(tmp_path: Path) -> None:
+    model = Two(0.0)
+    async with serving.Server(model, keep=2, log=tmp_path) as server:
+        for n in range(1, 10):
+            model.set(n)
+            await server.publish(promote=n < 4)
+            if n == 3:
+                server.split({3: 0.5, 4: 0.5})
+            assert serving.VersionLog(tmp_path).numbers() == [version.number for version in server.versions]
+        assert [version.number for version in server.versions] == [3, 4, 9, 10]
+        server.promote(3)
+    assert serving.VersionLog(tmp_path).promoted == 3
+
+
+def test_only_versions_that_served_before_stand_in_for_a_damaged_one(tmp_path: Path) -> None:
+    """Neither a candidate nor a version that was rolled back."""
+    log = filled(tmp_path, 3)
+    log.promote(2)  # a rollback from 3
+    for number in (4, 5):
+        log.append(version_of(number, state(number)), promote=number == 5)
+    (tmp_path / "00000005.safetensors").unlink()
+    with pytest.warns(UserWarning, match="version 2, which was promoted before, is taken instead .* has no version 5"):
+        assert held(log.last()) == 2.0
+    (tmp_path / "00000002.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="version 1, "):
+        assert held(log.last()) == 1.0
+    (tmp_path / "00000001.safetensors").write_bytes(b"")
+    assert_raises(VersionLogError, "no whole version that was promoted: .* no version 5", log.last)
+    log.append(version_of(6, state(6)), promote=True)
+    assert held(log.last()) == 6.0
+
+
+async def test_a_server_starts_from_the_version_before_a_damaged_one(tmp_path: Path) -> None:
+    filled(tmp_path, 3)
+    path = tmp_path / "00000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1])
+    model = Two(0.0)
+    with pytest.warns(UserWarning, match="version 2, which was promoted before, is taken"):
+        async with serving.Server(model, log=tmp_path) as server:
+            assert (server.current.number, model.first.item()) == (2, 2.0)
+            assert (await server.publish()).number == 4
+    assert held(serving.VersionLog(tmp_path).last()) == 2.0 and serving.VersionLog(tmp_path).promoted == 4
+
+
+def test_files_of_a_crash_are_removed_and_others_stay(tmp_path: Path) -> None:
+    log = filled(tmp_path, 1)
+    unfinished = [tmp_path / f".{name}.0123456789abcdef.tmp" for name in ("00000002.safetensors", "manifest")]
+    others = [tmp_path / name for name in (".mine.tmp", ".manifest.x.tmp", "readme")]
+    for path in (*unfinished, *others):
+        path.touch()
+    assert log.open() is not None
+    log.close()
+    assert not any(path.exists() for path in unfinished) and all(path.exists() for path in others)
+
+
+def test_what_a_log_refuses(tmp_path: Path) -> None:
+    log = filled(tmp_path, 2)
+    before = files(tmp_path)
+    for keep in (0, -1, 1.5, True, "3", None):
+        assert_raises(ArgumentError, r"VersionLog\(keep=", serving.VersionLog, tmp_path, keep=keep)
+    for number in (0, 1, 2):
+        assert_raises(VersionLogError, f"version {number} was to be written, but numbers up to 2 are taken", log.append, version_of(number, state(0)))
+    for number in (0, 3, -1, "1", None, 1.5):
+        assert_raises(VersionNotFoundError, "has no version", log.load, number)
+        assert_raises(VersionNotFoundError, "has no version", log.promote, number)
+    assert_raises(ArgumentTypeError, "complex128", log.append, version_of(3, {"w": np.zeros(1, complex)}))
+    assert files(tmp_path) == before
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
+    assert_raises(VersionLogError, "has format 2, expected 1; update aiograd", log.last)
+
+
+# ---------------------------------------------------------------- crashes
+
+
+def _append(number: int, promote: bool) -> Callable[[Path], None]:
+    return lambda folder: serving.VersionLog(folder, keep=2).append(version_of(number, state(number)), promote=promote)
+
+
+ACTIONS: dict[str, tuple[Callable[[Path], None], float]] = {
+    "append and promote": (_append(4, True), 4.0),
+    "append a candidate": (_append(4, False), 3.0),
+    "promote": (lambda folder: serving.VersionLog(folder).promote(2), 2.0),
+}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+async def test_a_crash_at_every_system_call_leaves_the_version_before_or_the_new_one(tmp_path: Path, action: str) -> None:
+    act, after = ACTIONS[action]
+    filled(tmp_path / "log", keep=2)
+    shutil.copytree(tmp_path / "log", tmp_path / "whole")
+    calls = count_calls(lambda: act(tmp_path / "whole"))
+    seen = set()
+    for n in range(1, len(calls) + 1):
+        folder = tmp_path / f"{n}"
+        shutil.copytree(tmp_path / "log", folder)
+        failing = FailingCalls(n)
+        with failing.installed(), pytest.raises(Crash):
+            act(folder)
+        assert failing.calls[:n] == calls[:n]
+        found = held(serving.VersionLog(folder).last())
+        assert found in (3.0, after), calls[n - 1]
+        seen.add(found)
+        model, highest = Two(0.0), serving.VersionLog(folder).highest
+        async with serving.Server(model, log=folder) as server:
+            assert model.first.item() == found and not list(folder.glob(".*.tmp"))
+            assert (await server.publish()).number == highest + 1, "a number that was written is not given again"
+    assert seen == {3.0, after}
+    assert len(calls) >= 5
+
+
+def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_manifest(tmp_path: Path) -> None:
+    calls = count_calls(lambda: filled(tmp_path, 1))
+    order = [call for call in calls if call in ("write", "fsync", "replace")]
+    assert order == ["write", "write", "fsync", "replace", "fsync"] * 2
+
+
+@pytest.mark.parametrize("count", [1, 1 << 30], ids=["once", "until there is room"])
+@pytest.mark.parametrize("code", swept([errno.ENOSPC, errno.EIO, errno.EACCES]))
+async def test_an_error_at_every_system_call_leaves_everything_as_it_was(tmp_path: Path, count: int, code: int) -> None:
+    """The publication succeeds or fails as a whole, serving goes on, and the next one works."""
+    filled(tmp_path / "log", keep=2)
+    failed = 0
+    for n in range(1, 100):
+        folder, model = tmp_path / str(n), Two(0.0)
+        shutil.copytree(tmp_path / "log", folder)
+        async with serving.Server(model, log=folder, keep=2) as server:
+            model.set(4.0)
+            before, versions, statistics = server.current, server.versions, server.statistics()
+            failing = FailingCalls(n, count, lambda: OSError(code, os.strerror(code)))
+            with failing.installed():
+                try:
+                    await server.publish()
+                except VersionLogError as error:
+                    assert os.strerror(code) in str(error) and "version 4" in str(error)
+                    assert (server.current, server.versions, server.statistics()) == (before, versions, statistics)
+                    assert values(await server.predict(ones())) == {3.0}
+                    is_published = False
+                    failed += 1
+                else:
+                    is_published = True
+            assert held(serving.VersionLog(folder).last()) == (4.0 if is_published else 3.0)
+            model.set(5.0)
+            published = await server.publish()
+            assert published.number == (5 if is_published else 4)
+            assert count > 1 or not list(folder.glob(".*.tmp"))
+            assert held(serving.VersionLog(folder).last()) == 5.0
+        if len(failing.calls) < n:
+            break
+    assert 8 <= failed < n, "and errors of what follows the commit are none"
+
+
+async def test_a_promotion_that_cannot_be_written_is_told_and_written_later(tmp_path: Path) -> None:
+    model = Two(1.0)
+
+    async def failed_rollback(server: serving.Server) -> None:
+        full = FailingCalls(1, error=lambda: OSError(errno.ENOSPC, "No space left on device"))
+        with full.installed(), pytest.warns(UserWarning, match="version 1 serves, but after a restart an earlier one would: .*No space left"):
+            assert server.rollback().number == 1
+            while full.calls == [] or server._publisher.log_error is None:
+                await asyncio.sleep(0)
+        assert serving.VersionLog(tmp_path).promoted == 2 and server.current.number == 1
+
+    async with serving.Server(model, log=tmp_path) as server:
+        await server.publish()
+        await failed_rollback(server)
+        await server.publish(promote=False)
+        while serving.VersionLog(tmp_path).promoted != 1:
+            await asyncio.sleep(0)
+        server.promote(2)
+        await asyncio.sleep(0)
+        await server._publisher._log_task  # type: ignore[misc]
+        await failed_rollback(server)
+    assert serving.VersionLog(tmp_path).promoted == 1, "or when the server closes"
+
+
+KILLED = """
+import asyncio, sys
+from aiograd import serving
+from tests.serving.models import Two
+
+async def main():
+    model = Two(0.0)
+    async with serving.Server(model, log=serving.VersionLog(sys.argv[1], keep=3)) as server:
+        print("first", server.current.number, model.first.item(), flush=True)
+        while True:
+            model.set(server.versions[-1].number + 1)
+            version = await server.publish()
+            print(version.number, flush=True)
+            if version.number % 5 == 0:
+                server.rollback()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("rounds", [2, pytest.param(12, marks=pytest.mark.sweep)])
+def test_a_process_that_is_killed_loses_no_version_that_it_has_reported(tmp_path: Path, rounds: int) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    reported, rng = 0, np.random.default_rng(0)
+    for round_ in range(rounds):
+        command = [sys.executable, "-c", KILLED, str(tmp_path)]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            word, number, value = child.stdout.readline().split()
+            assert word == "first" and float(value) == (float(number) if round_ else 0.0), "whole"
+            assert int(number) >= reported - 1, "a version that was reported, or the one before it after a rollback"
+            for _ in range(rng.integers(5, 30)):
+                reported = int(child.stdout.readline())
+            assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path).open)
+            child.send_signal(signal.SIGKILL)
+            reported = max([reported, *(int(line) for line in child.stdout.read().split("\n")[:-1])])
+        last = serving.VersionLog(tmp_path).last()
+        assert last is not None and last.number >= reported - 1 and held(last) == last.number
+
+
+# ---------------------------------------------------------------- damage
+
+
+def _damaged(content: bytes, step: int) -> Any:
+    """The content cut at every byte, and altered in every byte."""
+    for place in range(0, len(content), step):
+        yield content[:place]
+        for mask in (0x01, 0x80, 0xFF):
+            yield content[:place] + bytes([content[place] ^ mask]) + content[place + 1 :]
+    yield content + b"\0"
+    yield b""
+
+
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.sweep)])
+def test_damage_of_any_byte_of_a_version_gives_the_version_before(tmp_path: Path, step: int) -> None:
+    log = filled(tmp_path, 2)
+    path = tmp_path / "00000002.safetensors"
+    whole, bits = path.read_bytes(), bits_of(log.load(2).state)
+    spared = 0
+    for content in _damaged(whole, step):
+        path.write_bytes(content)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            version = log.last()
+        assert version is not None
+        if version.number == 2:  # such as spaces around the header
+            assert bits_of(version.state) == bits and not caught
+            spared += 1
+        else:
+            assert version.number == 1 and held(version) == 1.0 and "damaged or cannot be read" in str(caught[0].message)
+            assert_raises(VersionLogError, "00000002.safetensors is damaged or cannot be read", log.load, 2)
+    assert spared < 0.02 * len(whole)
+
+
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.sweep)])
+async def test_damage_of_any_byte_of_the_manifest_is_an_error(tmp_path: Path, step: int) -> None:
+    log = filled(tmp_path, 3)
+    path = tmp_path / "manifest.json"
+    whole = path.read_bytes()
+    for content in (*_damaged(whole, step), b"[]", b"null", b"3", b"{}", b"[" * 10_000, b"\xff"):
+        path.write_bytes(content)
+        for read in (log.last, lambda: log.promoted, lambda: log.highest, lambda: log.promote(1), lambda: log.append(version_of(4, state(4)))):
+            assert_raises(VersionLogError, "manifest.json is damaged or cannot be read|has format", read)
+    model = Two(8.0)
+    server = serving.Server(model, log=tmp_path)
+    await assert_awaiting_raises(VersionLogError, "manifest.json", server.__aenter__())
+    assert log.numbers() == [1, 2, 3]
+    path.unlink()
+    async with serving.Server(model, log=tmp_path) as server:
+        assert server.current.number == 4 and values(await server.predict(ones())) == {8.0}, "as the message says"
+    assert log.numbers() == [1, 2, 3, 4]
+
+
+def test_a_version_under_another_number_is_damaged(tmp_path: Path) -> None:
+    log = filled(tmp_path, 2)
+    shutil.copy(tmp_path / "00000001.safetensors", tmp_path / "00000002.safetensors")
+    assert_raises(VersionLogError, "00000002.safetensors is damaged", log.load, 2)
+    ag.save({"first": np.ones(1)}, tmp_path / "00000002.safetensors")
+    assert_raises(VersionLogError, "00000002.safetensors is damaged", log.load, 2)
+
+
+# ---------------------------------------------------------------- servers and their folders
+
+
+async def test_a_log_belongs_to_one_server(tmp_path: Path) -> None:
+    shared = serving.VersionLog(tmp_path)
+    async with serving.Server(Two(1.0), log=shared) as server:
+        for log in (tmp_path, str(tmp_path), serving.VersionLog(tmp_path), shared):
+            await assert_awaiting_raises(VersionLogError, "in use by another server; give each", serving.Server(Two(2.0), log=log).__aenter__())
+        assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path).append, version_of(9, state(9)))
+        assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path).promote, 1)
+        assert (await server.publish()).number == 2, "the first one keeps it"
+    async with serving.Server(Two(3.0), log=shared) as server:
+        assert server.current.number == 2, "and then it is free"
+
+
+async def test_a_log_of_another_model(tmp_path: Path) -> None:
+    async with serving.Server(Two(1.0), log=tmp_path):
+        pass
+    other = nn.Linear(2, 1)
+    before = other.weight.numpy().copy()
+    entering = serving.Server(other, log=tmp_path).__aenter__()
+    await assert_awaiting_raises(VersionLogError, "belongs to another model than Linear: .*'weight'", entering)
+    assert np.array_equal(other.weight.numpy(), before)
+    async with serving.Server(Two(2.0), log=tmp_path) as server:
+        assert server.current.number == 1, "the lock is free"
+
+
+async def test_a_model_with_its_paths_in_another_order(tmp_path: Path) -> None:
+    """The digest covers the order; versions that follow compare with it."""
+
+    class Reordered(Two):
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            self.second = nn.Parameter(ag.tensor([0.0]))
+            self.first = nn.Parameter(ag.tensor([0.0]))
+
+    model = Two()
+    with ag.no_grad():
+        model.second.fill_(2.0)
+    async with serving.Server(model, log=tmp_path) as server:
+        digest = server.current.digest
+    async with serving.Server(Reordered(), log=tmp_path) as server:
+        version = server.current
+        assert list(version.state) == ["second", "first"] and version.digest == state_digest(version.state) != digest
+        assert (await server.publish()).digest == version.digest
+
+
+async def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    for folder in (blocked, blocked / "log"):
+        server = serving.Server(Two(), log=folder)
+        await assert_awaiting_raises(VersionLogError, f"the log {folder}: cannot open it: .*{folder}", server.__aenter__())
+        assert_raises(ServingError, "after it was closed", server.promote, 1)
+    refused = FailingCalls(1, error=lambda: PermissionError(errno.EACCES, "Permission denied"))
+    with refused.installed():
+        await assert_awaiting_raises(VersionLogError, "cannot open it: .*Permission denied", serving.Server(Two(), log=tmp_path / "log").__aenter__())
+    for n in range(1, 40):
+        with (failing := FailingCalls(n, error=lambda: OSError(errno.EIO, "Input/output error"))).installed():
+            server = serving.Server(Two(1.0), log=tmp_path / "log")
+            try:
+                async with server:
+                    pass
+            except VersionLogError as error:
+                assert "Input/output error" in str(error)
+        if n > len(failing.calls):
+            break
+    async with serving.Server(Two(2.0), log=tmp_path / "log"):
+        pass  # the lock is free after each
+
+
+async def test_a_log_does_not_bring_back_what_may_not_serve(tmp_path: Path) -> None:
+    log = serving.VersionLog(tmp_path)
+    log.append(version_of(1, state(np.nan)), promote=True)
+    await assert_awaiting_raises(RejectedVersionError, "version 1 may not serve", serving.Server(Two(), log=log).__aenter__())
+
+
+# ---------------------------------------------------------------- cancelling and closing
+
+
+def test_a_publication_with_a_log_is_cancelled_whole_or_not_at_all(tmp_path: Path) -> None:
+    """At every turn of the loop: the log and the server agree, and the next publication gets the next number."""
+    outcomes = set()
+
+    async def main(folder: Path) -> None:
+        model, log = Two(1.0), serving.VersionLog(folder)
+        async with serving.Server(model, log=folder) as server:
+            try:
+                model.set(2.0)
+                await server.publish()
+                await server.publish(promote=False)
+            finally:
+                highest = server.versions[-1].number
+                assert (log.promoted, log.highest) == (server.current.number, highest)
+                outcomes.add(highest)
+                assert (await server.publish()).number == highest + 1
+        assert log.promoted == highest + 1
+
+    steps = simulated_run(main, tmp_path / "0").steps
+    for n in range(1, steps):
+        with contextlib.suppress(asyncio.CancelledError):
+            simulated_run(main, tmp_path / f"{n}", cancel_at=n)
+        log = serving.VersionLog(tmp_path / f"{n}")
+        log.open()
+        log.close()
+    assert outcomes == {2, 3}
+
+
+async def test_cancelling_while_the_version_is_written_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    append = serving.VersionLog.append
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        begun.set()
+        assert go.wait(60)
+        append(*args, **kwargs)
+
+    model = Two(1.0)
+    async with serving.Server(model, log=tmp_path) as server:
+        monkeypatch.setattr(serving.VersionLog, "append", slow)
+        model.set(2.0)
+        publishing = asyncio.create_task(server.publish())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        assert values(await server.predict(ones())) == {1.0}, "not before it is durable"
+        for _ in range(3):
+            publishing.cancel()
+            await asyncio.sleep(0)
+        assert not publishing.done()
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await publishing
+        assert server.current.number == 2 == serving.VersionLog(tmp_path).promoted
+
+
+async def test_closing_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    write = serving.VersionLog._write_manifest
+
+    def slow(self: Any, *args: Any) -> None:
+        threading.Event().wait(0.02)
+        write(self, *args)
+        order.append("written")
+
+    model = Two(1.0)
+    async with serving.Server(model, log=tmp_path) as server:
+        await server.publish()
+        await server.publish()
+        monkeypatch.setattr(serving.VersionLog, "_write_manifest", slow)
+        server.rollback()
+        server.rollback()
+        server.promote(2)
+        publishing = asyncio.create_task(server.publish())
+        await asyncio.sleep(0)
+        server.rollback(1)
+        assert not order
+        await publishing
+        assert server.current.number == 4
+        server.rollback(1)
+    assert serving.VersionLog(tmp_path).promoted == 1 and order
+    await assert_awaiting_raises(ServingError, "after it was closed", server.publish())
+    late = serving.Server(model, log=tmp_path)
+    async with late:
+        publishing = asyncio.create_task(late.publish())
+        closing = asyncio.create_task(late.aclose())
+        found = await asyncio.gather(publishing, closing, return_exceptions=True)
+    log = serving.VersionLog(tmp_path)
+    assert isinstance(found[0], ServingError) or log.promoted == found[0].number
+    assert log.open() is not None
+    log.close()

@@ -1,0 +1,90 @@
+"""Errors of a server as HTTP responses, in aiohttp and in Starlette where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from aiograd import serving
+from aiograd.errors import (
+    AiogradError,
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    DrainingError,
+    GraphError,
+    QueueFullError,
+    RejectedVersionError,
+    ServingError,
+    VersionLogError,
+    VersionNotFoundError,
+)
+
+ROWS: list[tuple[Exception, int, dict[str, str]]] = [
+    (ArgumentError("rows"), 400, {}),
+    (ArgumentTypeError("rows"), 400, {}),
+    (VersionNotFoundError("rows"), 404, {}),
+    (QueueFullError("rows", retry_after=2.2), 429, {"Retry-After": "3"}),
+    (DrainingError("rows", retry_after=0.0), 503, {"Retry-After": "1"}),
+    (ServingError("rows"), 503, {}),
+    (DeadlineError("rows"), 504, {}),
+    (RejectedVersionError("rows"), 500, {}),
+    (VersionLogError("rows"), 500, {}),
+    (GraphError("rows"), 500, {}),
+    (KeyError("rows"), 500, {}),
+]
+ROW_IDS = [type(error).__name__ for error, _, _ in ROWS]
+
+
+@pytest.mark.parametrize(("error", "status", "headers"), ROWS, ids=ROW_IDS)
+def test_statuses(error: Exception, status: int, headers: dict[str, str]) -> None:
+    found = serving.http_error(error)
+    assert (found.status, found.headers) == (status, headers)
+    assert ("rows" in str(found.body)) == (status != 500), "a 500 shows nothing from inside"
+
+
+@pytest.mark.net
+async def test_aiohttp() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        raise ROWS[int(request.query["row"])][0]
+
+    app = web.Application(middlewares=[serving.aiohttp_middleware()])
+    app.add_routes([web.get("/", handle)])
+    async with TestClient(TestServer(app, host="127.0.0.1")) as client:
+        for row, (error, status, headers) in enumerate(ROWS):
+            response = await client.get("/", params={"row": row})
+            assert response.status == status, error
+            assert headers.items() <= dict(response.headers).items()
+            if status != 500:
+                assert await response.json() == serving.http_error(error).body
+
+
+@pytest.mark.net
+async def test_starlette() -> None:
+    applications = pytest.importorskip("starlette.applications")
+    routing = pytest.importorskip("starlette.routing")
+
+    async def handle(request: Any) -> Any:
+        raise ROWS[int(request.query_params["row"])][0]
+
+    app = applications.Starlette(routes=[routing.Route("/", handle)], exception_handlers=serving.exception_handlers())
+    for row, (error, status, headers) in enumerate(ROWS):
+        if status == 500 and not isinstance(error, ServingError):
+            continue
+        sent: list[Any] = []
+
+        async def send(message: Any, sent: list[Any] = sent) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b""}
+
+        query = f"row={row}".encode()
+        scope = {"type": "http", "method": "GET", "path": "/", "query_string": query, "headers": [], "root_path": "", "http_version": "1.1"}
+        await app(scope, receive, send)
+        assert sent[0]["status"] == status
+        found = {name.decode().title(): value.decode() for name, value in sent[0]["headers"]}
+        assert headers.items() <= found.items(), AiogradError
