@@ -182,10 +182,6 @@ class WorkerCore:
 
     # ---------------------------------------------------------------- requests
 
-    def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
-        """Send a request to another worker, or to this one; see `Endpoint.request`."""
-        return self.endpoint.request(peer, kind, value, timeout, principal)
-
     async def ask(self, peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Any:
         """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
         request = type(message)

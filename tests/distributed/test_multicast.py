@@ -183,7 +183,7 @@ async def test_many_are_told_of_an_abort(world: World) -> None:
 @in_world
 async def test_malformed_messages_to_many_are_refused(world: World, value: Any) -> None:
     with pytest.raises(ProtocolError, match="a malformed RELAY"):
-        await world.driver._core.request("w000", Kind.RELAY, value, 5.0)
+        await world.driver._core.endpoint.request("w000", Kind.RELAY, value, 5.0)
 
 
 @pytest.mark.sim
@@ -197,6 +197,6 @@ async def test_malformed_messages_to_many_are_refused(world: World, value: Any) 
 @in_world
 async def test_requests_that_may_not_be_relayed_fail_on_their_receiver(world: World, relayed: tuple[int, Any], text: str) -> None:
     kind, value = relayed
-    ((name, failed, error),) = await world.driver._core.request("w000", Kind.RELAY, (kind, [("w000", value)]), 5.0)
+    ((name, failed, error),) = await world.driver._core.endpoint.request("w000", Kind.RELAY, (kind, [("w000", value)]), 5.0)
     found = from_wire(error, name)
     assert name == "w000" and failed and isinstance(found, ProtocolError) and text in str(found)

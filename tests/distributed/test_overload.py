@@ -175,12 +175,12 @@ async def test_a_decision_that_finds_no_room_is_told_again(virtual_clock: Virtua
     async with workers("a", "b", service=service, limits=Limits(requests_per_peer=2)) as (a, b), a.context() as ctx:
         x = leaf(1)
         y = await a.call("b", "scale", x)
-        plain = a._core.request
+        plain = a.endpoint.request
         slow: list[asyncio.Future[Any]] = []
 
         async def request(peer: str, kind: int, *rest: Any) -> Any:
             if kind == Kind.COMMIT and not slow:
-                slow.extend(asyncio.ensure_future(a.endpoint.request("b", Kind.CALL, ("slow", [1], {}, True, None), 9)) for _ in range(2))
+                slow.extend(asyncio.ensure_future(plain("b", Kind.CALL, ("slow", [1], {}, True, None), 9)) for _ in range(2))
                 await asyncio.sleep(0.01)
             try:
                 return await plain(peer, kind, *rest)
@@ -188,7 +188,7 @@ async def test_a_decision_that_finds_no_room_is_told_again(virtual_clock: Virtua
                 refused.append(kind)
                 raise
 
-        a._core.request = request  # type: ignore[method-assign, assignment]
+        a.endpoint.request = request  # type: ignore[method-assign, assignment]
         await ctx.backward(y.sum())
         assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
         assert not ctx.in_doubt
