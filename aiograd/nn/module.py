@@ -68,8 +68,8 @@ class Module(TensorContainer):
         """Compute the outputs; called by ``module(*args)`` and defined by subclasses.
 
         Args:
-            input, *args: the inputs; the class says their shapes.
-            **kwargs: inputs by name.
+            input, args: the inputs; the class says their shapes.
+            kwargs: inputs by name.
 
         Returns:
             The outputs, or a coroutine of them.
