@@ -371,7 +371,10 @@ async def test_a_failure_of_the_leader_is_not_kept(scene: Scene, monkeypatch: py
 # ---------------------------------------------------------------- leaders that come and go
 
 
-async def test_without_the_leader_a_follower_goes_on_serving_and_says_so(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+async def test_without_the_leader_a_follower_goes_on_serving_and_says_so(
+    scene: Scene, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = _encodings(monkeypatch)
     model = Two(1.0)
     async with scene.worker("follower") as own:
         follower = serving.Follower(own, "leader", Two())
@@ -382,14 +385,15 @@ async def test_without_the_leader_a_follower_goes_on_serving_and_says_so(scene: 
             await asyncio.sleep(10)
             assert not follower.connected and isinstance(follower.error, DistributedError)
             assert values(await follower.predict(ones())) == {1.0}
-            said = [record for record in caplog.records if record.name == "aiograd.serving"]
-            assert len(said) == 1 and "is without its leader leader and serves what it has: worker 'leader' was lost" in said[0].getMessage()
+            (said,) = [record.getMessage() for record in caplog.records if record.name == "aiograd.serving"]
+            assert "is without its leader leader and serves what it has: worker 'leader' was lost" in said
             model.set(2.0)
             async with scene.leader(model, log=None) as server:  # another process, whose numbers begin anew
                 started = asyncio.get_running_loop().time()
                 await agree(follower, server)
                 assert asyncio.get_running_loop().time() - started < LONGEST_RETRY + 1
                 assert (follower.current.number, values(await follower.predict(ones()))) == (1, {2.0}), "other weights under the same number"
+                assert encoded == [(0, 1), (0, 1)], "whole"
                 await server.aclose()
                 await asyncio.sleep(LONG_POLL)
                 assert not follower.connected and "after it was closed" in str(follower.error)

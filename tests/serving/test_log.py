@@ -29,7 +29,7 @@ from aiograd.testing import simulated_run
 from tests.serving.arrays import bits_of, version_of
 from tests.serving.models import Two, ones, state, values
 from tests.serving.system_calls import Crash, FailingCalls, count_calls
-from tests.support import assert_awaiting_raises, assert_raises
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 from tests.sweeps import swept
 
 ROOT = Path(__file__).parents[2]
@@ -231,6 +231,22 @@ async def test_a_crash_at_every_system_call_leaves_the_version_before_or_the_new
     assert len(calls) >= 5
 
 
+def test_an_interruption_at_every_system_call_loses_no_version(tmp_path: Path) -> None:
+    """As a crash, but with clean-up code that runs."""
+    log = filled(tmp_path, 1)
+    for number in range(2, 100):
+        failing = FailingCalls(number - 1, 1, KeyboardInterrupt)
+        with failing.installed(), contextlib.suppress(KeyboardInterrupt):
+            log.append(version_of(number, state(number)), promote=True)
+        promoted = log.promoted
+        assert held(log.last()) == promoted in (number - 1, number) and not list(tmp_path.glob(".*.tmp"))
+        if number - 1 > len(failing.calls):
+            break
+        if promoted != number:
+            log.append(version_of(number, state(number)), promote=True)
+    assert 20 < number < 99
+
+
 def test_a_file_is_on_the_disk_before_its_name_and_its_name_before_the_manifest(tmp_path: Path) -> None:
     calls = count_calls(lambda: filled(tmp_path, 1))
     order = [call for call in calls if call in ("write", "fsync", "replace")]
@@ -394,6 +410,9 @@ def test_a_version_under_another_number_is_damaged(tmp_path: Path) -> None:
     log = filled(tmp_path, 2)
     shutil.copy(tmp_path / "00000001.safetensors", tmp_path / "00000002.safetensors")
     assert_raises(VersionLogError, "00000002.safetensors is damaged", log.load, 2)
+    content = (tmp_path / "00000001.safetensors").read_bytes()
+    (tmp_path / "00000001.safetensors").write_bytes(content.replace(b'created\\": 0.0', b'created\\": 9.0'))
+    assert_raises(VersionLogError, "00000001.safetensors is damaged .* description has another checksum", log.load, 1)
     ag.save({"first": np.ones(1)}, tmp_path / "00000002.safetensors")
     assert_raises(VersionLogError, "00000002.safetensors is damaged", log.load, 2)
 
@@ -559,6 +578,13 @@ async def test_closing_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.Mon
         server.rollback(1)
     assert serving.VersionLog(tmp_path).promoted == 1 and order
     await assert_awaiting_raises(ServingError, "after it was closed", server.publish())
+    server = await serving.Server(model, log=tmp_path).__aenter__()
+    await server.publish()
+    server.rollback()
+    closing = asyncio.create_task(server.aclose())
+    while not server._publisher._is_closed:
+        await asyncio.sleep(0)
+    await cancel(closing)
     late = serving.Server(model, log=tmp_path)
     async with late:
         publishing = asyncio.create_task(late.publish())
