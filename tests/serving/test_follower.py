@@ -418,6 +418,8 @@ async def test_a_follower_waits_for_its_leader(scene: Scene) -> None:
         entering = asyncio.create_task(late.__aenter__())
         await asyncio.sleep(5)
         await cancel(entering)
+        await settled(own)
+        assert late._task is not None and late._task.done()
         await late.aclose()
         await assert_awaiting_raises(ServingError, "entered once", late.__aenter__())
         await settled(own)

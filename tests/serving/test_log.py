@@ -552,6 +552,39 @@ async def test_cancelling_while_the_version_is_written_waits_for_it(tmp_path: Pa
         assert server.current.number == 2 == serving.VersionLog(tmp_path).promoted
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+async def test_leaving_that_is_cancelled_frees_the_log(tmp_path: Path, times: int) -> None:
+    """While requests are answered, and while the batch that runs is awaited."""
+    running = asyncio.Event()
+
+    async def forward(module: Any, x: Any) -> Any:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.01)
+            raise
+
+    async def serve() -> None:
+        async with serving.Server(Two(1.0), forward=forward, log=tmp_path) as server:
+            asking.append(asyncio.create_task(server.predict(ones())))
+            await running.wait()
+
+    asking: list[asyncio.Task[Any]] = []
+    leaving = asyncio.create_task(serve())
+    await running.wait()
+    for _ in range(times):
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    with pytest.raises((ServingError, asyncio.CancelledError)):
+        await asking[0]
+    async with serving.Server(Two(1.0), log=tmp_path):
+        pass
+
+
 async def test_closing_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     write = serving.VersionLog._write_manifest
