@@ -5,6 +5,7 @@ the weights that made it, and with ``--log`` the last version serves again after
 
     python examples/online_service.py --serve          # http://127.0.0.1:8080, stop with Ctrl-C
     python examples/load_service.py http://127.0.0.1:8080
+    python examples/online_service.py --serve --dashboard   # and a page that shows versions, latency and steps
 
     curl -X POST http://127.0.0.1:8080/predict -H 'Content-Type: application/json' -d '{"image": [0, 0, 5, ...64 numbers from 0 to 16]}'
     curl -X POST http://127.0.0.1:8080/learn   -H 'Content-Type: application/json' -d '{"image": [...], "digit": 7}'
@@ -33,6 +34,7 @@ from load_service import put_load_on
 from sklearn.datasets import load_digits
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd import serving
 from aiograd.nn import functional as F
 
@@ -184,9 +186,13 @@ async def serve_on(host: str, port: int, log: str | None = None) -> AsyncIterato
         await runner.cleanup()
 
 
-async def serve(port: int, log: str | None) -> None:
-    async with serve_on("127.0.0.1", port, log) as url:
+async def serve(port: int, log: str | None, with_dashboard: bool) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        url = await stack.enter_async_context(serve_on("127.0.0.1", port, log))
         print(f"serving on {url}, learning from 1400 digits; Ctrl-C stops")
+        if with_dashboard:
+            worker = await stack.enter_async_context(dist.Worker("service", dashboard=True))
+            print(f"dashboard: {worker.dashboard_url}", flush=True)
         await asyncio.Event().wait()
 
 
@@ -203,7 +209,8 @@ if __name__ == "__main__":
     parser.add_argument("--serve", action="store_true", help="serve until interrupted")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--log", help="folder that keeps the versions over restarts")
+    parser.add_argument("--dashboard", action="store_true", help="serve a page with versions and latency too")
     parser.add_argument("--seconds", type=float, default=5.0, help="how long to demonstrate (default 5)")
     options = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        ag.run(serve(options.port, options.log) if options.serve else demonstrate(options.seconds))
+        ag.run(serve(options.port, options.log, options.dashboard) if options.serve else demonstrate(options.seconds))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -15,10 +17,11 @@ from opentelemetry.trace import StatusCode
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd import serving
 from aiograd.coordination.message_form import parse
 from aiograd.distributed.messages.fields import NO_TRACE, TraceContext
 from aiograd.distributed.observing import trace_context
-from aiograd.errors import ProtocolError, RemoteError
+from aiograd.errors import ProtocolError, QueueFullError, RemoteError
 from aiograd.running import tracing
 from tests.distributed.workers import workers
 from tests.support import assert_awaiting_raises, assert_raises
@@ -134,3 +137,19 @@ def test_the_trace_context_of_a_message_is_checked() -> None:
     wrong += [(PARENT.replace("00-", "ff-", 1), True), (f"00-{'0' * 32}-b7ad6b7169203331-01", True), (f"00-{'a' * 32}-{'0' * 16}-01", True)]
     for value in wrong:
         assert_raises(ProtocolError, "malformed TraceContext", parse, TraceContext, value)
+
+
+async def test_a_server_has_spans_of_predictions_steps_and_publications(spans: InMemorySpanExporter) -> None:
+    model, rows = ag.nn.Linear(2, 1), np.ones((3, 2), np.float32)
+    async with serving.Server(model, max_queue=4) as server:
+        optimizer = ag.optim.SGD(model.parameters(), 0.1)
+        trainer = serving.Trainer(server, optimizer, lambda module, x: (module(x) ** 2).mean(), buffer=serving.ReplayBuffer(10))
+        await trainer.learn(rows)
+        await trainer.step()
+        await server.predict(rows)
+        await assert_awaiting_raises(QueueFullError, None, asyncio.gather(server.predict(rows), server.predict(rows)))
+    found = by_name(spans)
+    assert {name: len(each) for name, each in found.items()} == {"publish": 2, "train": 1, "backward pass": 1, "optimizer step": 1, "predict": 3}
+    assert {parent_of(found[name][0], spans) for name in ("backward pass", "optimizer step")} == {"train"}
+    assert dict(found["predict"][0].attributes or {}) == {"aiograd.rows": 3, "aiograd.version": 2}
+    assert [span.status.status_code for span in found["predict"]].count(StatusCode.ERROR) == 1

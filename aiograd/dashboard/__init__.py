@@ -4,6 +4,7 @@
 `monitor`       the dashboard's part of a worker
 `reporter`      a worker's reports; `sampling` decides which work is recorded for it, `pass_graph` notes passes
 `collector`     asks the workers for it; `board` keeps it for the page
+`servers`       the servers of `aiograd.serving`
 `pages`         the page, its data, and the right to them; ``static`` has its files
 `metrics`       counts for Prometheus
 ==============  ====================================================================================================

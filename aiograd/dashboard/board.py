@@ -14,6 +14,7 @@ from typing import Any
 
 from aiograd.dashboard.pass_graph import FoundPass, PassPart, last_pass, picture, read_rows
 from aiograd.dashboard.pipeline_steps import WorkerSteps, last_step, read_steps, step_picture
+from aiograd.dashboard.servers import MOST_SAMPLES, ServerHistory
 
 #: events that are kept, and that one answer to the page holds; scalars alike
 EVENTS, MOST_EVENTS = 30_000, 3000
@@ -75,6 +76,7 @@ class Board:
         self._step: dict[str, Any] = {}
         self._step_key = ""
         self._step_version = 0
+        self._servers = ServerHistory()
         self.dropped = 0
 
     # ---------------------------------------------------------------- reports
@@ -88,6 +90,7 @@ class Board:
         self.workers.pop(name, None)
         self._passes.pop(name, None)
         self._steps.pop(name, None)
+        self._servers.forget(name)
 
     def failed(self, name: str, state: str, why: str, now: float) -> None:
         """A worker could not be asked."""
@@ -125,6 +128,7 @@ class Board:
         self.dropped += int(_number(report.get("dropped")))
         self._take_events(worker, report.get("events"))
         self._take_scalars(worker, report.get("scalars"))
+        self._servers.arrived(name, report.get("servers"), now)
         if (rows := report.get("graphs")) is not None:
             self._passes[name] = read_rows(rows)
         if (rows := report.get("steps")) is not None:
@@ -136,6 +140,7 @@ class Board:
         if state == "lost":
             worker.cursor = worker.scalar_cursor = 0  # the one that comes back counts anew
             worker.peers, worker.rates = {}, {}
+            self._servers.forget(worker.name)
         worker.state, worker.why = state, why[:TEXT]
 
     def _take_peers(self, worker: WorkerState, rows: Any, now: float) -> None:
@@ -195,11 +200,12 @@ class Board:
 
     # ---------------------------------------------------------------- answers to the page
 
-    def answer(self, after: int, scalars_after: int, graph: int, now: float, pipeline: int = 0) -> bytes:
+    def answer(self, after: int, scalars_after: int, graph: int, now: float, pipeline: int = 0, serving: int = 0) -> bytes:
         """JSON for the page: the state of all workers, and the events since its last question.
 
         Args:
-            after, scalars_after, graph, pipeline: numbers of the last event, scalar, graph and step that the page has; 0 at first.
+            after, scalars_after, graph, pipeline, serving: numbers of the last event, scalar, graph, step and sample of a server that the page has;
+                0 at first.
             now: seconds of the wall clock.
         """
         windows = 256 if len(self.workers) <= 64 else 4
@@ -227,6 +233,9 @@ class Board:
             "scalars": logged,
             "graph": self._graph if graph != self._graph_version else None,
             "pipeline": self._step if pipeline != self._step_version else None,
+            "servers": self._servers.rows,
+            "serving": _after(self._servers.samples, serving, MOST_SAMPLES),
+            "serving_cursor": self._servers.number,
         }  # fmt: skip
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 

@@ -19,6 +19,8 @@ Every name has the label ``worker``.
 `aiograd_device_memory_bytes`           gauge      memory that the process has allocated on its CUDA device
 `aiograd_scalar`                        gauge      the last value of each scalar that was logged with ``ag.log``, by ``name``
 ======================================  =========  =============================================================================================
+
+The servers of the process add the metrics of `aiograd.serving.ServingMetrics`; their label ``server`` is the model's class and a number.
 """
 
 from __future__ import annotations
@@ -27,11 +29,13 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
+from aiograd import serving
 from aiograd.dashboard.reporter import device_bytes, links_of, resident_bytes
 from aiograd.distributed.meter import BOUNDS, DurationHistogram
 from aiograd.distributed.rpc.http.pages import Page
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.running.scalars import LOG
+from aiograd.serving.registry import REGISTRY
 
 #: seconds for which the loop's lag is sampled after each scrape: Prometheus takes a metric that it has not seen for five minutes for gone
 BETWEEN_SCRAPES = 300.0
@@ -112,6 +116,14 @@ class WorkerMetrics:
             if owner in (None, name):
                 logged.add_metric([name, scalar], entry.value)
         yield logged
+        families: dict[str, Any] = {}
+        for label, server, trainer in REGISTRY.servers_of(name, with_others=True):
+            for family in serving.ServingMetrics(server, trainer, name=label).collect():
+                if (first := families.get(family.name)) is None:
+                    families[family.name] = family
+                else:
+                    first.samples += family.samples
+        yield from families.values()
 
 
 def _buckets(histogram: DurationHistogram) -> list[tuple[str, int]]:

@@ -18,7 +18,7 @@ from aiograd.dashboard.collector import Collector
 from aiograd.distributed.rpc.http.pages import DASHBOARD, FAVICON, Page, PageRequest
 from aiograd.distributed.worker_core import WorkerCore
 
-SCRIPTS = ("main", "draw", "stream", "cluster", "graph", "training")
+SCRIPTS = ("main", "draw", "stream", "cluster", "graph", "training", "serving")
 #: route -> file and type
 FILES = {
     f"{DASHBOARD}/style.css": ("style.css", "text/css; charset=utf-8"),
@@ -107,8 +107,9 @@ class DashboardPages:
             return Page(429, b"too many requests\n", headers={"Retry-After": "1"})
         self._allowance -= 1
         self._collector.page_asked()
-        after, scalars_after, graph, pipeline = (_whole(request.query.get(name, "")) for name in ("after", "scalars", "graph", "pipeline"))
-        return Page(200, self._collector.board.answer(after, scalars_after, graph, time.time(), pipeline), "application/json")
+        names = ("after", "scalars", "graph", "pipeline", "serving")
+        after, scalars_after, graph, pipeline, serving = (_whole(request.query.get(name, "")) for name in names)
+        return Page(200, self._collector.board.answer(after, scalars_after, graph, time.time(), pipeline, serving), "application/json")
 
 
 def _whole(text: str) -> int:

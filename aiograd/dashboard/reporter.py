@@ -14,6 +14,7 @@ import time
 from typing import Any, NamedTuple
 
 from aiograd.dashboard.sampling import Sampler
+from aiograd.dashboard.servers import server_rows
 from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.profiler.event import Event
@@ -88,7 +89,8 @@ class Reporter:
         self.watch(min(request.rate, MOST_RATE))
         events = self.sampler.ring.after(after, MOST_EVENTS)
         ahead = time.time_ns() - time.perf_counter_ns()
-        also = () if request.asker == scalars.LOG.process else (None,)
+        is_other = request.asker != scalars.LOG.process  # entries without a worker are reported once per process
+        also = (None,) if is_other else ()
         logged = scalars.LOG.after(request.scalars_after, MOST_EVENTS, self._core.name, *also)
         return {
             "now": time.time_ns() // 1000,
@@ -99,6 +101,7 @@ class Reporter:
             "events": [_row(event, ahead) for _, event in events],
             "graphs": self.sampler.graphs.rows() if request.with_graphs else None,
             "steps": self.sampler.steps.rows(ahead) if request.with_graphs else None,
+            "servers": server_rows(self._core.name, with_others=is_other),
             "scalars": [[entry.number, entry.worker, entry.name, entry.step, entry.value, entry.time] for entry in logged],
         }
 

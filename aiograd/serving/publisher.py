@@ -29,6 +29,7 @@ from aiograd.running.digest import state_digest
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion
 from aiograd.serving.log import VersionLog
+from aiograd.serving.shadow import Shadow
 from aiograd.serving.shares import VersionSplit
 from aiograd.serving.versions import Precision, Version, VersionStore, check_fits
 from aiograd.tensors.core import host_array
@@ -163,6 +164,19 @@ class Publisher:
             future.cancel()
             if timer is not None:
                 timer.cancel()
+
+    def states(self, shadow: Shadow | None) -> dict[int, str]:
+        """The state of each kept version by its number, see `ServingStatistics`."""
+        current, shares = self.bound_now().version.number, self.split.shares if self.split else {}
+        found: dict[int, str] = {}
+        for number in (version.number for version in self.store.versions):
+            parts = ["serves"] if number == current else ["candidate"] if number in self.store.candidates else []
+            if number in shares:
+                parts.append(f"split {100 * shares[number]:.3g} %")
+            if shadow is not None and shadow.bound.version.number == number:
+                parts.append(f"shadow {100 * shadow.share:.3g} %")
+            found[number] = ", ".join(parts) or "kept"
+        return found
 
     # ---------------------------------------------------------------- changing
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,8 @@ class ServingStatistics:
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.
         latency_sum: the sum of the durations in `latency`, in seconds.
+        states: the state of each kept version by its number: "serves", "candidate" (has never served), "split 10 %" or "shadow 10 %" with its
+            share, several of these joined by commas, or "kept".
 
     >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
     ...     answer = await server.predict(np.ones((3, 2), np.float32))
@@ -83,6 +85,7 @@ class ServingStatistics:
     latency: Mapping[float, int]
     comparisons: Mapping[int, Comparison]
     latency_sum: float = 0.0
+    states: Mapping[int, str] = field(default_factory=dict)
 
 
 class AnswerCounts:

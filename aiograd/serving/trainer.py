@@ -16,10 +16,12 @@ from typing import Any, NamedTuple, Self
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
+from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, Verdict
+from aiograd.serving.registry import REGISTRY
 from aiograd.serving.server import Server
 from aiograd.serving.training_step import TrainingStep
 from aiograd.serving.versions import Version
@@ -132,6 +134,7 @@ class Trainer:
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._task: asyncio.Task[None] | None = None
+        REGISTRY.add_trainer(self)
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.server!r}, {self.steps} steps, {'running' if self.is_running else 'not running'}>"
@@ -221,7 +224,8 @@ class Trainer:
             task = asyncio.current_task()
             cancellations = 0 if task is None else task.cancelling()
             try:
-                loss = await self._step.take(columns)
+                with tracing.span("train"):
+                    loss = await self._step.take(columns)
                 self.steps += 1
                 self._since_publication += 1
                 if not self._follow_rollback():
@@ -269,6 +273,11 @@ class Trainer:
         if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
         version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
+        if self._followed_rollbacks != self.server.rollbacks:  # while the copy was made
+            if self.gate is None:
+                self.server.rollback()
+            self._follow_rollback()
+            return
         if not version.is_finite:
             raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
         self._since_publication = 0
@@ -289,20 +298,17 @@ class Trainer:
         if self._running_comparison() is not compared:
             return  # decided meanwhile
         verdict = gate.judge(*values).verdict
-        if verdict is Verdict.WAIT:
-            return
         if verdict is Verdict.PROMOTE:
             self.server.promote(newer.number)
             self._compared_versions = compared._replace(serving=newer)
-            return
-        if verdict is Verdict.DROP:
-            self.rejected += 1
-        elif verdict is Verdict.ROLLBACK:
-            self.rollbacks += 1
-            self.server.rollback(older.number)
-        self._end_comparison()
-        async with self._stepping:
-            self._follow_rollback()
+        elif verdict is not Verdict.WAIT:
+            self.rejected += verdict is Verdict.DROP
+            if verdict is Verdict.ROLLBACK:
+                self.rollbacks += 1
+                self.server.rollback(older.number)
+            self._end_comparison()
+            async with self._stepping:
+                self._follow_rollback()
 
     def _running_comparison(self) -> _ComparedVersions | None:
         """The versions that the gate compares; none any more where a version was made to serve by hand."""

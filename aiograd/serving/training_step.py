@@ -9,7 +9,8 @@ Note [A step is taken whole or not at all]
     that section, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where parameters are not finite
     after the section, the model goes on from the version that serves and the optimizer's state is cleared. After the section the step is taken: a
     publication that fails is made up for by the next step. Random draws, of rows and in the model, are not taken back, so that rows which make
-    a step fail are not drawn at once again. Modes are the user's: the loss runs on the model as it is, in training or evaluation mode.
+    a step fail are not drawn at once again. Modes are the user's: the loss runs on the model as it is, in training or evaluation mode. A forward
+    that the loss runs in a thread goes on when the step is cancelled, and may change buffers once more.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from aiograd.coordination.module_calls import BufferSnapshot
 from aiograd.engine.loop_budget import ROUNDS
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError, GradientError, RejectedVersionError
 from aiograd.optim.optimizer import Optimizer
 from aiograd.serving.server import Server
-from aiograd.serving.versions import all_finite
 from aiograd.tensors.core import host_array
 from aiograd.tensors.tensor import Tensor
 
@@ -119,4 +121,4 @@ class TrainingStep:
 
 
 def _are_finite(tensors: Sequence[Any]) -> bool:
-    return all_finite({str(n): host_array(tensor) for n, tensor in enumerate(tensors)})
+    return all(np.isfinite(host_array(tensor)).all() for tensor in tensors)

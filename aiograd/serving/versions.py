@@ -231,6 +231,8 @@ class VersionStore:
         self._kept: dict[int, Version] = {}  # in the order of arrival
         self._served: list[int] = []  # each number once, the present one last
         self._pinned = frozenset[int]()
+        #: numbers of kept versions that have never served
+        self.candidates: set[int] = set()
 
     @property
     def current(self) -> Version:
@@ -303,6 +305,8 @@ class VersionStore:
         self._kept[version.number] = version
         if promote:
             self._serve(version.number)
+        else:
+            self.candidates.add(version.number)
         self._retain()
 
     def skip(self, number: int) -> None:
@@ -357,11 +361,13 @@ class VersionStore:
 
     def _serve(self, number: int) -> None:
         self._served = [each for each in self._served if each != number] + [number]
+        self.candidates.discard(number)
 
     def _retain(self) -> None:
         """Drop all but the last versions, the present one and the pinned; forget what served before a version that was dropped."""
         stay = {*list(self._kept)[-self._keep :], *self._served[-1:], *self._pinned}
         self._kept = {number: version for number, version in self._kept.items() if number in stay}
+        self.candidates &= stay
         dropped = [place for place, number in enumerate(self._served) if number not in stay]
         del self._served[: dropped[-1] + 1 if dropped else 0]
 

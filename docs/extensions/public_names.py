@@ -14,6 +14,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from tests.public_names import MODULES, NAMESPACES, PublicName, public_names
 
+_SERVING = {name.name for name in public_names("aiograd.serving")}
 DOCUMENTED: set[tuple[str, str]] = set()
 KINDS = {"class": "autoclass", "exception": "autoexception", "function": "autofunction", "data": "autodata"}
 
@@ -44,8 +45,15 @@ class Public(SphinxDirective):
             return self.parse_text_to_nodes(f".. data:: {module}.{name.name}\n   :value: {name.value!r}\n")
         lines = [f".. {KINDS[name.kind]}:: {module}.{name.name}"]
         if name.kind == "class":
-            lines += ["   :members:", "   :show-inheritance:"]
+            lines += [f"   :members: {', '.join(_members(name.value))}".rstrip(), "   :show-inheritance:"]
         return self.parse_text_to_nodes("\n".join(lines) + "\n")
+
+
+def _members(cls: type[Any]) -> list[str]:
+    """The members of a class with bases in `aiograd.serving` that are not public; none for any other class, which shows its own."""
+    bases = [base for base in cls.__mro__[1:] if base.__module__.startswith("aiograd.serving.") and base.__name__ not in _SERVING]
+    members = {name: None for base in (cls, *bases) for name in vars(base) if not name.startswith("_")}
+    return list(members) if bases else []
 
 
 def check(app: Sphinx, env: Any) -> None:

@@ -1,4 +1,5 @@
-"""Drives headless Chromium through the demo, in which a worker is killed, and through a cluster of unfriendly names; keeps screenshots in ``out/``.
+"""Drives headless Chromium through the demo, in which a worker is killed, through a cluster of unfriendly names, and past a server with a follower;
+keeps screenshots in ``out/``.
 
 Exits with 1 and says what was wrong if: a row, a panel or a state does not appear, zoom or keys do nothing, the console has an error, a request
 leaves the machine, or anything is shown without the token; if a line runs through a label, or something has no room and does not say so, on the
@@ -26,6 +27,7 @@ from tests.browser.arranged import look_at_arranged_data
 from tests.browser.documents import look_at_documents
 from tests.browser.geometry import COLLISIONS, OVERFLOWS, PARTS, SEEN
 from tests.browser.pictures import look_at_pictures
+from tests.browser.serving import look_at_serving
 
 OUT = Path("out/dashboard")
 SECONDS = 90_000.0  # milliseconds, as playwright counts
@@ -292,7 +294,7 @@ async def main() -> int:
         for part in (watch_the_demo, watch_unfriendly_names):
             if not only or part.__name__ in only:
                 await part(browser, checks)
-        for look in (look_at_arranged_data, look_at_pictures, look_at_documents):
+        for look in (look_at_serving, look_at_arranged_data, look_at_pictures, look_at_documents):
             if not only or look.__name__ in only:
                 await look(browser, checks, OUT)
         await browser.close()

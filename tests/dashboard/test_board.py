@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from aiograd.dashboard import board as board_module
 from aiograd.dashboard.board import Board, read_report
 from aiograd.dashboard.pass_graph import PassPart, RanNode, last_pass, picture, read_rows
+from aiograd.serving.statistics import BOUNDS
 
 STATE = {"pid": 1, "contexts": 2, "committed": 3, "memory": 1000, "peers": [["driver", True, 100, 50, 1.5, 0]]}
 EVENT = ["mul", "forward", "mul", 1_000_000, 12.5, "MainThread", 1, 7, None, "2×3", 24, "a.py:3", None]
@@ -127,8 +128,11 @@ JSON = st.recursive(
 def test_no_report_can_break_the_board(fields: dict[str, Any], row: list[Any]) -> None:
     board = Board("driver")
     steps = {"steps": {"actions": [["k", [row[:4]]]], "ended": [["k", "n", None, [[row[:2]]], 0, 1], row[:6]]}}
-    for changes in (fields, {"events": [row]}, {"scalars": [row[:6]]}, {"windows": [row[:2]]}, {"graphs": [[0, [row[:8]]], row[:2]]}, steps):
-        board.arrived("left", read_report(json.dumps({**report(), **changes})), 1.0, 1.0)
+    server = {**dict.fromkeys(("version", "queued", "versions", "trainer", "follower"), row[0]), "name": "s", "latency": [row[1]] * len(BOUNDS)}
+    servers = {"servers": [row[0], server, {**server, "versions": [row[:6], [1, "kept", *row[:4]], [1, "kept", 1, 1, 1, row]]}]}
+    for changes in (fields, {"events": [row]}, {"scalars": [row[:6]]}, {"windows": [row[:2]]}, {"graphs": [[0, [row[:8]]], row[:2]]}, steps, servers):
+        for now in (1.0, 2.0):
+            board.arrived("left", read_report(json.dumps({**report(), **changes})), now, now)
     board.draw_graph(1.0)
     board.draw_step()
     answer(board)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -29,6 +30,12 @@ def examples(rows: int = 40) -> tuple[Any, Any]:
 def squares(model: Any, x: Any, y: Any) -> Any:
     """The mean of squares."""
     return ((model(x) - y) ** 2).mean()
+
+
+async def cancels_itself(model: Any, x: Any, y: Any) -> Any:
+    """A loss that is cancelled, and not by the step."""
+    squares(model, x, y)
+    raise asyncio.CancelledError
 
 
 def everything(trainer: serving.Trainer) -> Any:

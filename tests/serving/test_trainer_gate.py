@@ -35,7 +35,7 @@ def targets(value: float, rows: int = 4) -> Any:
 
 @contextlib.asynccontextmanager
 async def judging(model: Any = None, metric: Any = distance, *, keep: int = 10, **options: Any) -> AsyncIterator[serving.Trainer]:
-    """A trainer whose steps move the model by 1, so that candidate n computes n - 1."""
+    """A trainer; each step moves the model by 1, so candidate n computes n - 1."""
     optimizer = functools.partial(ag.optim.SGD, lr=1.0, momentum=1e-20)
     gate = serving.Gate(metric, window=WINDOW)
     async with learning(
@@ -46,7 +46,7 @@ async def judging(model: Any = None, metric: Any = distance, *, keep: int = 10, 
 
 
 async def teach(trainer: serving.Trainer, value: float, times: int = WINDOW // 4) -> None:
-    """Examples whose targets are `value`."""
+    """Learn from examples with the target `value`."""
     for _ in range(times):
         await trainer.learn(ones(4), targets(value))
 
@@ -315,7 +315,7 @@ async def test_candidates_that_are_not_finite_are_rejected() -> None:
 
 
 async def test_good_bad_and_drifting_streams_in_the_background(virtual_clock: VirtualClock) -> None:
-    """The service follows what it is taught: while the targets are ahead it is promoted, and behind them it is taken back to where it was."""
+    """Candidates are promoted while the targets are ahead of the model, and dropped or taken back when they are behind it."""
     async with judging(rate=20) as trainer:
 
         async def stream(value: float) -> None:

@@ -2,12 +2,13 @@
 import { ago, at, bytes, make, whenThemeChanges } from "/dashboard/draw.js";
 import { Cluster } from "/dashboard/cluster.js";
 import { Graph } from "/dashboard/graph.js";
+import { Serving } from "/dashboard/serving.js";
 import { Stream } from "/dashboard/stream.js";
 import { Pipeline, Training } from "/dashboard/training.js";
 
-const panels = { stream: new Stream(), cluster: new Cluster(), graph: new Graph(), training: new Training(), pipeline: new Pipeline() };
+const panels = { stream: new Stream(), cluster: new Cluster(), graph: new Graph(), training: new Training(), serving: new Serving(), pipeline: new Pipeline() };
 const INTERVAL = 500;
-const cursors = { after: 0, scalars: 0, graph: 0, pipeline: 0 };
+const cursors = { after: 0, scalars: 0, graph: 0, pipeline: 0, serving: 0 };
 let failures = 0;
 let committed = null;
 
@@ -33,14 +34,16 @@ function summary(data) {
 }
 
 async function ask() {
-  const answer = await fetch(`/dashboard/data?after=${cursors.after}&scalars=${cursors.scalars}&graph=${cursors.graph}&pipeline=${cursors.pipeline}`, { credentials: "same-origin" });
+  const query = Object.entries(cursors).map(([name, value]) => `${name}=${value}`).join("&");
+  const answer = await fetch(`/dashboard/data?${query}`, { credentials: "same-origin" });
   if (answer.status === 401) { connection("locked: open the URL with the token again", "gone"); return; }
   if (answer.status === 429) return;
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   const data = await answer.json();
-  if (data.cursor < cursors.after || data.scalar_cursor < cursors.scalars) { location.reload(); return; }
+  if (data.cursor < cursors.after || data.scalar_cursor < cursors.scalars || data.serving_cursor < cursors.serving) { location.reload(); return; }
   cursors.after = data.cursor;
   cursors.scalars = data.scalar_cursor;
+  cursors.serving = data.serving_cursor;
   if (data.graph) cursors.graph = data.graph.version ?? 0;
   if (data.pipeline) cursors.pipeline = data.pipeline.version ?? 0;
   failures = 0;
