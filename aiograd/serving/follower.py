@@ -305,8 +305,10 @@ class Follower(Server):
         >>> follower
         <Server of Linear, closed, version 1>
         """
-        await self._end()
-        await super().aclose()
+        try:
+            await self._end()
+        finally:
+            await super().aclose()
 
     async def _end(self) -> None:
         if self._task is not None:

@@ -122,9 +122,11 @@ class Server(ServedVersions):
         await self._publisher.begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None and self._state == "open":
-            await self.drain()
-        await self.aclose()
+        try:
+            if kind is None and self._state == "open":
+                await self.drain()
+        finally:
+            await self.aclose()
 
     async def drain(self, timeout: float | None = None) -> bool:
         """Answer the requests that have been admitted and refuse others with `DrainingError`.
@@ -147,7 +149,7 @@ class Server(ServedVersions):
     async def aclose(self) -> None:
         """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent.
 
-        Cancelling leaves it half closed: call it again.
+        Cancelling it skips waiting for the batch that runs; everything is closed even then.
 
         >>> server = await ag.serving.Server(ag.nn.Linear(2, 1)).__aenter__()
         >>> await server.aclose()
