@@ -393,7 +393,7 @@ async def test_a_nested_pass_that_committed_stays_when_the_outer_one_fails() -> 
         assert values(ctx.grads[stage.x]) == values(stage.weights["b"])
 
 
-async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and_says_so() -> None:
+async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and_says_so(virtual_clock: VirtualClock) -> None:
     """A rule of the pass calls a function of the initiator that starts another: that can never have its turn, and fails by its deadline."""
     stage = Stage("ab")
     found: list[BaseException] = []
