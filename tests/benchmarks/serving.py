@@ -12,6 +12,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import statistics
 import sys
 import time
@@ -22,13 +23,15 @@ import numpy as np
 from aiohttp import ClientSession, TCPConnector
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd import serving
+from aiograd.errors import DistributedError
 from aiograd.running.digest import state_digest
 from aiograd.serving.versions import snapshot
 from tests.benchmarks import serving_sides
 from tests.benchmarks.child import forget_peak, in_child, resident
 from tests.benchmarks.harness import OURS, Settings, Table, goal_cells
-from tests.benchmarks.serving_sides import CLASSES, FEATURES, model_of
+from tests.benchmarks.serving_sides import CLASSES, FEATURES, Weights, model_of
 
 #: steps per second
 RATE = 100
@@ -42,6 +45,7 @@ def run(settings: Settings) -> Iterator[Table]:
     yield _without_http(settings)
     yield _versions(settings)
     yield _deltas(settings)
+    yield ag.run(_followers(settings))
 
 
 # -------------------------------------------------------------------- over HTTP
@@ -231,21 +235,8 @@ def _without_http(settings: Settings) -> Table:
 # -------------------------------------------------------------------- versions
 
 
-class _Weights(ag.nn.Module):
-    """Arrays of 100,000 weights each."""
-
-    def __init__(self, arrays: int) -> None:
-        super().__init__()
-        random = np.random.default_rng(0)
-        for n in range(arrays):
-            self.register_parameter(f"w{n:03}", ag.nn.Parameter(ag.asarray(random.standard_normal(100_000).astype(np.float32))))
-
-    def forward(self, x: Any) -> Any:
-        return x * self.w000[0]
-
-
 async def _hold_ups(arrays: int) -> dict[str, float]:
-    model: Any = model_of(256) if not arrays else _Weights(arrays)
+    model: Any = model_of(256) if not arrays else Weights(arrays)
     async with serving.Server(model, keep=10) as server:
         longest = {"publish": [], "rollback": []}  # type: dict[str, list[float]]
         for _ in range(5):
@@ -278,7 +269,7 @@ def hold_ups(arrays: int) -> dict[str, float]:
 
 
 async def _memory(arrays: int) -> dict[str, float]:
-    model = _Weights(arrays)
+    model = Weights(arrays)
     forget_peak()
     one = resident()
     async with serving.Server(model, keep=10) as server:
@@ -374,6 +365,61 @@ def _deltas(settings: Settings) -> Table:
                 per_word = len(payload) / max(1, int((first != second).sum()))
         table.add(name, *cells, f"{per_word:.2f}", *(f"{1e3 * each:.1f}" for each in times))
     return table
+
+
+# -------------------------------------------------------------------- followers
+
+
+async def _followers(settings: Settings) -> Table:
+    """Followers in processes of their own on loopback, while the leader publishes."""
+    arrays, versions, rate = settings.of(10, 1), settings.of(100, 4), 20
+    table = Table(
+        f"Followers of {arrays * 100_000:,} weights in bfloat16, {rate} versions/s with steps of 1e-6",
+        ["followers", "behind p50 ms", "behind p99 ms", "bytes per version, % of the model in bfloat16"],
+    )
+    for count in settings.of(8, 1), settings.of(1, 1):
+        found = await _behind(count, arrays, versions, rate)
+        table.add(count, f"{found['p50']:.1f}", f"{found['p99']:.1f}", f"{found['bytes']:.2f}")
+        if not settings.tiny:
+            goal = goal_cells(found["p99"], 50.0, None)
+            table.notes.append(f"{count} followers: p99 target {goal[0]}: {goal[2]}")
+    return table
+
+
+async def _behind(count: int, arrays: int, versions: int, rate: int) -> dict[str, float]:
+    model, service, random = Weights(arrays), dist.Service(), np.random.default_rng(0)
+    os.environ.setdefault("AIOGRAD_SECRET", secrets.token_hex(32))  # the followers inherit it
+    names, processes = [f"follower{n}" for n in range(count)], []
+    async with serving.Server(model, precision="bfloat16") as server, dist.Worker("leader", service=service) as worker:
+        serving.lead(service, server)
+        try:
+            for name in names:
+                command = (sys.executable, "-m", "tests.benchmarks.serving_sides", "follow", name, worker.url, str(arrays))
+                process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, env={**os.environ, **ONE_THREAD})
+                processes.append(process)
+            for name in names:
+                while True:
+                    with contextlib.suppress(DistributedError):
+                        await worker.call(name, "report", True)
+                        break
+                    await asyncio.sleep(0.1)
+            for _ in range(versions):
+                due = asyncio.get_running_loop().time() + 1 / rate
+                with ag.no_grad():
+                    for parameter in model.parameters():
+                        parameter.add_(ag.asarray(1e-6 * random.standard_normal(parameter.shape).astype(np.float32)))
+                await server.publish()
+                await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+            await asyncio.sleep(0.5)
+            reports = [await worker.call(name, "report", False) for name in names]
+        finally:
+            for process in processes:
+                if process.stdin is not None:
+                    process.stdin.close()
+                await process.wait()
+    behind = [1e3 * each for report in reports for each in report["behind"]]
+    share = sum(report["bytes"] for report in reports) / max(1, len(behind)) / (arrays * 2e5) * 100
+    return {"p50": float(np.percentile(behind, 50)), "p99": float(np.percentile(behind, 99)), "bytes": share}
 
 
 def _rounded(values: Any, precision: str) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 from aiohttp import web
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd import nn, serving
 
 FEATURES, CLASSES, BATCH = 64, 10, 64
@@ -33,6 +34,19 @@ def model_of(width: int) -> Any:
     sizes = (FEATURES, width, width, CLASSES)
     layers = [nn.Linear(sizes[n], sizes[n + 1], generator=generator) for n in range(3)]
     return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+
+class Weights(nn.Module):
+    """Arrays of 100,000 weights each."""
+
+    def __init__(self, arrays: int) -> None:
+        super().__init__()
+        random = np.random.default_rng(0)
+        for n in range(arrays):
+            self.register_parameter(f"w{n:03}", nn.Parameter(ag.asarray((0.05 * random.standard_normal(100_000)).astype(np.float32))))
+
+    def forward(self, x: Any) -> Any:
+        return x * self.w000[0]
 
 
 def examples(seed: int = 0) -> tuple[Any, Any]:
@@ -191,5 +205,29 @@ async def _on_fastapi(predict: Predict, counts: dict[str, Any], closed: asyncio.
     await serving_task
 
 
+# -------------------------------------------------------------------- a follower
+
+
+async def follow(name: str, url: str, arrays: int) -> None:
+    """Follow the leader until the standard input is closed."""
+    closed = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+    service = dist.Service()
+    async with dist.Worker(name, service=service, peers={"leader": url}) as worker, serving.Follower(worker, "leader", Weights(arrays)) as follower:
+        ready = follower.bytes_received
+
+        @service.function
+        async def report(begins: bool) -> dict[str, Any]:
+            nonlocal ready
+            if begins:
+                ready = follower.bytes_received
+                follower.behind.clear()
+            return {"behind": list(follower.behind), "bytes": follower.bytes_received - ready}
+
+        await closed
+
+
 if __name__ == "__main__":
-    ag.run(serve(sys.argv[1], float(sys.argv[2]), sys.argv[3] == "1"))
+    if sys.argv[1] == "follow":
+        ag.run(follow(sys.argv[2], sys.argv[3], int(sys.argv[4])))
+    else:
+        ag.run(serve(sys.argv[1], float(sys.argv[2]), sys.argv[3] == "1"))
