@@ -49,14 +49,9 @@ def _row(registered: RegisteredServer) -> dict[str, Any]:
 
 
 def quantile(counts: Sequence[float], share: float) -> float | None:
-    """A quantile of durations that are counted by upper bound, as between the counts of Prometheus: evenly spread below each bound.
+    """A quantile of durations that are counted by upper bound, in microseconds, as in Prometheus: durations are spread evenly below each bound.
 
-    Args:
-        counts: durations by `BOUNDS`.
-        share: of them below the quantile.
-
-    Returns:
-        Microseconds; None without durations. At most the highest finite bound.
+    None without durations; at most the highest finite bound.
     """
     sums = list(accumulate(counts))
     if sums[-1] <= 0:
@@ -72,8 +67,7 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
 class _Moment(NamedTuple):
     """Counts of a server at one time."""
 
-    #: seconds of the wall clock
-    at: float
+    at: float  #: seconds of the wall clock
     row: Mapping[str, Any]
 
 
@@ -93,17 +87,11 @@ class ServerHistory:
 
     def forget(self, worker: str) -> None:
         """A worker has no servers any more."""
-        for key in [key for key in self._last if key[0] == worker]:
-            del self._last[key]
+        self._last = {key: moment for key, moment in self._last.items() if key[0] != worker}
 
     def arrived(self, worker: str, rows: Any, now: float) -> None:
-        """A worker has reported its servers.
-
-        Args:
-            rows: as `server_rows` makes them, or anything.
-            now: seconds of the wall clock.
-        """
-        before = self._last.copy()
+        """A worker has reported its servers at this second of the wall clock: rows as `server_rows` makes them, or anything."""
+        before = self._last
         self.forget(worker)
         for row in read_rows(rows):
             key = worker, row["name"]
@@ -130,22 +118,24 @@ def read_rows(rows: Any) -> list[dict[str, Any]]:
     """The servers in a report, checked and cut to size; malformed ones are left out."""
     found = []
     for row in rows[:MOST_SERVERS] if isinstance(rows, list) else ():
-        if not isinstance(row, dict):
-            continue
-        name, latency, versions, trainer, follower = (row.get(key) for key in ("name", "latency", "versions", "trainer", "follower"))
-        if isinstance(name, str) and isinstance(latency, list) and len(latency) == len(BOUNDS):
-            found.append({
-                "name": name[:TEXT],
-                "latency": [_number(count) for count in latency],
-                **{count: _number(row.get(count)) for count in (*COUNTS, "kept", "max_queue")},
-                "versions": list(_versions(versions[:MOST_VERSIONS] if isinstance(versions, list) else ())),
-                "trainer": {**{count: _number(trainer.get(count)) for count in LEARNED}, "error": _text(trainer.get("error"))}
-                if isinstance(trainer, dict) else None,
-                "follower": {"leader": _text(follower.get("leader")) or "", "connected": follower.get("connected") is True,
-                             "behind": _finite(follower.get("behind")), "bytes": _number(follower.get("bytes"))}
-                if isinstance(follower, dict) else None,
-            })  # fmt: skip
+        match row:
+            case {"name": str(name), "latency": [*latency]} if len(latency) == len(BOUNDS):
+                versions, trainer, follower = (row.get(key) for key in ("versions", "trainer", "follower"))
+                found.append({
+                    "name": name[:TEXT],
+                    "latency": [_number(count) for count in latency],
+                    **_numbers(row, (*COUNTS, "kept", "max_queue")),
+                    "versions": list(_versions(versions[:MOST_VERSIONS] if isinstance(versions, list) else ())),
+                    "trainer": {**_numbers(trainer, LEARNED), "error": _text(trainer.get("error"))} if isinstance(trainer, dict) else None,
+                    "follower": {"leader": _text(follower.get("leader")) or "", "connected": follower.get("connected") is True,
+                                 "behind": _finite(follower.get("behind")), "bytes": _number(follower.get("bytes"))}
+                    if isinstance(follower, dict) else None,
+                })  # fmt: skip
     return found
+
+
+def _numbers(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    return {name: _number(row.get(name)) for name in names}
 
 
 def _versions(rows: Iterable[Any]) -> Iterable[list[Any]]:

@@ -47,10 +47,7 @@ class ReplayBuffer:
                 raise ArgumentError(f"ReplayBuffer({name}={value!r}): expected an int of at least {least}")
         if policy not in ("latest", "reservoir"):
             raise ArgumentError(f"ReplayBuffer(policy={policy!r}): expected 'latest' or 'reservoir'")
-        self.rows = rows
-        self.bytes = bytes
-        self.policy = policy
-        self.seen = 0
+        self.rows, self.bytes, self.policy, self.seen = rows, bytes, policy, 0
         self._random = RandomStream(seed)
         self._columns: list[Array] = []  # row n of the latest is at n modulo capacity
         self._capacity = rows
@@ -73,12 +70,7 @@ class ReplayBuffer:
         Raises:
             ArgumentError: the columns do not fit together, or differ from the first rows in dtypes or shapes; nothing was added.
         """
-        arrays = _checked("ReplayBuffer.add", columns)
-        if self._columns:
-            _check_like("ReplayBuffer.add", arrays, self._columns)
-            capacity = self._capacity
-        else:
-            capacity = self._capacity_for("ReplayBuffer.add", arrays)
+        arrays, capacity = self._checked("ReplayBuffer.add", columns)
         count = len(arrays[0])
         storage = _grown(self._columns or [array[:0] for array in arrays], min(capacity, self.seen + count), capacity)
         fresh = count if self.policy == "latest" else max(0, min(count, capacity - self.seen))
@@ -141,48 +133,36 @@ class ReplayBuffer:
         random, seen = stream_of(state["random"]), state["seen"]
         if type(seen) is not int or seen < 0 or not isinstance(state["columns"], (list, tuple)):
             raise ArgumentError(f"{what}: expected a number of rows and a list of columns")
-        arrays = _checked(what, state["columns"]) if seen else []
-        if self._columns and arrays:
-            _check_like(what, arrays, self._columns)
-        capacity = self._capacity_for(what, arrays) if seen else self.rows
+        arrays, capacity = self._checked(what, state["columns"]) if seen else ([], self.rows)
         if seen and len(arrays[0]) != min(seen, capacity):
             raise ArgumentError(f"{what}: found {len(arrays[0])} rows, expected {min(seen, capacity)} after {seen}")
         self._columns, self._capacity = [np.array(array) for array in arrays], capacity
         self.seen, self._random = seen, random
 
-    def _capacity_for(self, what: str, arrays: list[Array]) -> int:
-        """The most rows like these."""
+    def _checked(self, what: str, columns: Any) -> tuple[list[Array], int]:
+        """Columns like those before as arrays in the byte order of this machine, and the most rows like these."""
+        try:
+            arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
+        except ArgumentError:  # masked elements
+            raise
+        except ValueError as error:
+            raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
+        for place, array in enumerate(arrays):
+            if array.dtype.name not in STATE_DTYPES:
+                raise ArgumentTypeError(f"{what}: column {place} has dtype {array.dtype}, expected numbers")
+            if not array.ndim or len(array) != len(arrays[0]) or not len(array):
+                shapes = ", ".join(str(list(each.shape)) for each in arrays)
+                raise ArgumentError(f"{what}: found columns of shapes {shapes}, expected at least one row, and as many in each")
+        if not arrays:
+            raise ArgumentError(f"{what}: found no columns, expected at least one")
+        found, expected = (", ".join(f"{array.dtype.name} {list(array.shape[1:])}" for array in each) for each in (arrays, self._columns))
+        if self._columns and found != expected:
+            raise ArgumentError(f"{what}: found rows of {found}, expected {expected} as in the first add; cast or reshape them")
         row_bytes = sum(array.itemsize * math.prod(array.shape[1:]) for array in arrays)
         capacity = min(self.rows, self.bytes // row_bytes) if self.bytes is not None and row_bytes else self.rows
         if not capacity:
             raise ArgumentError(f"{what}: a row has {row_bytes} bytes, the buffer room for {self.bytes}; give it more")
-        return capacity
-
-
-def _checked(what: str, columns: Any) -> list[Array]:
-    """The columns as arrays in the byte order of this machine."""
-    try:
-        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
-    except ArgumentError:  # masked elements
-        raise
-    except ValueError as error:
-        raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
-    for place, array in enumerate(arrays):
-        if array.dtype.name not in STATE_DTYPES:
-            raise ArgumentTypeError(f"{what}: column {place} has dtype {array.dtype}, expected numbers")
-        if not array.ndim or len(array) != len(arrays[0]) or not len(array):
-            shapes = ", ".join(str(list(each.shape)) for each in arrays)
-            raise ArgumentError(f"{what}: found columns of shapes {shapes}, expected at least one row, and as many in each")
-    if not arrays:
-        raise ArgumentError(f"{what}: found no columns, expected at least one")
-    return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
-
-
-def _check_like(what: str, arrays: list[Array], columns: list[Array]) -> None:
-    """Compare the row shapes and dtypes of columns."""
-    found, expected = ([f"{array.dtype} {list(array.shape[1:])}" for array in each] for each in (arrays, columns))
-    if found != expected:
-        raise ArgumentError(f"{what}: found rows of {', '.join(found)}, expected {', '.join(expected)} as in the first add; cast or reshape them")
+        return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays], capacity
 
 
 def _grown(columns: list[Array], rows: int, capacity: int) -> list[Array]:

@@ -42,14 +42,7 @@ class GatePhase(Enum):
 
 @dataclass(frozen=True)
 class GateDecision:
-    """A verdict and the numbers from which it follows.
-
-    Attributes:
-        verdict: the verdict.
-        rows: examples that were judged in this phase.
-        newer: mean of the newer version's metric; infinite if one was not finite.
-        older: mean of the other's.
-    """
+    """A verdict, the number of rows that were judged in the phase, and the mean metric of both versions; infinite if a value was not finite."""
 
     verdict: Verdict
     rows: int
@@ -90,9 +83,7 @@ class Gate:
             raise ArgumentError(f"Gate(window={window!r}): expected an int of at least 1")
         if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
             raise ArgumentError(f"Gate(tolerance={tolerance!r}): expected a finite number of at least 0")
-        self.metric = metric
-        self.window = window
-        self.tolerance = float(tolerance)
+        self.metric, self.window, self.tolerance = metric, window, float(tolerance)
         self.phase = GatePhase.IDLE
         self._rows, self._newer, self._older = 0, 0.0, 0.0
 
@@ -155,18 +146,17 @@ class Gate:
         self._rows += len(newer)
         self._newer, self._older = _added(self._newer, newer), _added(self._older, older)
         means = self._newer / self._rows, self._older / self._rows
-        decision = GateDecision(self._verdict(*means), self._rows, *means)
-        if decision.verdict is not Verdict.WAIT:
-            self._enter(GatePhase.PROBATION if decision.verdict is Verdict.PROMOTE else GatePhase.IDLE)
-        return decision
-
-    def _verdict(self, newer: float, older: float) -> Verdict:
+        is_worse = means[0] > means[1] + self.tolerance
         if self._rows < self.window:
-            return Verdict.WAIT
-        is_worse = newer > older + self.tolerance
-        if self.phase is GatePhase.PROBATION:
-            return Verdict.ROLLBACK if is_worse else Verdict.KEEP
-        return Verdict.DROP if is_worse or math.isinf(newer) else Verdict.PROMOTE
+            verdict = Verdict.WAIT
+        elif self.phase is GatePhase.PROBATION:
+            verdict = Verdict.ROLLBACK if is_worse else Verdict.KEEP
+        else:
+            verdict = Verdict.DROP if is_worse or math.isinf(means[0]) else Verdict.PROMOTE
+        decision = GateDecision(verdict, self._rows, *means)
+        if verdict is not Verdict.WAIT:
+            self._enter(GatePhase.PROBATION if verdict is Verdict.PROMOTE else GatePhase.IDLE)
+        return decision
 
     def _enter(self, phase: GatePhase) -> None:
         self.phase = phase

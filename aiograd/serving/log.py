@@ -77,8 +77,6 @@ class VersionLog:
     def __repr__(self) -> str:
         return f"VersionLog({str(self.folder)!r})"
 
-    # ---------------------------------------------------------------- reading
-
     def numbers(self) -> list[int]:
         """List the versions in the folder.
 
@@ -89,7 +87,7 @@ class VersionLog:
             VersionLogError: the folder cannot be read.
         """
         with self._failing("list it"):
-            return self._numbers()
+            return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
 
     @property
     def promoted(self) -> int | None:
@@ -118,7 +116,14 @@ class VersionLog:
             raise VersionNotFoundError(f"the log {self.folder} has no version {number!r}; it has {', '.join(map(str, numbers)) or 'none'}")
         path = self._path(number)
         try:
-            return _read(path, number)
+            metadata, tensors = load_metadata(path), load(path)
+            if metadata["checksum"] != _checksum(metadata["version"]):
+                raise ValueError("its description has another checksum than was written")
+            facts = json.loads(metadata["version"])
+            state = {name: host_array(tensors[name]) for name in facts.pop("paths")}
+            if facts["number"] != number or state_digest(state) != facts["digest"]:
+                raise ValueError("its contents have another digest than was written")
+            return Version.of(state=state, **facts)
         except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
 
@@ -145,9 +150,6 @@ class VersionLog:
             raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failure}") from failure
         return None
 
-    def _numbers(self) -> list[int]:
-        return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
-
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.folder)
@@ -163,18 +165,16 @@ class VersionLog:
             manifest = _Manifest(tuple(content["served"]), content["highest"])
             if content != _content(manifest):
                 raise ValueError("its checksum differs")
+            return manifest
         except FileNotFoundError:
             return _Manifest((), 0)
+        except VersionLogError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, VersionLogError):
-                raise
             raise VersionLogError(
                 f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. Without this file a server begins with the "
                 "weights of its model, and the numbers go on."
             ) from error
-        return manifest
-
-    # ---------------------------------------------------------------- writing
 
     def append(self, version: Version, *, promote: bool = False, pinned: Iterable[int] = ()) -> None:
         """Write a version, and delete the versions beyond `keep`.
@@ -193,17 +193,10 @@ class VersionLog:
             if number <= manifest.highest:
                 raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {manifest.highest} are taken")
             served = (*manifest.served, number) if promote else manifest.served
-            numbers = self._numbers()
+            numbers = self.numbers()
             kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
-            facts = {
-                "number": number,
-                "digest": version.digest,
-                "parent": version.parent,
-                "metrics": dict(version.metrics),
-                "created": version.created,
-                "paths": list(version.state),
-            }
-            description = json.dumps(facts)
+            facts = {name: getattr(version, name) for name in ("number", "digest", "parent", "created")}
+            description = json.dumps({**facts, "metrics": dict(version.metrics), "paths": list(version.state)})
             try:
                 save(version.state, self._path(number), {"version": description, "checksum": _checksum(description)})
                 self._write_manifest(_Manifest(tuple(each for each in served if each in kept), number))
@@ -306,18 +299,6 @@ class VersionLog:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"
-
-
-def _read(path: Path, number: int) -> Version:
-    metadata, tensors = load_metadata(path), load(path)
-    if metadata["checksum"] != _checksum(metadata["version"]):
-        raise ValueError("its description has another checksum than was written")
-    facts = json.loads(metadata["version"])
-    state = {name: host_array(tensors[name]) for name in facts["paths"]}
-    notes = {name: facts[name] for name in ("digest", "parent", "metrics", "created")}
-    if facts["number"] != number or state_digest(state) != notes["digest"]:
-        raise ValueError("its contents have another digest than was written")
-    return Version.of(number, state, **notes)
 
 
 def _content(manifest: _Manifest) -> dict[str, Any]:

@@ -12,22 +12,10 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, VersionNotFoundErro
 
 
 class VersionSplit:
-    """Chooses the version that answers a request, by shares.
+    """Chooses the version that answers a request, by shares that add up to 1.
 
     A key always gets the same version. Requests without a key are spread evenly: after any number of them, each version has answered its
     share to less than one request (Tijdeman, "The chairman assignment problem", 1980).
-
-        >>> from aiograd.serving.shares import VersionSplit
-        >>> split = VersionSplit({17: 0.75, 18: 0.25}, known=[17, 18])
-        >>> [split.choose() for _ in range(8)].count(18), split.choose("user 1") == split.choose("user 1")
-        (2, True)
-
-    Args:
-        shares: number of a version -> its share; finite, at least 0, 1 in all.
-        known: numbers of the versions that there are.
-
-    Raises:
-        ArgumentError: the shares are not as described. VersionNotFoundError: a version is not known.
     """
 
     def __init__(self, shares: Mapping[int, float], known: Collection[int]) -> None:
@@ -49,16 +37,13 @@ class VersionSplit:
         self._owed = dict.fromkeys(self.shares, 0.0)
 
     def choose(self, key: str | bytes | int | None = None) -> int:
-        """The number of the version that answers.
-
-        Args:
-            key: a user or a session that one version answers; None spreads requests evenly.
-
-        Raises:
-            ArgumentTypeError: the key is of another type.
-        """
+        """The number of the version that answers; None for a key spreads requests evenly."""
         if key is not None:
-            return self._numbers[bisect_right(self._bounds, _place(key))]
+            if not isinstance(key, (str, bytes, int)):
+                raise ArgumentTypeError(f"the key of a request: expected str, bytes or int, found {type(key).__name__}")
+            text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
+            place = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 11) / (1 << 53)  # in [0, 1)
+            return self._numbers[bisect_right(self._bounds, place)]
         least = 1 / max(2 * len(self._numbers) - 2, 1)
         for number, share in self.shares.items():
             self._owed[number] += share
@@ -66,11 +51,3 @@ class VersionSplit:
         chosen = min(due, key=lambda number: (1 - least - self._owed[number]) / self.shares[number])
         self._owed[chosen] -= 1
         return chosen
-
-
-def _place(key: str | bytes | int) -> float:
-    """A place in [0, 1) for a key."""
-    if not isinstance(key, (str, bytes, int)):
-        raise ArgumentTypeError(f"the key of a request: expected str, bytes or int, found {type(key).__name__}")
-    text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
-    return (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 11) / (1 << 53)

@@ -40,8 +40,7 @@ class _ComparedVersions(NamedTuple):
 
     newer: Version
     older: Version
-    #: the one of them that serves
-    serving: Version
+    serving: Version  #: the one of them that serves
 
 
 class Trainer:
@@ -83,20 +82,9 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        server: Server,
-        optimizer: Optimizer,
-        loss: Callable[..., Any],
-        *,
-        buffer: ReplayBuffer,
-        batch: int = 32,
-        rate: float | None = None,
-        publish_every: int = 1,
-        gate: Gate | None = None,
-        inputs: int = 1,
-        max_failures: int = 10,
-        patience: float = 0.05,
-    ) -> None:
+        self, server: Server, optimizer: Optimizer, loss: Callable[..., Any], *, buffer: ReplayBuffer, batch: int = 32, rate: float | None = None,
+        publish_every: int = 1, gate: Gate | None = None, inputs: int = 1, max_failures: int = 10, patience: float = 0.05,
+    ) -> None:  # fmt: skip
         settings = {"server": server, "optimizer": optimizer, "buffer": buffer, "gate": gate}
         for (name, value), cls in zip(settings.items(), (Server, Optimizer, ReplayBuffer, Gate), strict=True):
             if not isinstance(value, cls) and not (name == "gate" and value is None):
@@ -112,17 +100,9 @@ class Trainer:
             raise ArgumentError(f"Trainer(rate={rate!r}): expected steps per second above 0, or None")
         if not isinstance(patience, (int, float)) or not 0.0 <= patience < math.inf:
             raise ArgumentError(f"Trainer(patience={patience!r}): expected seconds, 0 or more")
-        self.server = server
-        self.optimizer = optimizer
-        self.loss = loss
-        self.buffer = buffer
-        self.batch = batch
-        self.rate = rate
-        self.publish_every = publish_every
-        self.gate = gate
-        self.inputs = inputs
-        self.max_failures = max_failures
-        self.patience = patience
+        self.server, self.optimizer, self.loss, self.buffer, self.gate = server, optimizer, loss, buffer, gate
+        self.batch, self.rate, self.publish_every, self.inputs = batch, rate, publish_every, inputs
+        self.max_failures, self.patience = max_failures, patience
         self.steps = self.failures = self.rejected = self.rollbacks = 0
         self.error: Exception | None = None
         self._compared_versions: _ComparedVersions | None = None
@@ -164,8 +144,6 @@ class Trainer:
     def resume(self) -> None:
         """Go on after `pause`."""
         self._may_run.set()
-
-    # ---------------------------------------------------------------- learning
 
     async def learn(self, *columns: Any) -> None:
         """Take examples: the gate judges versions by them first, then they go into the buffer.
@@ -265,8 +243,6 @@ class Trainer:
                 in_a_row += 1
                 log.warning("a step of a Trainer failed (%s: %s); %d in a row", type(error).__name__, error, in_a_row)
         log.error("a Trainer has stopped after %d failures in a row; the server goes on", in_a_row)
-
-    # ---------------------------------------------------------------- versions
 
     async def _publish(self, loss: float) -> None:
         """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""

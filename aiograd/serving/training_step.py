@@ -34,26 +34,14 @@ from aiograd.tensors.tensor import Tensor
 
 
 class TrainingStep:
-    """Steps of a server's model.
-
-    Args:
-        server, optimizer, loss, patience: see `Trainer`.
-    """
+    """Steps of a server's model, with the settings of a `Trainer`."""
 
     def __init__(self, server: Server, optimizer: Optimizer, loss: Callable[..., Any], patience: float) -> None:
-        self._server = server
-        self._optimizer = optimizer
-        self._loss = loss
-        self._patience = patience
+        self._server, self._optimizer, self._loss, self._patience = server, optimizer, loss, patience
 
     async def take(self, columns: Sequence[Any]) -> float:
-        """Take a step on these rows, see Note [A step is taken whole or not at all]; returns the loss.
-
-        Raises:
-            ArgumentTypeError: the loss is no number. GradientError: it or a gradient is not finite. RejectedVersionError: the optimizer failed, or
-            the parameters are not finite after it; call `go_on_from_serving`. Exceptions of the loss and of its rules.
-        """
-        stepped = self._parameters()
+        """Take a step on these rows; returns the loss. After a RejectedVersionError call `go_on_from_serving`."""
+        stepped = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         parameters = dict.fromkeys([*self._server.model.parameters(), *stepped])
         grads = [parameter.grad for parameter in parameters]
         buffers = BufferSnapshot([self._server.model])
@@ -104,9 +92,6 @@ class TrainingStep:
         finally:
             gates.remove(self._seconds_to_wait)
         return value
-
-    def _parameters(self) -> list[Any]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _seconds_to_wait(self) -> float:
         """A gate of passes: rows that wait go first."""
