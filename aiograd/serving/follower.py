@@ -44,16 +44,12 @@ FUNCTION = "serving.follow"
 LONG_POLL = 10.0
 #: seconds within which a leader answers, at most; it keeps the parts of a payload as long
 FORGET = 3 * LONG_POLL
-#: bytes of a payload in one message, at most
-PART = 1 << 22
-#: payloads that a leader keeps for followers that ask for the same one
-PAYLOADS = 4
+#: bytes of a payload in one message, and bytes that it may have besides twice the bytes of the model
+PART, _SURPLUS = 1 << 22, 1 << 20
+#: payloads that a leader keeps for followers that ask for the same one, and delays that a follower keeps
+PAYLOADS, DELAYS = 4, 1000
 #: seconds between two attempts to reach the leader: the first, and the longest
 RETRY, LONGEST_RETRY = 0.05, 1.0
-#: delays that a follower keeps
-DELAYS = 1000
-#: bytes that a payload may have besides twice the bytes of the model
-_SURPLUS = 1 << 20
 
 
 def zeros_of(state: Mapping[str, Any]) -> Version:
@@ -288,16 +284,15 @@ class Follower(Server):
             )
         if answer.size > 2 * self._zeros.nbytes + _SURPLUS:
             raise DeltaError(f"version {answer.number} from {self.leader!r}: {answer.size} bytes for a model of {self._zeros.nbytes}")
-        parts, received = [part], part.size
-        while received < answer.size and part.size:
-            more = await self._call(*known, answer.transfer, received)
+        payload = bytearray(part.data)
+        while len(payload) < answer.size and part.size:
+            more = await self._call(*known, answer.transfer, len(payload))
             if more is None or more[0] != answer:
                 raise DeltaError(f"a part of version {answer.number} from {self.leader!r} does not fit the parts before it")
             part = more[1]
-            parts.append(part)
-            received += part.size
+            payload += part.data
         start = self._zeros if base is None or answer.is_whole else base
-        version: Version = await current_engine().offload(lambda: apply_delta(start, b"".join(part.data for part in parts)))
+        version: Version = await current_engine().offload(lambda: apply_delta(start, bytes(payload)))
         if (version.number, version.digest) != (answer.number, answer.digest):
             raise DeltaError(f"version {answer.number} was announced by {self.leader!r}, and version {version.number} came")
         is_first = self._publisher.serving is None

@@ -1,18 +1,11 @@
-"""The gate: progressive validation of candidates, and of versions after their promotion. It decides; the trainer judges and acts.
-
-Note [Phases]
-    `IDLE` -> `begin` -> `CANDIDATE`: the candidate is the newer version, the serving one the older. After a window of examples the candidate
-    is dropped (-> `IDLE`) or promoted (-> `PROBATION`): it serves, and the version before is judged along. After another window the gate
-    keeps it or rolls it back (-> `IDLE`). `abandon` leads from any phase to `IDLE`.
-"""
+"""The gate: progressive validation of candidates, and of versions after their promotion. It decides; the trainer judges and acts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,15 +26,14 @@ class Verdict(Enum):
 
 
 class GatePhase(Enum):
-    """The state of a gate."""
+    """The state of a gate: `begin` leads from idle to candidate, a promotion to probation, any other verdict and `abandon` to idle."""
 
     IDLE = "idle"
     CANDIDATE = "candidate"
     PROBATION = "probation"
 
 
-@dataclass(frozen=True)
-class GateDecision:
+class GateDecision(NamedTuple):
     """A verdict, the number of rows that were judged in the phase, and the mean metric of both versions; infinite if a value was not finite."""
 
     verdict: Verdict
@@ -57,8 +49,7 @@ class Gate:
     at most the other's plus `tolerance`, else dropped. After a promotion the version before is judged along for another window; if the new
     mean is higher than the old one plus `tolerance`, the promotion is taken back. A metric that is not finite makes the mean infinite.
 
-        >>> from aiograd import serving
-        >>> gate = serving.Gate(lambda outputs, targets: (outputs - targets) ** 2, window=2)
+        >>> gate = ag.serving.Gate(lambda outputs, targets: (outputs - targets) ** 2, window=2)
         >>> gate.begin()
         >>> errors = gate.measure(np.array([1.0, 2.0]), np.array([1.0, 3.0]), rows=2)
         >>> gate.judge(errors, np.array([0.5, 0.5]))
@@ -68,9 +59,6 @@ class Gate:
         metric: ``metric(outputs, *targets)`` returns one number per row, lower is better.
         window: examples per decision; the batch in which it ends is judged whole.
         tolerance: by how much the newer version's mean may be higher.
-
-    Attributes:
-        phase: the present state; changed by `begin`, `judge` and `abandon` only.
 
     Raises:
         ArgumentError, ArgumentTypeError: settings that cannot be.

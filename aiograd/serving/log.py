@@ -43,8 +43,7 @@ _UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest)\.[0-9a-f]{16}\.tmp")
 class _Manifest(NamedTuple):
     """The contents of ``manifest.json``."""
 
-    #: numbers of promoted versions, each after the one that served before it; the last one is promoted now
-    served: tuple[int, ...]
+    served: tuple[int, ...]  #: numbers of promoted versions, each after the one that served before it; the last one is promoted now
     highest: int
 
 
@@ -70,8 +69,7 @@ class VersionLog:
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 10) -> None:
         if type(keep) is not int or keep < 1:
             raise ArgumentError(f"VersionLog(keep={keep!r}): expected an int of at least 1")
-        self.folder = Path(folder)
-        self.keep = keep
+        self.folder, self.keep = Path(folder), keep
         self._lock_file: int | None = None
 
     def __repr__(self) -> str:
@@ -86,8 +84,10 @@ class VersionLog:
         Raises:
             VersionLogError: the folder cannot be read.
         """
-        with self._failing("list it"):
-            return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
+        names: list[str] = []
+        with self._failing("list it"), contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self.folder)
+        return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
 
     @property
     def promoted(self) -> int | None:
@@ -116,14 +116,7 @@ class VersionLog:
             raise VersionNotFoundError(f"the log {self.folder} has no version {number!r}; it has {', '.join(map(str, numbers)) or 'none'}")
         path = self._path(number)
         try:
-            metadata, tensors = load_metadata(path), load(path)
-            if metadata["checksum"] != _checksum(metadata["version"]):
-                raise ValueError("its description has another checksum than was written")
-            facts = json.loads(metadata["version"])
-            state = {name: host_array(tensors[name]) for name in facts.pop("paths")}
-            if facts["number"] != number or state_digest(state) != facts["digest"]:
-                raise ValueError("its contents have another digest than was written")
-            return Version.of(state=state, **facts)
+            return _read(path, number)
         except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
 
@@ -136,25 +129,19 @@ class VersionLog:
         Raises:
             VersionLogError: none of these is whole, or the manifest is damaged.
         """
-        failure: Exception | None = None
+        failures: list[Exception] = []
         for number in reversed(self._manifest().served):
             try:
                 version = self.load(number)
             except (VersionLogError, VersionNotFoundError) as error:
-                failure = failure or error
-            else:
-                if failure is not None:
-                    warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failure}")
-                return version
-        if failure is not None:
-            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failure}") from failure
+                failures.append(error)
+                continue
+            if failures:
+                warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failures[0]}")
+            return version
+        if failures:
+            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failures[0]}") from failures[0]
         return None
-
-    def _names(self) -> list[str]:
-        try:
-            return os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
 
     def _manifest(self) -> _Manifest:
         path = self.folder / "manifest.json"
@@ -238,7 +225,7 @@ class VersionLog:
             flush_folder(self.folder.parent)
             self._lock_file = self._lock()
             try:
-                for name in filter(_UNFINISHED.fullmatch, self._names()):
+                for name in filter(_UNFINISHED.fullmatch, os.listdir(self.folder)):
                     (self.folder / name).unlink()
                 return self.last()
             except BaseException:
@@ -299,6 +286,17 @@ class VersionLog:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"
+
+
+def _read(path: Path, number: int) -> Version:
+    metadata, tensors = load_metadata(path), load(path)
+    if metadata["checksum"] != _checksum(metadata["version"]):
+        raise ValueError("its description has another checksum than was written")
+    facts = json.loads(metadata["version"])
+    state = {name: host_array(tensors[name]) for name in facts.pop("paths")}
+    if facts["number"] != number or state_digest(state) != facts["digest"]:
+        raise ValueError("its contents have another digest than was written")
+    return Version.of(state=state, **facts)
 
 
 def _content(manifest: _Manifest) -> dict[str, Any]:

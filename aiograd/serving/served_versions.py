@@ -11,9 +11,8 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.forward import VersionedForward
 from aiograd.serving.publisher import ChosenBySplit, Publisher
 from aiograd.serving.shadow import Shadow
-from aiograd.serving.shares import VersionSplit
 from aiograd.serving.statistics import DifferenceSum
-from aiograd.serving.versions import Version
+from aiograd.serving.versions import Version, VersionSplit
 
 
 class ServedVersions:

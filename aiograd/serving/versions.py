@@ -1,4 +1,4 @@
-"""Versions of the weights of a service: snapshots, and the store that numbers and retains them.
+"""Versions of the weights of a service: snapshots, the store that numbers and retains them, and the shares of requests that they answer.
 
 Note [Copy on write]
     A snapshot compares each array with the array of the same path in the version before, bit by bit, and takes that array if they agree. So a
@@ -8,9 +8,12 @@ Note [Copy on write]
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -31,8 +34,7 @@ _NAMED = 3
 class Version:
     """A committed state of a model. Versions compare by identity: a state that is published twice gives two versions with one digest.
 
-        >>> from aiograd import serving
-        >>> version = serving.Version.of(17, {"weight": np.ones(3, np.float32)}, digest="0f3c", metrics={"loss": 0.5})
+        >>> version = ag.serving.Version.of(17, {"weight": np.ones(3, np.float32)}, digest="0f3c", metrics={"loss": 0.5})
         >>> version.number, version.nbytes, version.is_finite, dict(version.metrics)
         (17, 12, True, {'loss': 0.5})
 
@@ -79,12 +81,9 @@ class Version:
             raise ArgumentTypeError(f"metrics of version {number}: expected numbers by name, found {metrics!r}") from error
         for array in state.values():
             array.setflags(write=False)
-        nbytes = sum(array.nbytes for array in {id(array): array for array in state.values()}.values())
+        nbytes = sum({id(array): array.nbytes for array in state.values()}.values())
         finite = all_finite(state) if is_finite is None else is_finite
         return cls(number, digest, parent, MappingProxyType(dict(state)), MappingProxyType(measured), created, nbytes, finite)
-
-
-# ---- states
 
 
 def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> dict[str, Array]:
@@ -124,17 +123,14 @@ def _round_to_bfloat16(words: Array) -> None:
     for start in range(0, len(words), _CHUNK):
         chunk = words[start : start + _CHUNK]
         is_nan = (chunk & 0x7FFFFFFF) > 0x7F800000
-        quiet = chunk[is_nan] | 0x00400000 if is_nan.any() else None
+        quiet = chunk[is_nan] | 0x00400000
         chunk += ((chunk >> 16) & 1) + np.uint32(0x7FFF)
-        if quiet is not None:
-            chunk[is_nan] = quiet
+        chunk[is_nan] = quiet
         chunk &= 0xFFFF0000
 
 
 def _same_bits(left: Array, right: Array) -> bool:
     """True if two arrays have one shape, one dtype and the same bits."""
-    if left is right:
-        return True
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     bytes_left, bytes_right = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
@@ -175,9 +171,6 @@ def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dic
         more = f", and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
         raise ArgumentError(f"the state is of another model: {', '.join(faults[:_NAMED])}{more}. Give a state with the paths of the served model.")
     return {path: state[path] for path in template}
-
-
-# ---- the store
 
 
 class VersionStore:
@@ -241,10 +234,7 @@ class VersionStore:
         self.next_number = max(self.next_number, number + 1)
 
     def adopt(self, version: Version) -> Version:
-        """Let a version of another store serve under its own number: of a leader, or of a log after a restart.
-
-        The number may be lower than the present one, as after a rollback of the leader, and replaces another version of that number.
-        """
+        """Let a version of a leader or a log serve under its own number, which may be any, and replace another version of that number."""
         self.admit(version, promote=True)
         return version
 
@@ -281,3 +271,45 @@ class VersionStore:
         self.candidates &= stay
         dropped = [place for place, number in enumerate(self._served) if number not in stay]
         del self._served[: dropped[-1] + 1 if dropped else 0]
+
+
+class VersionSplit:
+    """Chooses the version that answers a request, by shares that add up to 1.
+
+    A key always gets the same version. Requests without a key are spread evenly: after any number of them, each version has answered its
+    share to less than one request (Tijdeman, "The chairman assignment problem", 1980).
+    """
+
+    def __init__(self, shares: Mapping[int, float], known: Collection[int]) -> None:
+        expected = "expected shares of at least 0 by numbers of versions, 1 in all"
+        try:
+            weights = {number: float(share) for number, share in sorted(shares.items())}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ArgumentTypeError(f"split({shares!r}): {expected}") from error
+        total = math.fsum(weights.values()) if all(0 <= weight <= 2 for weight in weights.values()) else math.nan
+        if not abs(total - 1) <= 1e-6:
+            raise ArgumentError(f"split({shares!r}): {expected}")
+        unknown = [number for number in weights if number not in known]
+        if unknown:
+            raise VersionNotFoundError(f"split({shares!r}): versions {unknown} are not kept; kept: {sorted(known)}")
+        #: number -> share, without shares of 0
+        self.shares = {number: weight / total for number, weight in weights.items() if weight}
+        self._numbers = list(self.shares)
+        self._bounds = list(accumulate(self.shares.values()))[:-1]
+        self._owed = dict.fromkeys(self.shares, 0.0)
+
+    def choose(self, key: str | bytes | int | None = None) -> int:
+        """The number of the version that answers; None for a key spreads requests evenly."""
+        if key is not None:
+            if not isinstance(key, (str, bytes, int)):
+                raise ArgumentTypeError(f"the key of a request: expected str, bytes or int, found {type(key).__name__}")
+            text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
+            place = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 11) / (1 << 53)  # in [0, 1)
+            return self._numbers[bisect_right(self._bounds, place)]
+        least = 1 / max(2 * len(self._numbers) - 2, 1)
+        for number, share in self.shares.items():
+            self._owed[number] += share
+        due = [number for number, owed in self._owed.items() if owed >= least - 1e-9]
+        chosen = min(due, key=lambda number: (1 - least - self._owed[number]) / self.shares[number])
+        self._owed[chosen] -= 1
+        return chosen
