@@ -249,8 +249,7 @@ class Follower(Server):
 
     async def _follow(self, first: asyncio.Future[None]) -> None:
         """Ask the leader for the next version, for ever."""
-        pause = RETRY
-        has_base = True
+        pause, has_base = RETRY, True
         while True:
             try:
                 await self._ask(has_base)
@@ -278,10 +277,8 @@ class Follower(Server):
             return
         answer, part = found
         if answer.model != self._zeros.digest:
-            raise ArgumentError(
-                f"the leader {self.leader!r} serves another model than {type(self.model).__name__}: its paths, shapes, dtypes, or the order of its "
-                "paths differ; compare both `state_dict()`"
-            )
+            own = f"{type(self.model).__name__}: its paths, shapes, dtypes, or the order of its paths differ; compare both `state_dict()`"
+            raise ArgumentError(f"the leader {self.leader!r} serves another model than {own}")
         if answer.size > 2 * self._zeros.nbytes + _SURPLUS:
             raise DeltaError(f"version {answer.number} from {self.leader!r}: {answer.size} bytes for a model of {self._zeros.nbytes}")
         payload = bytearray(part.data)

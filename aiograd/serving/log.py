@@ -20,7 +20,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
 from aiograd.running.caller import warn_caller
@@ -38,13 +38,6 @@ FORMAT = 1
 _NAME = re.compile(r"(\d{8,})\.safetensors")
 #: files that a crash left unfinished, of this class and of `save`
 _UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest)\.[0-9a-f]{16}\.tmp")
-
-
-class _Manifest(NamedTuple):
-    """The contents of ``manifest.json``."""
-
-    served: tuple[int, ...]  #: numbers of promoted versions, each after the one that served before it; the last one is promoted now
-    highest: int
 
 
 class VersionLog:
@@ -84,21 +77,26 @@ class VersionLog:
         Raises:
             VersionLogError: the folder cannot be read.
         """
+        with self._failing("list it"):
+            return self._numbers()
+
+    def _numbers(self) -> list[int]:
         names: list[str] = []
-        with self._failing("list it"), contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
             names = os.listdir(self.folder)
         return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
 
     @property
     def promoted(self) -> int | None:
         """The number of the promoted version; None if none was promoted yet."""
-        served = self._manifest().served
+        served, _ = self._manifest()
         return served[-1] if served else None
 
     @property
     def highest(self) -> int:
         """The highest number that was ever given; 0 before the first."""
-        return max([self._manifest().highest, *self.numbers()])
+        _, highest = self._manifest()
+        return max([highest, *self.numbers()])
 
     def load(self, number: int) -> Version:
         """Read a version.
@@ -130,7 +128,8 @@ class VersionLog:
             VersionLogError: none of these is whole, or the manifest is damaged.
         """
         failures: list[Exception] = []
-        for number in reversed(self._manifest().served):
+        served, _ = self._manifest()
+        for number in reversed(served):
             try:
                 version = self.load(number)
             except (VersionLogError, VersionNotFoundError) as error:
@@ -143,25 +142,24 @@ class VersionLog:
             raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failures[0]}") from failures[0]
         return None
 
-    def _manifest(self) -> _Manifest:
+    def _manifest(self) -> tuple[list[int], int]:
+        """The promoted versions, each after the one that served before it and the present one last, and the highest number ever given."""
         path = self.folder / "manifest.json"
         try:
             content = json.loads(path.read_bytes())
             if content["format"] != FORMAT:
                 raise VersionLogError(f"the log {self.folder} has format {content['format']!r}, expected {FORMAT}; update aiograd, or check the file")
-            manifest = _Manifest(tuple(content["served"]), content["highest"])
-            if content != _content(manifest):
+            served, highest = content["served"], content["highest"]
+            if content != _content(served, highest):
                 raise ValueError("its checksum differs")
-            return manifest
+            return served, highest
         except FileNotFoundError:
-            return _Manifest((), 0)
+            return [], 0
         except VersionLogError:
             raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise VersionLogError(
-                f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. Without this file a server begins with the "
-                "weights of its model, and the numbers go on."
-            ) from error
+            hint = "Without this file a server begins with the weights of its model, and the numbers go on."
+            raise VersionLogError(f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. {hint}") from error
 
     def append(self, version: Version, *, promote: bool = False, pinned: Iterable[int] = ()) -> None:
         """Write a version, and delete the versions beyond `keep`.
@@ -176,19 +174,19 @@ class VersionLog:
         """
         number = version.number
         with self._writing(f"write version {number}"):
-            manifest = self._manifest()
-            if number <= manifest.highest:
-                raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {manifest.highest} are taken")
-            served = (*manifest.served, number) if promote else manifest.served
-            numbers = self.numbers()
+            served, highest = self._manifest()
+            if number <= highest:
+                raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {highest} are taken")
+            served = [*served, number] if promote else served
+            numbers = self._numbers()
             kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
             facts = {name: getattr(version, name) for name in ("number", "digest", "parent", "created")}
             description = json.dumps({**facts, "metrics": dict(version.metrics), "paths": list(version.state)})
             try:
                 save(version.state, self._path(number), {"version": description, "checksum": _checksum(description)})
-                self._write_manifest(_Manifest(tuple(each for each in served if each in kept), number))
+                self._write_manifest([each for each in served if each in kept], number)
             except BaseException:
-                if self._manifest().highest < number:
+                if self._manifest()[1] < number:
                     self._path(number).unlink(missing_ok=True)
                 raise
             for each in set(numbers) - kept:
@@ -209,7 +207,7 @@ class VersionLog:
         with self._writing(f"promote version {number}"):
             served, highest = self._manifest()
             before = served[: served.index(number)] if number in served else served
-            self._write_manifest(_Manifest((*before, number), max(number, highest)))
+            self._write_manifest([*before, number], max(number, highest))
 
     def open(self) -> Version | None:
         """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version.
@@ -221,10 +219,9 @@ class VersionLog:
             VersionLogError: the folder cannot be used, or another server uses it; or as `last`. The lock is free again.
         """
         with self._failing("open it"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            flush_folder(self.folder.parent)
             self._lock_file = self._lock()
             try:
+                flush_folder(self.folder.parent)
                 for name in filter(_UNFINISHED.fullmatch, os.listdir(self.folder)):
                     (self.folder / name).unlink()
                 return self.last()
@@ -239,6 +236,7 @@ class VersionLog:
             self._lock_file = None
 
     def _lock(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if fcntl is not None:
@@ -253,14 +251,10 @@ class VersionLog:
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         """Hold the lock, for this one change if the log is not open."""
-        with self._failing(what):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = self._lock() if self._lock_file is None else None
-            try:
-                yield
-            finally:
-                if file is not None:
-                    os.close(file)
+        with self._failing(what), contextlib.ExitStack() as stack:
+            if self._lock_file is None:
+                stack.callback(os.close, self._lock())
+            yield
 
     @contextlib.contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -271,11 +265,11 @@ class VersionLog:
         except OSError as error:
             raise VersionLogError(f"the log {self.folder}: cannot {what}: {error}") from error
 
-    def _write_manifest(self, manifest: _Manifest) -> None:
+    def _write_manifest(self, served: list[int], highest: int) -> None:
         beside = self.folder / f".manifest.{secrets.token_hex(8)}.tmp"
         try:
             with open(beside, "x", encoding="utf-8") as file:
-                file.write(json.dumps(_content(manifest)))
+                file.write(json.dumps(_content(served, highest)))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self.folder / "manifest.json")
@@ -299,9 +293,9 @@ def _read(path: Path, number: int) -> Version:
     return Version.of(state=state, **facts)
 
 
-def _content(manifest: _Manifest) -> dict[str, Any]:
+def _content(served: list[int], highest: int) -> dict[str, Any]:
     """The JSON of a manifest, with its checksum."""
-    content = {"format": FORMAT, "served": list(manifest.served), "highest": manifest.highest}
+    content = {"format": FORMAT, "served": served, "highest": highest}
     return {**content, "checksum": _checksum(json.dumps(content))}
 
 
