@@ -72,9 +72,9 @@ class ReplayBuffer:
         """
         arrays, capacity = self._checked("ReplayBuffer.add", columns)
         count = len(arrays[0])
-        storage, needed = self._columns or [array[:0] for array in arrays], min(capacity, self.seen + count)
-        more = min(capacity, max(needed, 2 * len(storage[0]))) - len(storage[0]) if needed > len(storage[0]) else 0
-        if more:  # memory doubles, up to the capacity
+        storage = self._columns or [array[:0] for array in arrays]
+        if (more := min(capacity, self.seen + count) - len(storage[0])) > 0:  # memory grows to twice its size, up to the capacity
+            more = min(capacity - len(storage[0]), max(more, len(storage[0])))
             storage = [np.concatenate((column, np.empty((more, *column.shape[1:]), column.dtype))) for column in storage]
         fresh = count if self.policy == "latest" else max(0, min(count, capacity - self.seen))
         rows = np.arange(max(0, fresh - capacity), fresh)

@@ -153,9 +153,8 @@ class Gate:
 
 def _added(total: float, values: Array) -> float:
     """The sum, correctly rounded; infinite if a value is not finite."""
-    if not np.isfinite(values).all():
-        return math.inf
     try:
-        return math.fsum((total, *values.tolist()))
-    except OverflowError:
+        total = math.fsum((total, *values.tolist()))
+    except (OverflowError, ValueError):  # beyond the largest number, or the sum of both infinities
         return math.inf
+    return total if math.isfinite(total) else math.inf

@@ -10,9 +10,6 @@ from aiograd.serving.follower import Follower
 from aiograd.serving.server import Server
 from aiograd.serving.trainer import Trainer
 
-#: reasons for requests without an answer
-_REASONS = ("refused", "expired", "cancelled", "failed")
-
 
 class ServingMetrics:
     """A collector of prometheus_client for one server. Names begin with ``aiograd_serving_`` and have the label ``server``.
@@ -74,9 +71,10 @@ class ServingMetrics:
                 metric = family(f"aiograd_serving_{name}", text, labels=["server"])
                 metric.add_metric([self.name], value)
                 yield metric
+        unanswered = {reason: getattr(statistics, reason) for reason in ("refused", "expired", "cancelled", "failed")}
         for name, text, label, counts in (
             ("answers", "Answers by version", "version", statistics.answers_by_version),
-            ("unanswered", "Requests without an answer", "reason", {reason: getattr(statistics, reason) for reason in _REASONS}),
+            ("unanswered", "Requests without an answer", "reason", unanswered),
         ):
             metric = CounterMetricFamily(f"aiograd_serving_{name}", text, labels=["server", label])
             for key, count in counts.items():
