@@ -1,28 +1,28 @@
 """``ag.serving``: a service that answers and learns at once, with versions of its weights.
 
-=============  ==========================================================================
-`server`       answers requests, each by one version
-`answers`      the rows of a request, and its answer
-`batching`     the queue of requests: which rows run together, and when; pure
-`batcher`      requests that meet run as one batch
-`forward`      a model's forward with the arrays of any version
-`publisher`    the part of a server that publishes and takes back
-`copying`      copies of a model's state while it trains
-`versions`     snapshots of a model, and the store that numbers and retains them; pure
-`shares`       which version answers a request; pure
-`shadow`       a version that computes beside the one that serves
-`statistics`   figures of a server
-`registry`     the servers and trainers of this process
-`log`          versions in a folder, over restarts and crashes
-`trainer`      learning inside of the service
-`training_step`one step of an optimizer, whole or not at all
-`gate`         whether a candidate is promoted, and kept afterwards; pure
-`buffer`       rows to learn from; pure
-`follower`     servers in other processes that serve what this one serves
-`delta`        the difference of two versions as bytes; pure
-`web`          errors as HTTP responses
-`metrics`      figures of a server for Prometheus
-=============  ==========================================================================
+=================  ==========================================================================
+`server`           answers requests, each by one version
+`answers`          the rows of a request, and its answer
+`batching`         the queue of requests: which rows run together, and when; pure
+`batcher`          requests that meet run as one batch
+`forward`          a model's forward with the arrays of any version
+`publisher`        the part of a server that publishes and takes back
+`copying`          copies of a model's state while it trains
+`versions`         snapshots of a model, and the store that numbers and retains them; pure
+`shares`           which version answers a request; pure
+`shadow`           a version that computes beside the one that serves
+`statistics`       figures of a server
+`registry`         the servers and trainers of this process
+`log`              versions in a folder, over restarts and crashes
+`trainer`          learning inside of the service
+`training_step`    one step of an optimizer, whole or not at all
+`gate`             whether a candidate is promoted, and kept afterwards; pure
+`buffer`           rows to learn from; pure
+`follower`         servers in other processes that serve what this one serves
+`delta`            the difference of two versions as bytes; pure
+`web`              errors as HTTP responses
+`metrics`          figures of a server for Prometheus
+=================  ==========================================================================
 """
 
 from __future__ import annotations

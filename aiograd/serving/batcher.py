@@ -34,22 +34,12 @@ class Batcher:
     """
 
     def __init__(
-        self,
-        run: Callable[[TaskBatch], Awaitable[Any]],
-        *,
-        max_batch: int,
-        min_batch: int = 1,
-        max_rows: int | None = None,
-        max_delay: float = 0.0,
-        name: str,
-        closed_error: Callable[[str], Exception] = DrainingError,
-        context: contextvars.Context | None = None,
-    ) -> None:
+        self, run: Callable[[TaskBatch], Awaitable[Any]], *, max_batch: int, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0,
+        name: str, closed_error: Callable[[str], Exception] = DrainingError, context: contextvars.Context | None = None,
+    ) -> None:  # fmt: skip
         self._queue = BatchQueue(max_batch, min_batch=min_batch, max_rows=max_rows, max_delay=max_delay)
-        self._run = run
-        self._name = name
-        self._closed_error = closed_error
-        self._context = context
+        self._run, self._context = run, context
+        self._name, self._closed_error = name, closed_error
         #: batches that have run or run, and their rows
         self.batches = self.rows = 0
         #: tasks: refused for lack of room, late, cancelled, of a batch that raised
@@ -195,7 +185,10 @@ class Batcher:
                     await self._run_batch(batch, loop)
                     await asyncio.sleep(0)  # callers get their answers, and may ask again
                 elif len(queue):
-                    await self._sleep(loop, queue.wait(now))
+                    self._changed = asyncio.Event()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(queue.wait(now)):
+                            await self._changed.wait()
         except (Exception, asyncio.CancelledError):
             self._fail(queue.clear(), self._closed_error(f"{self._name}: the task that runs batches was cancelled"))
             raise
@@ -204,16 +197,6 @@ class Batcher:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-
-    async def _sleep(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
-        """Wait until something changes in the queue or its delay ends."""
-        self._changed = asyncio.Event()
-        timer = None if seconds is None else loop.call_later(seconds, self._changed.set)
-        try:
-            await self._changed.wait()
-        finally:
-            if timer is not None:
-                timer.cancel()
 
     async def _run_batch(self, batch: TaskBatch, loop: asyncio.AbstractEventLoop) -> None:
         self._running = batch
@@ -329,8 +312,6 @@ class TaskPool:
     """
 
     def __init__(self, fn: Callable[..., Any], max_batch_size: int, min_batch_size: int = 1) -> None:
-        if not 1 <= min_batch_size <= max_batch_size:
-            raise ArgumentError(f"TaskPool(max_batch_size={max_batch_size}, min_batch_size={min_batch_size}): expected 1 <= min <= max")
         self.fn = fn
         self.max_batch_size = max_batch_size
         self.min_batch_size = min_batch_size

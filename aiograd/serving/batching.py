@@ -10,26 +10,24 @@ Note [Batches]
 
 Note [Heads]
     The delay is the same for all kinds of rows, and tasks arrive in order. So among the kinds with rows enough for a batch, the delay of the one
-    with the oldest head ends first; before that, only full kinds are due. Two heaps by the number of the head therefore find the kind that is
-    due without a look at the others: one of the kinds with `min_batch` rows, one of the full kinds.
+    with the oldest head ends first; before that, only full kinds are due. Two sorted lists by the number of the head therefore find the kind that
+    is due without a look at the others: one of the kinds with `min_batch` rows, one of the full kinds.
 
 Source: hivemind ``task_pool.py`` and ``runtime.py``.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False, slots=True)
@@ -108,34 +106,8 @@ class _Line:
         return next(iter(self.tasks))
 
 
-class _LazyHeap(Generic[T]):
-    """Items by key, of which some are no longer current: these are dropped when they come up, or when they are the larger part."""
-
-    def __init__(self, is_current: Callable[[Any, T], bool]) -> None:
-        self._is_current = is_current
-        self._entries: list[tuple[Any, T]] = []
-        self._limit = 64
-
-    def push(self, key: Any, item: T) -> None:
-        heapq.heappush(self._entries, (key, item))
-        if len(self._entries) > self._limit:
-            self._entries = sorted({entry for entry in self._entries if self._is_current(*entry)})
-            self._limit = 64 + 2 * len(self._entries)
-
-    def first(self) -> tuple[Any, T] | None:
-        """The current entry with the least key."""
-        while self._entries and not self._is_current(*self._entries[0]):
-            heapq.heappop(self._entries)
-        return self._entries[0] if self._entries else None
-
-
-def _heads(least: int) -> _LazyHeap[_Line]:
-    """Lines of at least so many rows, by the number of their head."""
-    return _LazyHeap(lambda number, line: line.rows >= least and line.head.number == number)
-
-
 class BatchQueue:
-    """Waiting tasks, and the batches that they make: see Note [Batches]. Each operation on a task costs the same however many wait."""
+    """Waiting tasks, and the batches that they make: see Note [Batches]. No operation on a task goes through the others."""
 
     def __init__(self, max_batch: int, *, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0) -> None:
         if not 1 <= min_batch <= max_batch:
@@ -144,21 +116,19 @@ class BatchQueue:
             raise ArgumentError(f"max_rows={max_rows}: expected a queue with room for a row at least, or None")
         if not 0 <= max_delay < math.inf:
             raise ArgumentError(f"max_delay={max_delay}: expected a number of seconds, 0 or more")
-        self.max_batch = max_batch
-        self.min_batch = min_batch
-        self.max_rows = max_rows
-        self.max_delay = max_delay
-        #: waiting
-        self.rows = 0
-        self._waiting = 0
+        self.max_batch, self.min_batch = max_batch, min_batch
+        self.max_rows, self.max_delay = max_rows, max_delay
+        #: rows and tasks that wait
+        self.rows = self._waiting = 0
         self._numbers = itertools.count()
         #: by kind; tasks without rows have a line of the kind ``()``
         self._lines: dict[tuple[Any, ...], _Line] = {}
-        self._ripe, self._full = _heads(min_batch), _heads(max_batch)
-        #: tasks with a deadline that have no answer, by number; their heap holds numbers only, so it keeps no rows alive
-        timed: dict[int, Task] = {}
-        self._timed = timed
-        self._deadlines: _LazyHeap[int] = _LazyHeap(lambda deadline, number: number in timed)
+        #: sorted: the lines with `min_batch` rows, and the full ones, each with the number of its head
+        self._ripe: list[tuple[int, _Line]] = []
+        self._full: list[tuple[int, _Line]] = []
+        #: tasks with a deadline that have no answer, by number; sorted: their deadlines and numbers
+        self._timed: dict[int, Task] = {}
+        self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         """Tasks that wait."""
@@ -173,12 +143,13 @@ class BatchQueue:
         task.number = next(self._numbers)
         if task.deadline is not None:
             self._timed[task.number] = task
-            self._deadlines.push(task.deadline, task.number)
+            insort(self._deadlines, (task.deadline, task.number))
         self._place(task)
 
     def discard(self, task: Task) -> None:
         """Take out a task that needs no answer any more; its deadline too if it is in a batch."""
-        self._timed.pop(task.number, None)
+        if self._timed.pop(task.number, None) is not None:
+            del self._deadlines[bisect_left(self._deadlines, (task.deadline, task.number))]
         if task.line is not None:
             self._remove(task.line, [task])
 
@@ -205,22 +176,20 @@ class BatchQueue:
         """Seconds until a batch may be due, 0 if one is; None if only an arrival can make it so."""
         if self._due(now) is not None:
             return 0.0
-        entry = self._ripe.first()
-        return None if entry is None else max(0.0, entry[1].head.arrived + self.max_delay - now)
+        return max(0.0, self._ripe[0][1].head.arrived + self.max_delay - now) if self._ripe else None
 
     def expire(self, now: float) -> list[Task]:
         """Take out the tasks that are late, waiting or in a batch, the earliest deadline first."""
         late: list[Task] = []
-        while (entry := self._deadlines.first()) is not None and entry[0] <= now:
-            late.append(self._timed[entry[1]])
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late.append(self._timed[self._deadlines[0][1]])
             self.discard(late[-1])
         return late
 
     @property
     def deadline(self) -> float | None:
         """The earliest deadline of a task without an answer, waiting or in a batch."""
-        entry = self._deadlines.first()
-        return None if entry is None else entry[0]
+        return self._deadlines[0][0] if self._deadlines else None
 
     def regroup(self, function: Callable[[Any], Hashable]) -> None:
         """Put the waiting tasks of each group into the group ``function(group)``; their order is the order of arrival as before."""
@@ -230,16 +199,14 @@ class BatchQueue:
 
     def hasten(self) -> None:
         """No more tasks come: tasks that wait for a fuller batch are due now."""
-        self.min_batch, self.max_delay, self._ripe = 1, 0.0, _heads(1)
-        for line in self._lines.values():
-            self._ripe.push(line.head.number, line)
+        self.min_batch, self.max_delay = 1, 0.0
+        self._ripe = sorted((line.head.number, line) for line in self._lines.values() if line.rows)
 
     def clear(self) -> list[Task]:
         """Take out all waiting tasks, in order of arrival; their deadlines stay until they are discarded."""
         tasks = sorted((task for line in self._lines.values() for task in line.tasks), key=lambda task: task.number)
         for line in list(self._lines.values()):
             self._remove(line, list(line.tasks))
-        self._ripe, self._full = _heads(self.min_batch), _heads(self.max_batch)
         return tasks
 
     def _place(self, task: Task) -> None:
@@ -250,12 +217,12 @@ class BatchQueue:
         line.rows += task.size
         self._waiting += 1
         self.rows += task.size
-        for heap, least in ((self._ripe, self.min_batch), (self._full, self.max_batch)):
+        for heads, least in ((self._ripe, self.min_batch), (self._full, self.max_batch)):
             if before < least <= line.rows:
-                heap.push(line.head.number, line)
+                insort(heads, (line.head.number, line))
 
     def _remove(self, line: _Line, tasks: Iterable[Task]) -> None:
-        head = line.head
+        head, before = (line.head.number,), line.rows
         for task in tasks:
             del line.tasks[task]
             task.line = None
@@ -264,17 +231,17 @@ class BatchQueue:
             self.rows -= task.size
         if not line.tasks:
             del self._lines[line.kind]
-        elif line.head is not head:
-            for heap, least in ((self._ripe, self.min_batch), (self._full, self.max_batch)):
-                if line.rows >= least:
-                    heap.push(line.head.number, line)
+        for heads, least in ((self._ripe, self.min_batch), (self._full, self.max_batch)):
+            if before >= least:
+                del heads[bisect_left(heads, head)]
+            if line.rows >= least:
+                insort(heads, (line.head.number, line))
 
     def _due(self, now: float) -> _Line | None:
         """The line whose head batch runs next: see Note [Heads]; tasks without rows go first."""
-        without_rows = self._lines.get(())
-        if without_rows is not None:
-            return without_rows
-        entry = self._ripe.first()
-        if entry is not None and entry[1].rows < self.max_batch and entry[1].head.arrived + self.max_delay > now:
-            entry = self._full.first()
-        return None if entry is None else entry[1]
+        line = self._lines.get(())
+        if line is None and self._ripe:
+            line = self._ripe[0][1]
+            if line.rows < self.max_batch and line.head.arrived + self.max_delay > now:
+                line = self._full[0][1] if self._full else None
+        return line

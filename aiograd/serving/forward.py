@@ -43,8 +43,6 @@ def padded(rows: int) -> int:
 class BoundVersion:
     """A version with the Tensors that its forward runs on."""
 
-    __slots__ = ("version", "tensors", "module")
-
     def __init__(self, version: Version) -> None:
         self.version = version
         self.tensors = tuple([make(array) for array in version.state.values()])
@@ -53,13 +51,7 @@ class BoundVersion:
 
 
 class VersionedForward:
-    """The forward of a model as a function of a version and columns.
-
-    Args:
-        model: the module that is served.
-        forward: called with a module and columns; None calls the module.
-        max_batch: the most rows of a batch.
-    """
+    """The forward of a model as a function of a version and columns; `forward` is called with a module and columns, None calls the module."""
 
     def __init__(self, model: Module, forward: Callable[..., Any] | None, max_batch: int) -> None:
         self._template = twin_of(model, {}).eval()
@@ -67,8 +59,8 @@ class VersionedForward:
         self._paths = tuple(model.state_dict())
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-        self._program = None if self.is_async else CompiledFunction(self._run, "eager", PROGRAMS * max_batch, warns=False)
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        self._program = None if is_async else CompiledFunction(self._run, "eager", PROGRAMS * max_batch, warns=False)
         #: by number of rows: seconds of a batch
         self._seconds: dict[int, float] = {}
 
@@ -78,16 +70,7 @@ class VersionedForward:
         return 0 if self._program is None else self._program.statistics().recordings
 
     async def __call__(self, bound: BoundVersion, parts: Sequence[Sequence[Any]], size: int) -> Any:
-        """Compute the outputs for a batch.
-
-        Args:
-            bound: the version.
-            parts: the columns of each request of the batch.
-            size: the number of rows of all parts.
-
-        Returns:
-            The forward's result, a Tensor or a tuple of Tensors with `size` rows if it is as it should be.
-        """
+        """The forward's result for a batch of `size` rows, from the columns of each of its requests."""
         with no_grad():
             if self._program is None:
                 if bound.module is None:

@@ -14,8 +14,9 @@ Note [Durable]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -84,7 +85,7 @@ class Publisher:
         """Take the first version from the log, or publish the model."""
         if not self.model.state_dict():
             raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
-        last = None if self._log is None else await _uninterrupted(self._open(self._log))
+        last = None if self._log is None else await uninterrupted(self._open(self._log))
         if last is None:
             await self._publish(None, None, promote=True)
             return
@@ -101,11 +102,8 @@ class Publisher:
         return last  # type: ignore[no-any-return]
 
     async def _close_versions(self) -> None:
-        """Fail the requests that wait for a version, and close the log when it is written, also if this is cancelled."""
+        """Fail the requests that wait for a version, and close the log when it is written; runs `uninterrupted`."""
         self._tell_change()
-        await _uninterrupted(self._close_log())
-
-    async def _close_log(self) -> None:
         if self._log_error is not None:
             self._log_promotion()
         if self._log_task is not None:
@@ -189,27 +187,23 @@ class Publisher:
         """
         self._check_open()
         until = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        while (self.current.number, self.current.digest) == (number, digest):
-            if not await self._changes(until):
-                return False
-        return True
+        return await self._serves(lambda version: (version.number, version.digest) != (number, digest), until)
 
     async def _reached(self, number: int, until: float | None) -> None:
         """Wait until a version of at least this number serves; raises `DeadlineError` if none does at the time `until` of the loop."""
-        while self.current.number < number:
-            if not await self._changes(until):
-                raise DeadlineError(f"version {number} or a later one does not serve in time; version {self.current.number} does")
+        if not await self._serves(lambda version: version.number >= number, until):
+            raise DeadlineError(f"version {number} or a later one does not serve in time; version {self.current.number} does")
 
-    async def _changes(self, until: float | None) -> bool:
-        """Wait until another version serves; returns False if the time `until` of the loop came first."""
-        try:
+    async def _serves(self, condition: Callable[[Version], bool], until: float | None) -> bool:
+        """Wait until a version serves for which `condition` is true; returns False if the time `until` of the loop came first."""
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until):
-                await self._change.wait()
-        except TimeoutError:
-            return False
-        if self._state == "closed":
-            raise ServingError("the server has been closed")
-        return True
+                while not condition(self.current):
+                    await self._change.wait()
+                    if self._state == "closed":
+                        raise ServingError("the server has been closed")
+                return True
+        return False
 
     def _states(self) -> dict[int, str]:
         """The state of each kept version by its number, see `ServingStatistics`."""
@@ -260,15 +254,16 @@ class Publisher:
                 arrays, digest, is_finite = await copy_of_state(self.model, state, base, self._precision)
                 if promote and not is_finite:
                     raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
-                parent = None if base is None else base.number
-                number, now = self._store.next_number, time.time()
-                version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
+                version = Version.of(
+                    self._store.next_number, arrays, digest=digest, parent=base.number if base else None, metrics=metrics, created=time.time(),
+                    is_finite=is_finite,
+                )  # fmt: skip
                 if self._state == "closed":
                     raise ServingError("publish: the server has been closed")
                 if self._log is None:
                     self._admit(version, promote)
                 else:
-                    await _uninterrupted(self._write(self._log, version, promote))
+                    await uninterrupted(self._write(self._log, version, promote))
                 return version
 
     async def _write(self, log: VersionLog, version: Version, promote: bool) -> None:
@@ -402,6 +397,7 @@ class Publisher:
         self._tell_change()
 
     def _tell_change(self) -> None:
+        """Wake the tasks that wait in `_serves`."""
         self._change.set()
         self._change.clear()
 
@@ -423,7 +419,7 @@ class Publisher:
                     warn_caller(f"version {number} serves, but after a restart an earlier one would: {error}")
 
 
-async def _uninterrupted(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def uninterrupted(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine; if this is cancelled meanwhile, the cancellation is raised when the coroutine has ended."""
     task = asyncio.get_running_loop().create_task(coroutine, name="aiograd:version-log")
     is_cancelled = False

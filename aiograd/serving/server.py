@@ -18,12 +18,12 @@ from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
+from aiograd.serving.answers import Answer, checked_deadline, joined, rows_of
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.publisher import Publisher
+from aiograd.serving.publisher import Publisher, uninterrupted
 from aiograd.serving.registry import REGISTRY
 from aiograd.serving.statistics import BOUNDS, ServingStatistics
 from aiograd.serving.versions import Version
@@ -58,18 +58,10 @@ class Server(Publisher):
     """
 
     def __init__(
-        self,
-        model: Module,
-        *,
-        forward: Callable[..., Any] | None = None,
-        max_batch: int = 64,
-        max_delay: float = 0.0,
-        max_queue: int = 1024,
-        deadline: float | None = None,
-        keep: int = 10,
-        precision: Literal["exact", "bfloat16"] = "exact",
+        self, model: Module, *, forward: Callable[..., Any] | None = None, max_batch: int = 64, max_delay: float = 0.0, max_queue: int = 1024,
+        deadline: float | None = None, keep: int = 10, precision: Literal["exact", "bfloat16"] = "exact",
         log: str | PathLike[str] | VersionLog | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(model, Module):
             raise ArgumentTypeError(f"Server: expected a Module, found {type(model).__name__}")
         if forward is not None and not callable(forward):
@@ -82,8 +74,7 @@ class Server(Publisher):
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         super().__init__(model, keep, precision, version_log)
         self.deadline = checked_deadline(deadline)
-        self.max_batch = max_batch
-        self.max_queue = max_queue
+        self.max_batch, self.max_queue = max_batch, max_queue
         self._forward = VersionedForward(model, forward, max_batch)
         context = contextvars.copy_context()
         self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context)
@@ -105,7 +96,7 @@ class Server(Publisher):
             await self._begin()
         except BaseException:
             self._state = "closed"
-            await self._close_versions()
+            await uninterrupted(self._close_versions())
             raise
         self._state = "open"
         REGISTRY.add(self)
@@ -154,7 +145,7 @@ class Server(Publisher):
             if self._shadow is not None:
                 await self._shadow.aclose()
         finally:
-            await self._close_versions()
+            await uninterrupted(self._close_versions())
 
     # ---------------------------------------------------------------- answers
 
@@ -216,7 +207,8 @@ class Server(Publisher):
         self._batcher.require_room(rows[0].shape[0])
         tasks: list[Task] = []
         try:
-            for part in parts_of(rows, self.max_batch):
+            for start in range(0, rows[0].shape[0], self.max_batch):
+                part = tuple([column[start : start + self.max_batch] for column in rows])
                 tasks.append(self._batcher.admit(part, group=bound, deadline=until))
             return tasks[0], joined([await self._batcher.wait(task) for task in tasks])
         finally:
@@ -232,8 +224,6 @@ class Server(Publisher):
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)
         return outputs
-
-    # ---------------------------------------------------------------- beside requests
 
     async def compute(self, version: Version, *columns: Any) -> Any:
         """The outputs of a version for these rows, apart from batches, statistics and limits.
@@ -276,8 +266,6 @@ class Server(Publisher):
     def queued(self) -> int:
         """The number of rows that wait."""
         return self._batcher.queued
-
-    # ---------------------------------------------------------------- figures
 
     def statistics(self) -> ServingStatistics:
         """Figures of the server so far.
