@@ -23,7 +23,7 @@ import math
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from aiograd.array_functions import public as af
@@ -62,8 +62,6 @@ class Task:
 class TaskBatch:
     """Tasks that run together."""
 
-    __slots__ = ("_first", "began", "group", "served", "size", "tasks")
-
     def __init__(self, tasks: list[Task], began: float) -> None:
         self.group = tasks[0].group
         #: in order of arrival; empty once they are answered
@@ -91,15 +89,13 @@ class TaskBatch:
         return tuple([af.concat(parts, axis=0) for parts in zip(*[task.rows for task in self.tasks], strict=True)])
 
 
+@dataclass(eq=False, slots=True)
 class _Line:
     """The waiting tasks of one kind, in order of arrival."""
 
-    __slots__ = ("kind", "rows", "tasks")
-
-    def __init__(self, kind: tuple[Any, ...]) -> None:
-        self.kind = kind
-        self.rows = 0
-        self.tasks: OrderedDict[Task, None] = OrderedDict()
+    kind: tuple[Any, ...]
+    rows: int = 0
+    tasks: OrderedDict[Task, None] = field(default_factory=OrderedDict)
 
     @property
     def head(self) -> Task:

@@ -41,9 +41,7 @@ async def copy_of_state(
 
     for _ in range(MOST_COPIES):
         own = model.state_dict()
-        if state is not None:
-            state = check_fits(_arrays(state), _arrays(own))
-        tensors = own if state is None else state
+        tensors = own if state is None else {path: state[path] for path in check_fits(_arrays(state), _arrays(own))}
         if sum(array.nbytes for array in _arrays(own).values()) <= ON_LOOP_BYTES:
             break
         counters = _counters(tensors)

@@ -55,7 +55,7 @@ class VersionedForward:
 
     def __init__(self, model: Module, forward: Callable[..., Any] | None, max_batch: int) -> None:
         self._template = twin_of(model, {}).eval()
-        self._forward = forward
+        self._forward = Module.__call__ if forward is None else forward
         self._paths = tuple(model.state_dict())
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
@@ -75,7 +75,7 @@ class VersionedForward:
             if self._program is None:
                 if bound.module is None:
                     bound.module = self._module(bound.tensors)
-                result = self._called(bound.module, *_columns(parts, size, size))
+                result = self._forward(bound.module, *_columns(parts, size, size))
                 return await result if inspect.isawaitable(result) and not isinstance(result, TensorCore) else result
             rows = min(padded(size), max(size, self._max_batch))
             columns = _columns(parts, size, rows)
@@ -93,13 +93,10 @@ class VersionedForward:
             return outputs if rows == size else _first(outputs, size, rows)
 
     def _run(self, tensors: tuple[Any, ...], *columns: Any) -> Any:
-        return self._called(self._module(tensors), *columns)
+        return self._forward(self._module(tensors), *columns)
 
     def _module(self, tensors: tuple[Any, ...]) -> Module:
         return twin_of(self._template, dict(zip(self._paths, tensors, strict=True)))
-
-    def _called(self, module: Module, *columns: Any) -> Any:
-        return module(*columns) if self._forward is None else self._forward(module, *columns)
 
 
 def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:
