@@ -234,7 +234,7 @@ class BatchQueue:
                 insort(heads, (line.head.number, line))
 
     def _due(self, now: float) -> _Line | None:
-        """The line whose head batch runs next: see Note [Heads]; tasks without rows go first."""
+        """The line of the batch that runs next, see Note [Heads]; tasks without rows go first."""
         line = self._lines.get(())
         if line is None and self._ripe:
             line = self._ripe[0][1]

@@ -67,7 +67,7 @@ class Publisher:
         self._published = self._promoted = self._rollbacks = 0
         #: the failure of the last promotion that was written to the log
         self._log_error: Exception | None = None
-        self._bound: dict[int, BoundVersion] = {}
+        self._bound: dict[Version, BoundVersion] = {}
         self._publishing = asyncio.Lock()
         #: set for a moment when another version serves, or none will
         self._change = asyncio.Event()
@@ -151,10 +151,9 @@ class Publisher:
 
     def _bind(self, version: Version) -> BoundVersion:
         """A version of the store with its Tensors."""
-        bound = self._bound.get(version.number)
-        if bound is None or bound.version is not version:
-            bound = self._bound[version.number] = BoundVersion(version)
-        return bound
+        if version not in self._bound:
+            self._bound[version] = BoundVersion(version)
+        return self._bound[version]
 
     def _group_of(self, number: int | None, key: Any) -> BoundVersion | ChosenBySplit | None:
         """The version that a request asks for, or the choice of the split; None for the version that serves when its batch begins."""
@@ -387,8 +386,8 @@ class Publisher:
         """Keep pinned versions and the versions of the split and the shadow, besides the last ones and the one that serves."""
         shadow = () if self._shadow is None else (self._shadow.bound.version.number,)
         self._store.pinned = {*self._pinned, *shadow, *(self._split.shares if self._split else ())}
-        for number in self._bound.keys() - {version.number for version in self.versions}:
-            del self._bound[number]
+        for version in self._bound.keys() - set(self.versions):
+            del self._bound[version]
 
     def _serve(self) -> None:
         """Let the store's current version serve: one reference."""
