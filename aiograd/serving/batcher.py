@@ -83,14 +83,8 @@ class Batcher:
             raise QueueFullError(text, retry_after=seconds)
 
     def admit(self, rows: tuple[Any, ...], *, group: Hashable = None, deadline: float | None = None) -> Task:
-        """Let rows wait for their batch, until `deadline` in the time of the loop; returns the task, for `wait`.
-
-        Raises:
-            ArgumentError: no Tensors, different numbers of rows, or more rows than a batch holds. QueueFullError: no room in the queue.
-            DeadlineError: the deadline has passed. DrainingError: while draining. ServingError: after closing.
-        """
-        queue = self._queue
-        size = _size_of(rows)
+        """Let rows wait for their batch, until `deadline` in the time of the loop; returns the task, for `wait`."""
+        queue, size = self._queue, _size_of(rows)
         if size is None:
             raise ArgumentError(f"{self._name}: expected Tensors with the same number of rows")
         if size > queue.max_batch:
@@ -113,13 +107,7 @@ class Batcher:
         return task
 
     async def wait(self, task: Task) -> Any:
-        """The part of the outputs for an admitted task: a Tensor or a tuple of Tensors, as the function returns.
-
-        Cancelling takes the rows out. If their batch has begun, their result is dropped, and a batch of cancelled tasks only is cancelled.
-
-        Raises:
-            DeadlineError: no answer before the deadline. DrainingError: the batcher was closed. Exceptions of the function.
-        """
+        """The part of the outputs for an admitted task, a Tensor or a tuple of Tensors; cancelling takes its rows out or drops their result."""
         try:
             return await task.answer
         finally:
@@ -150,10 +138,7 @@ class Batcher:
         return not self.queued
 
     async def drain(self, timeout: float | None = None) -> bool:
-        """Answer the admitted requests without further delay, and refuse others; returns False if `timeout` seconds did not suffice.
-
-        Cancelling stops the waiting only.
-        """
+        """Answer the admitted requests without further delay, and refuse others; returns False if `timeout` seconds did not suffice."""
         self.is_draining = True
         self._queue.hasten()
         self._changed.set()
