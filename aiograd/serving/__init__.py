@@ -2,12 +2,11 @@
 
 =================  ==========================================================================
 `server`           answers requests, each by one version
-`served_versions`  the part of a server that publishes and takes back
 `answers`          the rows of a request, and its answer
 `batching`         the queue of requests: which rows run together, and when; pure
 `batcher`          requests that meet run as one batch
 `forward`          a model's forward with the arrays of any version
-`publisher`        the versions of a server and the one that serves
+`publisher`        the part of a server that publishes and takes back
 `copying`          copies of a model's state while it trains
 `versions`         snapshots of a model, the store that numbers and retains them, and which answers a request; pure
 `shadow`           a version that computes beside the one that serves

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors.core import TensorCore, host_array, make
 
@@ -43,15 +44,7 @@ class Answer:
 
 
 def rows_of(columns: Sequence[Any], what: str = "predict") -> tuple[Any, ...]:
-    """The columns of a request as Tensors outside of any graph.
-
-    Args:
-        columns: Tensors, arrays or lists.
-        what: the name of the call, for error messages.
-
-    Raises:
-        ArgumentError: no columns, a column without rows, or different numbers of rows. ArgumentTypeError: a column that is not numeric.
-    """
+    """The columns of a request, Tensors, arrays or lists, as Tensors outside of any graph; error messages name the call `what`."""
     tensors = tuple([_column(what, n, column) for n, column in enumerate(columns)])
     sizes = {tensor.shape[0] for tensor in tensors}
     if len(sizes) != 1 or 0 in sizes:
@@ -78,24 +71,14 @@ def _column(what: str, n: int, column: Any) -> Any:
 
 
 def checked_deadline(deadline: float | None) -> float | None:
-    """Seconds until an answer is due, or None.
-
-    Raises:
-        ArgumentError: seconds that are not above 0.
-    """
-    if deadline is not None and not (isinstance(deadline, (int, float)) and 0.0 < deadline and not math.isinf(deadline)):
+    """Seconds above 0 until an answer is due, or None."""
+    if deadline is not None and not (isinstance(deadline, (int, float)) and 0.0 < deadline < math.inf):
         raise ArgumentError(f"deadline={deadline!r}: expected seconds above 0, or None")
     return deadline
-
-
-def parts_of(rows: Sequence[Any], most: int) -> list[tuple[Any, ...]]:
-    """The rows of a request in parts of at most `most` rows."""
-    arrays = [host_array(tensor) for tensor in rows]
-    return [tuple([make(array[start : start + most]) for array in arrays]) for start in range(0, len(arrays[0]), most)]
 
 
 def joined(parts: Sequence[Any]) -> Any:
     """The outputs of parts as the outputs of the whole request: a Tensor or a tuple of Tensors, as each part is."""
     if isinstance(parts[0], tuple):
         return tuple([joined(outputs) for outputs in zip(*parts, strict=True)])
-    return make(np.concatenate([host_array(output) for output in parts]))
+    return af.concat(parts, axis=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 from collections.abc import Awaitable, Callable, Hashable, Iterable
@@ -27,51 +28,30 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
 class Batcher:
     """Collects rows of requests and runs them in batches, one after the other; while one runs, the next fills. See Note [Batches].
 
-    Requests that are admitted in one turn of the loop meet. A batch is cancelled when none of its tasks is waited for any more.
-
-    Args:
-        run: called on the loop with a `TaskBatch`; returns an awaitable of a Tensor, or of a tuple of Tensors, with ``batch.size`` rows.
-        max_batch, min_batch: rows per batch.
-        max_rows: the most rows that may wait; None: no limit.
-        max_delay: seconds that a batch which is not full waits for more rows.
-        name: for error messages.
-        closed_error: of tasks that are not answered because the batcher is closed.
-        context: of the task that runs batches; None: a copy of the context of the request that starts it.
-
-    Raises:
-        ArgumentError: limits that cannot be.
+    Requests that are admitted in one turn of the loop meet. A batch is cancelled when none of its tasks is waited for any more. `run` is called on
+    the loop with a `TaskBatch` and returns an awaitable of a Tensor, or of a tuple of Tensors, with ``batch.size`` rows. Batches run in `context`,
+    or in a copy of the context of the request that starts them.
     """
 
     def __init__(
-        self,
-        run: Callable[[TaskBatch], Awaitable[Any]],
-        *,
-        max_batch: int,
-        min_batch: int = 1,
-        max_rows: int | None = None,
-        max_delay: float = 0.0,
-        name: str,
-        closed_error: Callable[[str], Exception] = DrainingError,
-        context: contextvars.Context | None = None,
-    ) -> None:
+        self, run: Callable[[TaskBatch], Awaitable[Any]], *, max_batch: int, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0,
+        name: str, closed_error: Callable[[str], Exception] = DrainingError, context: contextvars.Context | None = None,
+    ) -> None:  # fmt: skip
         self._queue = BatchQueue(max_batch, min_batch=min_batch, max_rows=max_rows, max_delay=max_delay)
-        self._run = run
-        self._name = name
-        self._closed_error = closed_error
-        self._context = context
+        self._run, self._context = run, context
+        self._name, self._closed_error = name, closed_error
         #: batches that have run or run, and their rows
         self.batches = self.rows = 0
         #: tasks: refused for lack of room, late, cancelled, of a batch that raised
         self.refused = self.expired = self.cancelled = self.failed = 0
         self.is_draining = self.is_closed = False
         self._worker: asyncio.Task[None] | None = None
-        #: resolved by a change in the queue; the worker waits for it while no batch is due
-        self._wakeup: asyncio.Future[None] | None = None
+        #: set by a change in the queue; the worker waits for it while no batch is due
+        self._changed = asyncio.Event()
+        #: set when no rows wait
+        self._emptied = asyncio.Event()
         #: for the earliest deadline, or for one that was earlier
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
-        #: futures that resolve when no rows wait
-        self._idlers: set[asyncio.Future[None]] = set()
         self._running: TaskBatch | None = None
         self._is_abandoned = False
         #: rows of the last batches and the seconds that they took, recent ones counting more
@@ -88,14 +68,7 @@ class Batcher:
         return self._recent_rows / self._recent_seconds if self._recent_seconds else 0.0
 
     def require_room(self, size: int) -> None:
-        """Refuse rows as `admit` does; for a request of several tasks, before its first is admitted.
-
-        Args:
-            size: rows of the request.
-
-        Raises:
-            ArgumentError: more rows than can ever wait. As `admit`.
-        """
+        """Refuse so many rows as `admit` does; for a request of several tasks, before its first is admitted."""
         if self.is_closed:
             raise ServingError(f"{self._name}: closed; it takes no more requests")
         queue = self._queue
@@ -105,29 +78,13 @@ class Batcher:
             if size > (limit := queue.max_rows or 0):
                 raise ArgumentError(f"{self._name}: {size} rows; expected at most the {limit} rows that may wait at once")
             self.refused += 1
-            rate = self.rate
-            seconds = min(60.0, (queue.rows + size - limit) / rate) if rate else 1.0
-            raise QueueFullError(
-                f"{self._name}: {queue.rows} of {limit} rows wait, no room for {size}; try again in {seconds:.3g} s", retry_after=seconds
-            )
+            seconds = min(60.0, (queue.rows + size - limit) / self.rate) if self.rate else 1.0
+            text = f"{self._name}: {queue.rows} of {limit} rows wait, no room for {size}; try again in {seconds:.3g} s"
+            raise QueueFullError(text, retry_after=seconds)
 
     def admit(self, rows: tuple[Any, ...], *, group: Hashable = None, deadline: float | None = None) -> Task:
-        """Let rows wait for their batch.
-
-        Args:
-            rows: a Tensor per argument, all with the same number of rows.
-            group: rows of different groups never meet.
-            deadline: time of the loop.
-
-        Returns:
-            The task, for `wait`.
-
-        Raises:
-            ArgumentError: no Tensors, different numbers of rows, or more rows than a batch holds. QueueFullError: no room in the queue.
-            DeadlineError: the deadline has passed. DrainingError: while draining. ServingError: after closing.
-        """
-        queue = self._queue
-        size = _size_of(rows)
+        """Let rows wait for their batch, until `deadline` in the time of the loop; returns the task, for `wait`."""
+        queue, size = self._queue, _size_of(rows)
         if size is None:
             raise ArgumentError(f"{self._name}: expected Tensors with the same number of rows")
         if size > queue.max_batch:
@@ -140,29 +97,17 @@ class Batcher:
             self.expired += 1
             raise DeadlineError(f"{self._name}: the deadline of the request passed {now - deadline:.3g} s before it was admitted")
         task = Task(rows, size, group=group, arrived=now, deadline=deadline, answer=loop.create_future())
+        earliest = queue.deadline
         queue.add(task)
-        if deadline is not None and (self._timer is None or deadline < self._timer_at):
+        if deadline is not None and (earliest is None or deadline < earliest):
             self._set_timer(loop)
+        self._changed.set()
         if self._worker is None or self._worker.done():
             self._worker = loop.create_task(self._work(loop), name=f"aiograd:{self._name}", context=self._context)
-        elif self._wakeup is not None:
-            self._wake()
         return task
 
     async def wait(self, task: Task) -> Any:
-        """The part of the outputs for an admitted task.
-
-        Cancelling takes the rows out. If their batch has begun, their result is dropped, and a batch of cancelled tasks only is cancelled.
-
-        Args:
-            task: from `admit`.
-
-        Returns:
-            A Tensor or a tuple of Tensors, as the function returns, with the rows of the task.
-
-        Raises:
-            DeadlineError: no answer before the deadline. DrainingError: the batcher was closed. Exceptions of the function.
-        """
+        """The part of the outputs for an admitted task, a Tensor or a tuple of Tensors; cancelling takes its rows out or drops their result."""
         try:
             return await task.answer
         finally:
@@ -181,36 +126,22 @@ class Batcher:
     def regroup(self, function: Callable[[Any], Hashable]) -> None:
         """Put the waiting tasks of each group into the group ``function(group)``."""
         self._queue.regroup(function)
-        self._wake()
+        self._changed.set()
 
     async def idle(self, timeout: float | None = None) -> bool:
         """Wait until no rows wait; returns False if `timeout` seconds passed before."""
         if self.queued:
-            future = asyncio.get_running_loop().create_future()
-            self._idlers.add(future)
-            await asyncio.wait([future], timeout=timeout)
-            self._idlers.discard(future)
+            self._emptied.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._emptied.wait()
         return not self.queued
 
-    def _tell_idle(self) -> None:
-        for future in self._idlers:
-            if not future.done():
-                future.set_result(None)
-
     async def drain(self, timeout: float | None = None) -> bool:
-        """Answer the admitted requests without further delay, and refuse others.
-
-        Args:
-            timeout: seconds; None: no limit.
-
-        Returns:
-            True if all is answered; False if the time did not suffice. Then `aclose` ends the rest.
-
-        Cancelling stops the waiting only.
-        """
+        """Answer the admitted requests without further delay, and refuse others; returns False if `timeout` seconds did not suffice."""
         self.is_draining = True
         self._queue.hasten()
-        self._wake()
+        self._changed.set()
         if self._worker is None or self._worker.done():
             return True
         await asyncio.wait([self._worker], timeout=timeout)
@@ -230,39 +161,27 @@ class Batcher:
         try:
             while len(queue):
                 now = loop.time()
-                if self._timer is not None and self._timer_at <= now:
+                if (deadline := queue.deadline) is not None and deadline <= now:
                     self._expire(loop)
                 batch = queue.take(now)
-                if self._idlers and not queue.rows:
-                    self._tell_idle()
+                if not queue.rows:
+                    self._emptied.set()
                 if batch is not None:
                     await self._run_batch(batch, loop)
                     await asyncio.sleep(0)  # callers get their answers, and may ask again
                 elif len(queue):
-                    await self._sleep(loop, queue.wait(now))
+                    self._changed = asyncio.Event()
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(queue.wait(now)):
+                            await self._changed.wait()
         except (Exception, asyncio.CancelledError):
             self._fail(queue.clear(), self._closed_error(f"{self._name}: the task that runs batches was cancelled"))
             raise
         finally:
-            self._tell_idle()
+            self._emptied.set()
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
-
-    async def _sleep(self, loop: asyncio.AbstractEventLoop, seconds: float | None) -> None:
-        """Wait until something changes in the queue or its delay ends."""
-        self._wakeup = loop.create_future()
-        timer = None if seconds is None else loop.call_later(seconds, self._wake)
-        try:
-            await self._wakeup
-        finally:
-            self._wakeup = None
-            if timer is not None:
-                timer.cancel()
-
-    def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
 
     async def _run_batch(self, batch: TaskBatch, loop: asyncio.AbstractEventLoop) -> None:
         self._running = batch
@@ -291,8 +210,7 @@ class Batcher:
         self._recent_seconds = 0.9 * self._recent_seconds + max(0.0, now - max(self._ended, batch.tasks[0].arrived))
         self._ended = now
         for task in batch.tasks:
-            if task.deadline is not None:
-                self._queue.discard(task)
+            self._queue.discard(task)
         batch.tasks = []
 
     def _answer(self, batch: TaskBatch, result: Any) -> None:
@@ -334,13 +252,12 @@ class Batcher:
         if self._timer is not None:
             self._timer.cancel()
         deadline = self._queue.deadline
-        self._timer_at = deadline or 0.0
         self._timer = None if deadline is None else loop.call_at(deadline, self._expire, loop)
 
     def _drop(self, task: Task) -> None:
         """A task needs no answer any more."""
         self._queue.discard(task)
-        self._wake()  # there may be nothing left to wait for
+        self._changed.set()  # there may be nothing left to wait for
         if task.batch is not None and task.batch is self._running and not task.batch.has_waiters:
             task.answer.get_loop().call_soon(self._abandon, task.batch)  # not at once: the function itself may have cancelled the task
 
@@ -380,8 +297,6 @@ class TaskPool:
     """
 
     def __init__(self, fn: Callable[..., Any], max_batch_size: int, min_batch_size: int = 1) -> None:
-        if not 1 <= min_batch_size <= max_batch_size:
-            raise ArgumentError(f"TaskPool(max_batch_size={max_batch_size}, min_batch_size={min_batch_size}): expected 1 <= min <= max")
         self.fn = fn
         self.max_batch_size = max_batch_size
         self.min_batch_size = min_batch_size

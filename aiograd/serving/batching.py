@@ -10,55 +10,48 @@ Note [Batches]
 
 Note [Heads]
     The delay is the same for all kinds of rows, and tasks arrive in order. So among the kinds with rows enough for a batch, the delay of the one
-    with the oldest head ends first; before that, only full kinds are due. Two heaps by the number of the head therefore find the kind that is
-    due without a look at the others: one of the kinds with `min_batch` rows, one of the full kinds.
+    with the oldest head ends first; before that, only full kinds are due. Two sorted lists by the number of the head therefore find the kind that
+    is due without a look at the others: one of the kinds with `min_batch` rows, one of the full kinds.
 
 Source: hivemind ``task_pool.py`` and ``runtime.py``.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import math
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
-from typing import Any, Generic, TypeVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
 
 from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError
 
-T = TypeVar("T")
 
-
+@dataclass(eq=False, slots=True)
 class Task:
-    """Rows of one request, which run in one batch.
+    """Rows of one request, which run in one batch."""
 
-    Attributes:
-        rows: a Tensor per argument of the function, with `size` rows each.
-        group: tasks of different groups never meet.
-        arrived, deadline: times of the loop; None: no deadline.
-        answer: a future of this task's part of the outputs; only ``done()`` of it is used here.
-        batch: the batch in which it runs or ran; None before.
-        is_cancelled: it waits no more, since its request was cancelled.
-    """
-
-    __slots__ = ("answer", "arrived", "batch", "deadline", "group", "is_cancelled", "line", "number", "rows", "size")
-
-    def __init__(
-        self, rows: tuple[Any, ...], size: int, *, group: Hashable = None, arrived: float = 0.0, deadline: float | None = None, answer: Any
-    ) -> None:
-        self.rows = rows
-        self.size = size
-        self.group = group
-        self.arrived = arrived
-        self.deadline = deadline
-        self.answer = answer
-        self.batch: TaskBatch | None = None
-        self.is_cancelled = False
-        #: set by the queue: the order of arrival, and the line in which the task waits
-        self.number = -1
-        self.line: _Line | None = None
+    #: a Tensor per argument of the function, with `size` rows each
+    rows: tuple[Any, ...]
+    size: int
+    _: KW_ONLY
+    #: a future of the task's part of the outputs; the queue only calls its ``done()``
+    answer: Any
+    #: tasks of different groups never meet
+    group: Hashable = None
+    #: times of the loop
+    arrived: float = 0.0
+    deadline: float | None = None
+    #: the batch in which it runs or ran
+    batch: TaskBatch | None = None
+    #: its request was cancelled, so it waits no more
+    is_cancelled: bool = False
+    #: set by the queue: the order of arrival, and the line in which the task waits
+    number: int = -1
+    line: _Line | None = None
 
     @property
     def kind(self) -> tuple[Any, ...]:
@@ -67,23 +60,16 @@ class Task:
 
 
 class TaskBatch:
-    """Tasks that run together.
-
-    Attributes:
-        group: of all its tasks.
-        tasks: in order of arrival; empty once they are answered.
-        size: rows.
-        began: time of the loop.
-        served: for the function that runs the batch, such as the version that answers it.
-    """
-
-    __slots__ = ("_first", "began", "group", "served", "size", "tasks")
+    """Tasks that run together."""
 
     def __init__(self, tasks: list[Task], began: float) -> None:
         self.group = tasks[0].group
+        #: in order of arrival; empty once they are answered
         self.tasks = tasks
+        #: rows
         self.size = sum([task.size for task in tasks])
         self.began = began
+        #: for the function that runs the batch, such as the version that answers it
         self.served: Any = None
         self._first = 0
         for task in tasks:
@@ -92,10 +78,9 @@ class TaskBatch:
     @property
     def has_waiters(self) -> bool:
         """False once every task has its answer, its error or its cancellation."""
-        tasks = self.tasks
-        while self._first < len(tasks) and tasks[self._first].answer.done():
+        while self._first < len(self.tasks) and self.tasks[self._first].answer.done():
             self._first += 1
-        return self._first < len(tasks)
+        return self._first < len(self.tasks)
 
     def columns(self) -> tuple[Any, ...]:
         """One Tensor per argument: the rows of all tasks, one below the other."""
@@ -104,63 +89,21 @@ class TaskBatch:
         return tuple([af.concat(parts, axis=0) for parts in zip(*[task.rows for task in self.tasks], strict=True)])
 
 
+@dataclass(eq=False, slots=True)
 class _Line:
     """The waiting tasks of one kind, in order of arrival."""
 
-    __slots__ = ("kind", "rows", "tasks")
-
-    def __init__(self, kind: tuple[Any, ...]) -> None:
-        self.kind = kind
-        self.rows = 0
-        self.tasks: OrderedDict[Task, None] = OrderedDict()
+    kind: tuple[Any, ...]
+    rows: int = 0
+    tasks: OrderedDict[Task, None] = field(default_factory=OrderedDict)
 
     @property
     def head(self) -> Task:
         return next(iter(self.tasks))
 
 
-class _LazyHeap(Generic[T]):
-    """Items by key, of which some are no longer current: these are dropped when they come up, or when they are the larger part."""
-
-    __slots__ = ("_entries", "_is_current", "_limit")
-
-    def __init__(self, is_current: Callable[[Any, T], bool]) -> None:
-        self._is_current = is_current
-        self._entries: list[tuple[Any, T]] = []
-        self._limit = 64
-
-    def push(self, key: Any, item: T) -> None:
-        heapq.heappush(self._entries, (key, item))
-        if len(self._entries) > self._limit:
-            self._entries = sorted({entry for entry in self._entries if self._is_current(*entry)})
-            self._limit = 64 + 2 * len(self._entries)
-
-    def first(self) -> tuple[Any, T] | None:
-        """The current entry with the least key."""
-        while self._entries:
-            entry = self._entries[0]
-            if self._is_current(*entry):
-                return entry
-            heapq.heappop(self._entries)
-        return None
-
-
-def _heads(least: int) -> _LazyHeap[_Line]:
-    """Lines of at least so many rows, by the number of their head."""
-    return _LazyHeap(lambda number, line: line.rows >= least and line.head.number == number)
-
-
 class BatchQueue:
-    """Waiting tasks, and the batches that they make: see Note [Batches]. Each operation on a task costs the same however many wait.
-
-    Args:
-        max_batch, min_batch: rows per batch.
-        max_rows: the most rows that may wait; None: no limit.
-        max_delay: seconds that a batch which is not full waits for more rows.
-
-    Raises:
-        ArgumentError: limits that cannot be.
-    """
+    """Waiting tasks, and the batches that they make: see Note [Batches]. No operation on a task goes through the others."""
 
     def __init__(self, max_batch: int, *, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0) -> None:
         if not 1 <= min_batch <= max_batch:
@@ -169,21 +112,19 @@ class BatchQueue:
             raise ArgumentError(f"max_rows={max_rows}: expected a queue with room for a row at least, or None")
         if not 0 <= max_delay < math.inf:
             raise ArgumentError(f"max_delay={max_delay}: expected a number of seconds, 0 or more")
-        self.max_batch = max_batch
-        self.min_batch = min_batch
-        self.max_rows = max_rows
-        self.max_delay = max_delay
-        #: waiting
-        self.rows = 0
-        self._waiting = 0
+        self.max_batch, self.min_batch = max_batch, min_batch
+        self.max_rows, self.max_delay = max_rows, max_delay
+        #: rows and tasks that wait
+        self.rows = self._waiting = 0
         self._numbers = itertools.count()
-        self._empty = _Line(())
+        #: by kind; tasks without rows have a line of the kind ``()``
         self._lines: dict[tuple[Any, ...], _Line] = {}
-        self._ripe, self._full = _heads(min_batch), _heads(max_batch)
-        #: tasks with a deadline that have no answer, by number; their heap holds numbers only, so it keeps no rows alive
-        timed: dict[int, Task] = {}
-        self._timed = timed
-        self._deadlines: _LazyHeap[int] = _LazyHeap(lambda deadline, number: number in timed)
+        #: sorted: the lines with `min_batch` rows, and the full ones, each with the number of its head
+        self._ripe: list[tuple[int, _Line]] = []
+        self._full: list[tuple[int, _Line]] = []
+        #: tasks with a deadline that have no answer, by number; sorted: their deadlines and numbers
+        self._timed: dict[int, Task] = {}
+        self._deadlines: list[tuple[float, int]] = []
 
     def __len__(self) -> int:
         """Tasks that wait."""
@@ -198,24 +139,30 @@ class BatchQueue:
         task.number = next(self._numbers)
         if task.deadline is not None:
             self._timed[task.number] = task
-            self._deadlines.push(task.deadline, task.number)
+            insort(self._deadlines, (task.deadline, task.number))
         self._place(task)
 
     def discard(self, task: Task) -> None:
         """Take out a task that needs no answer any more; its deadline too if it is in a batch."""
-        self._timed.pop(task.number, None)
+        if self._timed.pop(task.number, None) is not None:
+            del self._deadlines[bisect_left(self._deadlines, (task.deadline, task.number))]
         if task.line is not None:
             self._remove(task.line, [task])
 
     def take(self, now: float) -> TaskBatch | None:
         """The next batch that is due, or None. Its tasks wait no more."""
-        while self._empty.tasks:
-            task = self._empty.head
-            self._remove(self._empty, [task])
-            if not task.answer.done():
-                return TaskBatch([task], now)
         while (line := self._due(now)) is not None:
-            tasks, answered = self._next(line)
+            tasks: list[Task] = []
+            answered: list[Task] = []
+            size = 0
+            for task in line.tasks:
+                if task.answer.done():
+                    answered.append(task)
+                    continue
+                size += task.size or self.max_batch  # a task without rows runs alone
+                if size > self.max_batch:
+                    break
+                tasks.append(task)
             self._remove(line, answered or tasks)
             if not answered:
                 return TaskBatch(tasks, now)
@@ -223,106 +170,74 @@ class BatchQueue:
 
     def wait(self, now: float) -> float | None:
         """Seconds until a batch may be due, 0 if one is; None if only an arrival can make it so."""
-        if self._empty.tasks or self._due(now) is not None:
+        if self._due(now) is not None:
             return 0.0
-        entry = self._ripe.first()
-        return None if entry is None else max(0.0, entry[1].head.arrived + self.max_delay - now)
+        return max(0.0, self._ripe[0][1].head.arrived + self.max_delay - now) if self._ripe else None
 
     def expire(self, now: float) -> list[Task]:
         """Take out the tasks that are late, waiting or in a batch, the earliest deadline first."""
         late: list[Task] = []
-        while (entry := self._deadlines.first()) is not None and entry[0] <= now:
-            late.append(self._timed[entry[1]])
+        while self._deadlines and self._deadlines[0][0] <= now:
+            late.append(self._timed[self._deadlines[0][1]])
             self.discard(late[-1])
         return late
 
     @property
     def deadline(self) -> float | None:
         """The earliest deadline of a task without an answer, waiting or in a batch."""
-        entry = self._deadlines.first()
-        return None if entry is None else entry[0]
+        return self._deadlines[0][0] if self._deadlines else None
 
     def regroup(self, function: Callable[[Any], Hashable]) -> None:
         """Put the waiting tasks of each group into the group ``function(group)``; their order is the order of arrival as before."""
-        groups = {group: function(group) for group in {task.group for line in self._all() for task in line.tasks}}
-        tasks = self.clear()
-        for task in tasks:
-            task.group = groups[task.group]
+        for task in self.clear():
+            task.group = function(task.group)
             self._place(task)
 
     def hasten(self) -> None:
         """No more tasks come: tasks that wait for a fuller batch are due now."""
-        self.min_batch, self.max_delay, self._ripe = 1, 0.0, _heads(1)
-        for line in self._lines.values():
-            self._ripe.push(line.head.number, line)
+        self.min_batch, self.max_delay = 1, 0.0
+        self._ripe = sorted((line.head.number, line) for line in self._lines.values() if line.rows)
 
     def clear(self) -> list[Task]:
         """Take out all waiting tasks, in order of arrival; their deadlines stay until they are discarded."""
-        tasks = sorted((task for line in self._all() for task in line.tasks), key=lambda task: task.number)
-        for line in self._all():
+        tasks = sorted((task for line in self._lines.values() for task in line.tasks), key=lambda task: task.number)
+        for line in list(self._lines.values()):
             self._remove(line, list(line.tasks))
-        self._ripe, self._full = _heads(self.min_batch), _heads(self.max_batch)
         return tasks
 
-    def _all(self) -> tuple[_Line, ...]:
-        return (self._empty, *self._lines.values())
-
     def _place(self, task: Task) -> None:
-        kind = task.kind
-        line = self._lines.get(kind) if task.size else self._empty
-        if line is None:
-            line = self._lines[kind] = _Line(kind)
+        kind = task.kind if task.size else ()
+        line = task.line = self._lines.get(kind) or self._lines.setdefault(kind, _Line(kind))
         before = line.rows
         line.tasks[task] = None
         line.rows += task.size
-        task.line = line
         self._waiting += 1
         self.rows += task.size
-        if before < self.min_batch <= line.rows:
-            self._ripe.push(line.head.number, line)
-        if before < self.max_batch <= line.rows:
-            self._full.push(line.head.number, line)
+        for heads, least in ((self._ripe, self.min_batch), (self._full, self.max_batch)):
+            if before < least <= line.rows:
+                insort(heads, (line.head.number, line))
 
     def _remove(self, line: _Line, tasks: Iterable[Task]) -> None:
-        head = next(iter(line.tasks), None)
+        head, before = (line.head.number,), line.rows
         for task in tasks:
             del line.tasks[task]
             task.line = None
             self._waiting -= 1
             line.rows -= task.size
             self.rows -= task.size
-        if line is self._empty:
-            return
         if not line.tasks:
             del self._lines[line.kind]
-        elif line.head is not head:
-            if line.rows >= self.min_batch:
-                self._ripe.push(line.head.number, line)
-            if line.rows >= self.max_batch:
-                self._full.push(line.head.number, line)
+        for heads, least in ((self._ripe, self.min_batch), (self._full, self.max_batch)):
+            if before >= least:
+                del heads[bisect_left(heads, head)]
+            if line.rows >= least:
+                insort(heads, (line.head.number, line))
 
     def _due(self, now: float) -> _Line | None:
-        """See Note [Heads]."""
-        entry = self._ripe.first()
-        if entry is None:
-            return None
-        line = entry[1]
-        if line.rows < self.max_batch and line.head.arrived + self.max_delay > now:
-            full = self._full.first()
-            return None if full is None else full[1]
+        """The line of the batch that runs next, see Note [Heads]; tasks without rows go first."""
+        line = self._lines.get(())
+        if line is None and self._ripe:
+            line = self._ripe[0][1]
+            if line.rows < self.max_batch and line.head.arrived + self.max_delay > now:
+                line = self._full[0][1] if self._full else None
         return line
-
-    def _next(self, line: _Line) -> tuple[list[Task], list[Task]]:
-        """The tasks of a line that fit into its next batch, and the answered tasks among them."""
-        tasks: list[Task] = []
-        answered: list[Task] = []
-        size = 0
-        for task in line.tasks:
-            if task.answer.done():
-                answered.append(task)
-            elif size + task.size > self.max_batch:
-                break
-            else:
-                tasks.append(task)
-                size += task.size
-        return tasks, answered

@@ -28,19 +28,9 @@ MOST_COPIES = 5
 async def copy_of_state(
     model: Module, state: Mapping[str, Any] | None, base: Version | None, precision: Precision
 ) -> tuple[dict[str, Array], str, bool]:
-    """A read-only copy of a state in the order of the model's; unchanged arrays are the arrays of `base`.
+    """Read-only copies of a state, or of the model's if it is None, in the order of the model's; unchanged arrays are the arrays of `base`.
 
-    Args:
-        model: the module of the state.
-        state: Tensors or arrays by path; None for the model's present ones.
-        base: the version before.
-        precision: see `Server`.
-
-    Returns:
-        The arrays by path, their digest, and True if they are finite.
-
-    Raises:
-        ArgumentError: a state of other paths, shapes or dtypes than the model's.
+    Returns the arrays by path, their digest, and True if they are finite. Raises `ArgumentError` for other paths, shapes or dtypes than the model's.
     """
 
     def copy(tensors: Mapping[str, Any]) -> tuple[dict[str, Array], str, bool]:
@@ -51,9 +41,7 @@ async def copy_of_state(
 
     for _ in range(MOST_COPIES):
         own = model.state_dict()
-        if state is not None:
-            state = check_fits(_arrays(state), _arrays(own))
-        tensors = own if state is None else state
+        tensors = own if state is None else {path: state[path] for path in check_fits(_arrays(state), _arrays(own))}
         if sum(array.nbytes for array in _arrays(own).values()) <= ON_LOOP_BYTES:
             break
         counters = _counters(tensors)

@@ -106,7 +106,7 @@ class Leader:
         else:
             try:
                 await self._server.changed(number, digest, LONG_POLL)
-                version, since = self._server.current, self._server._publisher.serving_since
+                version, since = self._server.current, self._server._serving_since
             except ServingError as error:
                 return {"refused": str(error)}
             if (version.number, version.digest) == (number, digest):
@@ -213,7 +213,7 @@ class Follower(Server):
         2
         """
         self._check_open()
-        await self._publisher.reached(number, None if timeout is None else asyncio.get_running_loop().time() + timeout)
+        await self._reached(number, None if timeout is None else asyncio.get_running_loop().time() + timeout)
 
     async def publish(self, state: Any = None, *, metrics: Any = None, promote: bool = True) -> Version:
         raise self._refused("publish")
@@ -265,12 +265,12 @@ class Follower(Server):
                 pause = min(2 * pause, LONGEST_RETRY)
             else:
                 self.connected, self.error, pause, has_base = True, None, RETRY, True
-                if not first.done() and self._publisher.serving is not None:
+                if not first.done() and self.has_version:
                     first.set_result(None)
 
     async def _ask(self, has_base: bool) -> None:
         """Make one request, and serve the version that answers it; without `has_base` ask for a whole state."""
-        base = self.current if self._publisher.serving is not None and has_base else None
+        base = self.current if self.has_version and has_base else None
         known = (0, "") if base is None else (base.number, base.digest)
         found = await self._call(*known, 0, 0)
         if found is None:
@@ -292,8 +292,8 @@ class Follower(Server):
         version: Version = await current_engine().offload(lambda: apply_delta(start, bytes(payload)))
         if (version.number, version.digest) != (answer.number, answer.digest):
             raise DeltaError(f"version {answer.number} was announced by {self.leader!r}, and version {version.number} came")
-        is_first = self._publisher.serving is None
-        self._publisher.adopt(version)
+        is_first = not self.has_version
+        self._adopt(version)
         if not is_first:
             self.behind.append(max(0.0, time.time() - answer.since))
 

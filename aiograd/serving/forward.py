@@ -43,8 +43,6 @@ def padded(rows: int) -> int:
 class BoundVersion:
     """A version with the Tensors that its forward runs on."""
 
-    __slots__ = ("version", "tensors", "module")
-
     def __init__(self, version: Version) -> None:
         self.version = version
         self.tensors = tuple([make(array) for array in version.state.values()])
@@ -53,22 +51,16 @@ class BoundVersion:
 
 
 class VersionedForward:
-    """The forward of a model as a function of a version and columns.
-
-    Args:
-        model: the module that is served.
-        forward: called with a module and columns; None calls the module.
-        max_batch: the most rows of a batch.
-    """
+    """The forward of a model as a function of a version and columns; `forward` is called with a module and columns, None calls the module."""
 
     def __init__(self, model: Module, forward: Callable[..., Any] | None, max_batch: int) -> None:
         self._template = twin_of(model, {}).eval()
-        self._forward = forward
+        self._forward = Module.__call__ if forward is None else forward
         self._paths = tuple(model.state_dict())
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-        self._program = None if self.is_async else CompiledFunction(self._run, "eager", PROGRAMS * max_batch, warns=False)
+        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        self._program = None if is_async else CompiledFunction(self._run, "eager", PROGRAMS * max_batch, warns=False)
         #: by number of rows: seconds of a batch
         self._seconds: dict[int, float] = {}
 
@@ -78,21 +70,12 @@ class VersionedForward:
         return 0 if self._program is None else self._program.statistics().recordings
 
     async def __call__(self, bound: BoundVersion, parts: Sequence[Sequence[Any]], size: int) -> Any:
-        """Compute the outputs for a batch.
-
-        Args:
-            bound: the version.
-            parts: the columns of each request of the batch.
-            size: the number of rows of all parts.
-
-        Returns:
-            The forward's result, a Tensor or a tuple of Tensors with `size` rows if it is as it should be.
-        """
+        """The forward's result for a batch of `size` rows, from the columns of each of its requests."""
         with no_grad():
             if self._program is None:
                 if bound.module is None:
                     bound.module = self._module(bound.tensors)
-                result = self._called(bound.module, *_columns(parts, size, size))
+                result = self._forward(bound.module, *_columns(parts, size, size))
                 return await result if inspect.isawaitable(result) and not isinstance(result, TensorCore) else result
             rows = min(padded(size), max(size, self._max_batch))
             columns = _columns(parts, size, rows)
@@ -110,13 +93,10 @@ class VersionedForward:
             return outputs if rows == size else _first(outputs, size, rows)
 
     def _run(self, tensors: tuple[Any, ...], *columns: Any) -> Any:
-        return self._called(self._module(tensors), *columns)
+        return self._forward(self._module(tensors), *columns)
 
     def _module(self, tensors: tuple[Any, ...]) -> Module:
         return twin_of(self._template, dict(zip(self._paths, tensors, strict=True)))
-
-    def _called(self, module: Module, *columns: Any) -> Any:
-        return module(*columns) if self._forward is None else self._forward(module, *columns)
 
 
 def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Publisher: the versions of a server, the reference to the one that serves, and the log that keeps them.
+"""Publisher: the part of a server that publishes versions, lets them serve and takes them back, and keeps them in a log.
 
 Note [One reference]
     The version that serves is one reference. A batch takes it once and keeps it over every await of the forward; `publish`, `promote` and
@@ -14,8 +14,9 @@ Note [Durable]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,10 +27,12 @@ from aiograd.nn.module import Module
 from aiograd.running import tracing
 from aiograd.running.caller import warn_caller
 from aiograd.running.digest import state_digest
+from aiograd.serving.batcher import Batcher
 from aiograd.serving.copying import copy_of_state
-from aiograd.serving.forward import BoundVersion
+from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
 from aiograd.serving.shadow import Shadow
+from aiograd.serving.statistics import DifferenceSum
 from aiograd.serving.versions import Precision, Version, VersionSplit, VersionStore, check_fits
 from aiograd.tensors.core import host_array
 
@@ -41,135 +44,171 @@ class ChosenBySplit(NamedTuple):
 
 
 class Publisher:
-    """The versions of one model.
+    """The versions of a server, see `Server`."""
 
-    Args:
-        model: the module to publish.
-        keep, precision, log: see `Server`.
-    """
+    _batcher: Batcher
+    _forward: VersionedForward
 
     def __init__(self, model: Module, keep: int, precision: Precision, log: VersionLog | None) -> None:
         self.model = model
-        self.precision = precision
-        self.log = log
-        self.store = VersionStore(keep)
-        self.split: VersionSplit | None = None
+        self._precision = precision
+        self._log = log
+        self._store = VersionStore(keep)
+        self._state = "new"
         #: the version that serves; None before the first
-        self.serving: BoundVersion | None = None
+        self._serving: BoundVersion | None = None
         #: seconds since the epoch at which it began to serve
-        self.serving_since = 0.0
-        self.published = self.promoted = self.rollbacks = 0
+        self._serving_since = 0.0
+        self._split: VersionSplit | None = None
+        self._shadow: Shadow | None = None
+        self._difference_sums: dict[int, DifferenceSum] = {}
+        self._pinned: tuple[int, ...] = ()
+        self._published = self._promoted = self._rollbacks = 0
         #: the failure of the last promotion that was written to the log
-        self.log_error: Exception | None = None
-        self._bound: dict[int, BoundVersion] = {}
+        self._log_error: Exception | None = None
+        self._bound: dict[Version, BoundVersion] = {}
         self._publishing = asyncio.Lock()
-        #: futures that resolve when another version serves
-        self._changes: set[asyncio.Future[None]] = set()
+        #: set for a moment when another version serves, or none will
+        self._change = asyncio.Event()
         self._log_task: asyncio.Task[None] | None = None
-        self._log_is_open = self._is_closed = False
+        self._log_is_open = False
 
-    async def begin(self) -> None:
+    def _check_open(self) -> None:
+        if self._state != "open":
+            before = "before it is entered: use `async with`" if self._state in ("new", "entering") else "after it was closed"
+            raise ServingError(f"this Server cannot be used {before}")
+
+    # ---------------------------------------------------------------- entering and leaving
+
+    async def _begin(self) -> None:
         """Take the first version from the log, or publish the model."""
         if not self.model.state_dict():
             raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
-        last = None
-        if self.log is not None:
-            last = await _uninterrupted(self._open(self.log))
+        last = None if self._log is None else await uninterrupted(self._open(self._log))
         if last is None:
-            await self.publish(None, None, promote=True)
+            await self._publish(None, None, promote=True)
             return
         try:
-            self.adopt(last)
+            self._adopt(last)
         except ArgumentError as error:
-            raise VersionLogError(f"{self.log!r} belongs to another model than {type(self.model).__name__}: {error}") from error
+            raise VersionLogError(f"{self._log!r} belongs to another model than {type(self.model).__name__}: {error}") from error
         self.load_model(last)
 
     async def _open(self, log: VersionLog) -> Version | None:
         last = await current_engine().offload(log.open)
         self._log_is_open = True
-        self.store.skip(await current_engine().offload(lambda: log.highest))
+        self._store.skip(await current_engine().offload(lambda: log.highest))
         return last  # type: ignore[no-any-return]
 
-    async def aclose(self) -> None:
-        """Fail the requests that wait for a version, and close the log when it is written, also if this is cancelled."""
-        await _uninterrupted(self._aclose())
-
-    async def _aclose(self) -> None:
-        self._is_closed = True
-        for future in self._changes:
-            if not future.done():
-                future.set_exception(ServingError("the server has been closed"))
-        if self.log_error is not None:
+    async def _close_versions(self) -> None:
+        """Fail the requests that wait for a version, and close the log when it is written; runs `uninterrupted`."""
+        self._tell_change()
+        if self._log_error is not None:
             self._log_promotion()
         if self._log_task is not None:
             await asyncio.wait([self._log_task])
         async with self._publishing:
-            if self.log is not None and self._log_is_open:
+            if self._log is not None and self._log_is_open:
                 self._log_is_open = False
-                self.log.close()
+                self._log.close()
 
     # ---------------------------------------------------------------- reading
 
-    def bound_now(self) -> BoundVersion:
-        """The version that serves now."""
-        if self.serving is None:
-            raise ServingError("this Server has no version yet: use `async with`")
-        return self.serving
+    @property
+    def has_version(self) -> bool:
+        """True once a version serves."""
+        return self._serving is not None
 
-    def bind(self, version: Version) -> BoundVersion:
-        """A version of the store with its Tensors."""
-        bound = self._bound.get(version.number)
-        if bound is None or bound.version is not version:
-            bound = self._bound[version.number] = BoundVersion(version)
-        return bound
+    @property
+    def current(self) -> Version:
+        """The version that serves."""
+        return self._bound_of(None).version
 
-    def group_of(self, number: int | None, key: Any) -> BoundVersion | ChosenBySplit | None:
-        """The version that a request asks for, or the choice of the split; None for the version that serves when its batch begins."""
-        if number is not None:
-            return self.bind(self.store.get(number))
-        return None if self.split is None else ChosenBySplit(self.bind(self.store.get(self.split.choose(key))))
+    @property
+    def versions(self) -> tuple[Version, ...]:
+        """The versions that are kept, by number."""
+        return self._store.versions
 
-    def bound_of(self, group: BoundVersion | ChosenBySplit | None) -> BoundVersion:
-        """The version that a group of requests is answered by now."""
-        if group is None:
-            return self.bound_now()
-        return group.bound if isinstance(group, ChosenBySplit) else group
-
-    async def reached(self, number: int, until: float | None) -> None:
-        """Wait until a version of at least this number serves.
+    def version(self, number: int) -> Version:
+        """The version of a number.
 
         Args:
-            number: of the version.
-            until: time of the loop; None for no limit.
+            number: of a version that is kept.
+
+        Returns:
+            The version.
 
         Raises:
-            DeadlineError: none does in time.
+            VersionNotFoundError: there is none, or it is not kept any more.
         """
-        while self.bound_now().version.number < number:
-            if not await self.change(until):
-                raise DeadlineError(f"version {number} or a later one does not serve in time; version {self.bound_now().version.number} does")
+        return self._store.get(number)
 
-    async def change(self, until: float | None) -> bool:
-        """Wait until another version serves; returns False if the time `until` of the loop came first."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        self._changes.add(future)
-        timer = None if until is None else loop.call_at(until, future.cancel)
-        try:
-            await asyncio.wait([future])
-            return not future.cancelled() and future.result() is None
-        finally:
-            self._changes.discard(future)
-            future.cancel()
-            if timer is not None:
-                timer.cancel()
+    @property
+    def rollbacks(self) -> int:
+        """The number of rollbacks so far."""
+        return self._rollbacks
 
-    def states(self, shadow: Shadow | None) -> dict[int, str]:
+    def _bind(self, version: Version) -> BoundVersion:
+        """A version of the store with its Tensors."""
+        if version not in self._bound:
+            self._bound[version] = BoundVersion(version)
+        return self._bound[version]
+
+    def _group_of(self, number: int | None, key: Any) -> BoundVersion | ChosenBySplit | None:
+        """The version that a request asks for, or the choice of the split; None for the version that serves when its batch begins."""
+        if number is not None:
+            return self._bind(self.version(number))
+        return None if self._split is None else ChosenBySplit(self._bind(self.version(self._split.choose(key))))
+
+    def _bound_of(self, group: BoundVersion | ChosenBySplit | None) -> BoundVersion:
+        """The version that a group of requests is answered by now."""
+        bound = group.bound if isinstance(group, ChosenBySplit) else group or self._serving
+        if bound is None:
+            raise ServingError("this Server has no version yet: use `async with`")
+        return bound
+
+    async def changed(self, number: int, digest: str, timeout: float | None = None) -> bool:
+        """Wait until another version serves than this one.
+
+        Args:
+            number, digest: of a version.
+            timeout: seconds; None for no limit.
+
+        Returns:
+            True if another version serves, False if the time was up before.
+
+        Cancelling stops the waiting.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     await server.changed(0, "")
+        True
+        """
+        self._check_open()
+        until = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        return await self._serves(lambda version: (version.number, version.digest) != (number, digest), until)
+
+    async def _reached(self, number: int, until: float | None) -> None:
+        """Wait until a version of at least this number serves; raises `DeadlineError` if none does at the time `until` of the loop."""
+        if not await self._serves(lambda version: version.number >= number, until):
+            raise DeadlineError(f"version {number} or a later one does not serve in time; version {self.current.number} does")
+
+    async def _serves(self, condition: Callable[[Version], bool], until: float | None) -> bool:
+        """Wait until a version serves for which `condition` is true; returns False if the time `until` of the loop came first."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while not condition(self.current):
+                    await self._change.wait()
+                    if self._state == "closed":
+                        raise ServingError("the server has been closed")
+                return True
+        return False
+
+    def _states(self) -> dict[int, str]:
         """The state of each kept version by its number, see `ServingStatistics`."""
-        current, shares = self.bound_now().version.number, self.split.shares if self.split else {}
+        shares, shadow = self._split.shares if self._split else {}, self._shadow
         found: dict[int, str] = {}
-        for number in (version.number for version in self.store.versions):
-            parts = ["serves"] if number == current else ["candidate"] if number in self.store.candidates else []
+        for number in (version.number for version in self.versions):
+            parts = ["serves"] if number == self.current.number else ["candidate"] if number in self._store.candidates else []
             if number in shares:
                 parts.append(f"split {100 * shares[number]:.3g} %")
             if shadow is not None and shadow.bound.version.number == number:
@@ -179,111 +218,206 @@ class Publisher:
 
     # ---------------------------------------------------------------- changing
 
-    async def publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
-        """Make a version, see `Server.publish`."""
-        async with self._publishing:
-            with tracing.span("publish"):
-                return await self._publish(state, metrics, promote)
+    async def publish(
+        self, state: Mapping[str, Any] | None = None, *, metrics: Mapping[str, float] | None = None, promote: bool = True
+    ) -> Version:
+        """Make a version of a snapshot, and let it serve.
+
+        Cancelling leaves the versions as they are, or publishes whole.
+
+        Args:
+            state: Tensors or arrays by path, as ``state_dict()`` of the model; None for the model's present ones.
+            metrics: numbers to keep with the version.
+            promote: False for a candidate, which answers only requests that ask for it by number.
+
+        Returns:
+            The version.
+
+        Raises:
+            ArgumentError: a state of other paths, shapes or dtypes. RejectedVersionError: a state that is not finite, with `promote`.
+            VersionLogError: the log could not be written; nothing has changed.
+
+        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
+        ...     candidate = await server.publish(promote=False)
+        ...     server.promote(candidate.number).number
+        2
+        """
+        self._check_open()
+        return await self._publish(state, metrics, promote)
 
     async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
-        base = None if self.serving is None else self.serving.version
-        arrays, digest, is_finite = await copy_of_state(self.model, state, base, self.precision)
-        if promote and not is_finite:
-            raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
-        parent = None if base is None else base.number
-        number, now = self.store.next_number, time.time()
-        version = Version.of(number, arrays, digest=digest, parent=parent, metrics=metrics, created=now, is_finite=is_finite)
-        if self._is_closed:
-            raise ServingError("publish: the server has been closed")
-        if self.log is None:
-            self._admit(version, promote)
-        else:
-            await _uninterrupted(self._write(self.log, version, promote))
-        return version
+        async with self._publishing:
+            with tracing.span("publish"):
+                base = self.current if self.has_version else None
+                arrays, digest, is_finite = await copy_of_state(self.model, state, base, self._precision)
+                if promote and not is_finite:
+                    raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
+                version = Version.of(
+                    self._store.next_number, arrays, digest=digest, parent=base.number if base else None, metrics=metrics, created=time.time(),
+                    is_finite=is_finite,
+                )  # fmt: skip
+                if self._state == "closed":
+                    raise ServingError("publish: the server has been closed")
+                if self._log is None:
+                    self._admit(version, promote)
+                else:
+                    await uninterrupted(self._write(self._log, version, promote))
+                return version
 
     async def _write(self, log: VersionLog, version: Version, promote: bool) -> None:
-        pinned = {*self.store.pinned, *(() if self.serving is None else (self.serving.version.number,))}
+        pinned = {*self._store.pinned, *((self.current.number,) if self.has_version else ())}
         await current_engine().offload(lambda: log.append(version, promote=promote, pinned=pinned))
         self._admit(version, promote)
-        if self.log_error is not None:
+        if self._log_error is not None:
             self._log_promotion()
 
     def _admit(self, version: Version, promote: bool) -> None:
-        self.store.admit(version, promote=promote)
-        self.published += 1
+        self._store.admit(version, promote=promote)
+        self._published += 1
         if promote:
-            self.promoted += 1
+            self._promoted += 1
             self._serve()
 
-    def adopt(self, version: Version) -> None:
-        """Serve a version that was made elsewhere, under its own number.
-
-        Raises:
-            ArgumentError: it is of another model.
-        """
+    def _adopt(self, version: Version) -> None:
+        """Serve a version that was made elsewhere, under its own number; raises `ArgumentError` if it is of another model."""
         state = check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
         if list(state) != list(version.state):  # the digest covers the order
             version = replace(version, state=MappingProxyType(state), digest=state_digest(state))
-        self.store.adopt(version)
+        self._store.adopt(version)
         self._serve()
 
     def promote(self, number: int) -> Version:
-        """Let a version serve, see `Server.promote`."""
-        version = self.store.promote(number)
-        self.promoted += 1
+        """Let a version serve.
+
+        Args:
+            number: of a version that is kept.
+
+        Returns:
+            The version.
+
+        Raises:
+            VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
+        """
+        self._check_open()
+        version = self._store.promote(number)
+        self._promoted += 1
         self._serve()
         self._log_promotion()
         return version
 
-    def rollback(self, number: int | None) -> Version:
-        """Let an earlier version serve again, see `Server.rollback`."""
-        version = self.store.rollback(number)
-        self.rollbacks += 1
-        self.split = None
+    def rollback(self, number: int | None = None) -> Version:
+        """Let an earlier version serve again, and end the split.
+
+        Args:
+            number: of the version; None for the one that served before the present one.
+
+        Returns:
+            The version that serves now.
+
+        Raises:
+            VersionNotFoundError: there is none before, or it is not kept.
+        """
+        self._check_open()
+        version = self._store.rollback(number)
+        self._rollbacks += 1
+        self._split = None
         self._serve()
         self._log_promotion()
+        self._batcher.regroup(lambda group: None if isinstance(group, ChosenBySplit) else group)
         return version
+
+    def split(self, shares: Mapping[int, float]) -> None:
+        """Answer shares of the requests by several versions.
+
+        Args:
+            shares: share of requests by the number of the version; they add up to 1. An empty mapping ends the split.
+
+        Raises:
+            ArgumentError: shares that do not add up. VersionNotFoundError: a version that is not kept. RejectedVersionError: one that is not finite.
+        """
+        self._check_open()
+        self._split = VersionSplit(shares, [version.number for version in self.versions]) if shares else None
+        self._retain()
+
+    def shadow(self, number: int | None, share: float = 1.0) -> None:
+        """Compute a share of the batches also with another version, after their answers have gone out, and compare.
+
+        Figures are in ``statistics().comparisons``. Batches are left out while the shadow is behind.
+
+        Args:
+            number: of the version; None ends the comparison.
+            share: from 0 to 1.
+
+        Raises:
+            VersionNotFoundError: it is not kept. ArgumentError: a share that cannot be.
+        """
+        self._check_open()
+        if not 0.0 <= share <= 1.0:
+            raise ArgumentError(f"shadow(share={share!r}): expected a number from 0 to 1")
+        bound = None if number is None else self._bind(self.version(number))
+        self._shadow = None
+        if bound is not None:
+            difference_sum = self._difference_sums.setdefault(bound.version.number, DifferenceSum())
+            self._shadow = Shadow(self._forward, bound, float(share), difference_sum)
+        self._retain()
 
     def load_model(self, version: Version) -> None:
-        """Write a version's arrays into the model, in place."""
+        """Write a version's arrays into the model, in place.
+
+        Args:
+            version: of this server.
+        """
         self.model.load_state_dict(version.state)
 
-    def retain(self, pinned: Iterable[int]) -> None:
-        """Keep these versions, those in the split and the last ones, and the one that serves."""
-        self.store.pinned = {*pinned, *(self.split.shares if self.split else ())}
-        self._unbind()
+    def pin(self, *numbers: int) -> None:
+        """Keep these versions, and no longer the ones that were pinned before.
+
+        Args:
+            numbers: of versions that are kept.
+
+        Raises:
+            VersionNotFoundError: a version that is not kept.
+        """
+        self._pinned = tuple([self.version(number).number for number in numbers])
+        self._retain()
+
+    def _retain(self) -> None:
+        """Keep pinned versions and the versions of the split and the shadow, besides the last ones and the one that serves."""
+        shadow = () if self._shadow is None else (self._shadow.bound.version.number,)
+        self._store.pinned = {*self._pinned, *shadow, *(self._split.shares if self._split else ())}
+        for version in self._bound.keys() - set(self.versions):
+            del self._bound[version]
 
     def _serve(self) -> None:
         """Let the store's current version serve: one reference."""
-        self.serving, self.serving_since = self.bind(self.store.current), time.time()
-        self._unbind()
-        for future in self._changes:
-            if not future.done():
-                future.set_result(None)
+        self._serving, self._serving_since = self._bind(self._store.current), time.time()
+        self._retain()
+        self._tell_change()
 
-    def _unbind(self) -> None:
-        for number in self._bound.keys() - {version.number for version in self.store.versions}:
-            del self._bound[number]
+    def _tell_change(self) -> None:
+        """Wake the tasks that wait in `_serves`."""
+        self._change.set()
+        self._change.clear()
 
     def _log_promotion(self) -> None:
         """Have the log name the version that serves, without waiting."""
-        if self.log is not None and (self._log_task is None or self._log_task.done()):
-            self._log_task = asyncio.get_running_loop().create_task(self._write_promotions(self.log), name="aiograd:version-log")
+        if self._log is not None and (self._log_task is None or self._log_task.done()):
+            self._log_task = asyncio.get_running_loop().create_task(self._write_promotions(self._log), name="aiograd:version-log")
 
     async def _write_promotions(self, log: VersionLog) -> None:
         written = None
-        while written != self.bound_now().version.number:
+        while written != self.current.number:
             async with self._publishing:
-                number = written = self.bound_now().version.number
+                number = written = self.current.number
                 try:
                     await current_engine().offload(lambda number=number: log.promote(number))  # type: ignore[misc]
-                    self.log_error = None
+                    self._log_error = None
                 except (VersionLogError, LookupError) as error:
-                    self.log_error = error
+                    self._log_error = error
                     warn_caller(f"version {number} serves, but after a restart an earlier one would: {error}")
 
 
-async def _uninterrupted(coroutine: Coroutine[Any, Any, Any]) -> Any:
+async def uninterrupted(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """The result of a coroutine; if this is cancelled meanwhile, the cancellation is raised when the coroutine has ended."""
     task = asyncio.get_running_loop().create_task(coroutine, name="aiograd:version-log")
     is_cancelled = False

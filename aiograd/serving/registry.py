@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from typing import Any, NamedTuple
-from weakref import WeakSet, WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 
 class RegisteredServer(NamedTuple):
@@ -21,34 +21,31 @@ class ServingRegistry:
     """Refers weakly to the servers between entering and closing, and to the trainers."""
 
     def __init__(self) -> None:
-        self._servers: WeakValueDictionary[str, Any] = WeakValueDictionary()
+        self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self._trainers: WeakSet[Any] = WeakSet()
         self._numbers = itertools.count(1)
 
     def add(self, server: Any) -> None:
         """A `Server` is entered."""
-        self._servers[f"{type(server.model).__name__} {next(self._numbers)}"] = server
+        self._names[server] = f"{type(server.model).__name__} {next(self._numbers)}"
 
     def remove(self, server: Any) -> None:
         """A `Server` is closed. Idempotent."""
-        for name in [name for name, each in self._servers.items() if each is server]:
-            del self._servers[name]
+        self._names.pop(server, None)
 
     def add_trainer(self, trainer: Any) -> None:
         """A `Trainer` is made."""
         self._trainers.add(trainer)
 
     def servers_of(self, worker: str, *, with_others: bool) -> list[RegisteredServer]:
-        """The servers that have a version.
-
-        Args:
-            worker: name of a worker of this process. Followers on other workers are left out.
-            with_others: True to include servers that belong to no worker.
-        """
-        trainers = {id(trainer.server): trainer for trainer in self._trainers}
-        found = [RegisteredServer(name, server, trainers.get(id(server))) for name, server in self._servers.items() if server.has_version]
-        owners = [getattr(each.server, "worker", None) for each in found]
-        return [each for each, owner in zip(found, owners, strict=True) if (with_others if owner is None else owner.name == worker)]
+        """The servers that have a version: followers on this worker, and servers that belong to no worker if `with_others`."""
+        trainers = {trainer.server: trainer for trainer in self._trainers}
+        found = []
+        for server, name in self._names.items():
+            owner = getattr(server, "worker", None)
+            if server.has_version and (with_others if owner is None else owner.name == worker):
+                found.append(RegisteredServer(name, server, trainers.get(server)))
+        return found
 
 
 #: the registry of this process

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import math
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable
 from os import PathLike
 from types import TracebackType
@@ -17,20 +18,18 @@ from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, checked_deadline, joined, parts_of, rows_of
+from aiograd.serving.answers import Answer, checked_deadline, joined, rows_of
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.publisher import Publisher
+from aiograd.serving.publisher import Publisher, uninterrupted
 from aiograd.serving.registry import REGISTRY
-from aiograd.serving.served_versions import ServedVersions
-from aiograd.serving.shadow import Shadow
-from aiograd.serving.statistics import AnswerCounts, DifferenceSum, ServingStatistics
+from aiograd.serving.statistics import BOUNDS, ServingStatistics
 from aiograd.serving.versions import Version
 
 
-class Server(ServedVersions):
+class Server(Publisher):
     """Serves a model: batches the requests that meet, and answers each with a committed version of the weights.
 
     The model itself stays free to be trained: answers come from snapshots of it. Entering publishes the first version from the model, or
@@ -59,18 +58,10 @@ class Server(ServedVersions):
     """
 
     def __init__(
-        self,
-        model: Module,
-        *,
-        forward: Callable[..., Any] | None = None,
-        max_batch: int = 64,
-        max_delay: float = 0.0,
-        max_queue: int = 1024,
-        deadline: float | None = None,
-        keep: int = 10,
-        precision: Literal["exact", "bfloat16"] = "exact",
+        self, model: Module, *, forward: Callable[..., Any] | None = None, max_batch: int = 64, max_delay: float = 0.0, max_queue: int = 1024,
+        deadline: float | None = None, keep: int = 10, precision: Literal["exact", "bfloat16"] = "exact",
         log: str | PathLike[str] | VersionLog | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if not isinstance(model, Module):
             raise ArgumentTypeError(f"Server: expected a Module, found {type(model).__name__}")
         if forward is not None and not callable(forward):
@@ -78,27 +69,21 @@ class Server(ServedVersions):
         for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("keep", keep)):
             if type(value) is not int or value < 1:
                 raise ArgumentError(f"Server({name}={value!r}): expected an int of at least 1")
-        if not max_delay >= 0.0 or math.isinf(max_delay):
-            raise ArgumentError(f"Server(max_delay={max_delay!r}): expected seconds, 0 or more")
         if precision not in ("exact", "bfloat16"):
             raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
-        self.model = model
+        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
+        super().__init__(model, keep, precision, version_log)
         self.deadline = checked_deadline(deadline)
-        self.max_batch = max_batch
-        self.max_queue = max_queue
+        self.max_batch, self.max_queue = max_batch, max_queue
         self._forward = VersionedForward(model, forward, max_batch)
         context = contextvars.copy_context()
         self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context)
-        version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
-        self._publisher = Publisher(model, keep, precision, version_log)
-        self._shadow: Shadow | None = None
-        self._pinned: tuple[int, ...] = ()
-        self._answer_counts = AnswerCounts()
-        self._difference_sums: dict[int, DifferenceSum] = {}
-        self._state = "new"
+        self._answers: Counter[int] = Counter()
+        self._latency = dict.fromkeys(BOUNDS, 0)
+        self._latency_sum = 0.0
 
     def __repr__(self) -> str:
-        version = "" if self._publisher.serving is None else f", version {self.current.number}"
+        version = f", version {self.current.number}" if self.has_version else ""
         return f"<Server of {type(self.model).__name__}, {self._state}{version}>"
 
     # ---------------------------------------------------------------- entering and leaving
@@ -111,15 +96,11 @@ class Server(ServedVersions):
             await self._begin()
         except BaseException:
             self._state = "closed"
-            await self._publisher.aclose()
+            await uninterrupted(self._close_versions())
             raise
         self._state = "open"
         REGISTRY.add(self)
         return self
-
-    async def _begin(self) -> None:
-        """Take the first version."""
-        await self._publisher.begin()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
@@ -164,12 +145,7 @@ class Server(ServedVersions):
             if self._shadow is not None:
                 await self._shadow.aclose()
         finally:
-            await self._publisher.aclose()
-
-    def _check_open(self) -> None:
-        if self._state != "open":
-            before = "before it is entered: use `async with`" if self._state in ("new", "entering") else "after it was closed"
-            raise ServingError(f"this Server cannot be used {before}")
+            await uninterrupted(self._close_versions())
 
     # ---------------------------------------------------------------- answers
 
@@ -206,21 +182,24 @@ class Server(ServedVersions):
             loop = asyncio.get_running_loop()
             clock = clock_of(loop)  # a loop's own has milliseconds only
             began = clock()
-            seconds = self.deadline if deadline is None else checked_deadline(deadline)
-            until = None if seconds is None else loop.time() + seconds
+            limit = self.deadline if deadline is None else checked_deadline(deadline)
+            until = None if limit is None else loop.time() + limit
             if at_least is not None:
-                await self._publisher.reached(at_least, until)
-            group = self._publisher.group_of(version, key)
+                await self._reached(at_least, until)
+            group = self._group_of(version, key)
             if rows[0].shape[0] <= self.max_batch:
                 task = self._batcher.admit(rows, group=group, deadline=until)
                 value = await self._batcher.wait(task)
             else:
-                task, value = await self._in_parts(rows, self._publisher.bound_of(group), until)
+                task, value = await self._in_parts(rows, self._bound_of(group), until)
             batch: Any = task.batch
             bound: BoundVersion = batch.served
             if span is not None:
                 span.set_attribute("aiograd.version", bound.version.number)
-            self._answer_counts.add(bound.version.number, clock() - began)
+            seconds = clock() - began
+            self._answers[bound.version.number] += 1
+            self._latency[BOUNDS[bisect_left(BOUNDS, seconds)]] += 1
+            self._latency_sum += seconds
             return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
 
     async def _in_parts(self, rows: tuple[Any, ...], bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
@@ -228,7 +207,8 @@ class Server(ServedVersions):
         self._batcher.require_room(rows[0].shape[0])
         tasks: list[Task] = []
         try:
-            for part in parts_of(rows, self.max_batch):
+            for start in range(0, rows[0].shape[0], self.max_batch):
+                part = tuple([column[start : start + self.max_batch] for column in rows])
                 tasks.append(self._batcher.admit(part, group=bound, deadline=until))
             return tasks[0], joined([await self._batcher.wait(task) for task in tasks])
         finally:
@@ -238,14 +218,12 @@ class Server(ServedVersions):
     async def _run(self, batch: TaskBatch) -> Any:
         """Compute a batch by one version, see Note [One reference]."""
         group: Any = batch.group
-        bound = self._publisher.bound_of(group)
+        bound = self._bound_of(group)
         batch.served, batch.began = bound, clock_of(asyncio.get_running_loop())()
         outputs = await self._forward(bound, [task.rows for task in batch.tasks], batch.size)
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)
         return outputs
-
-    # ---------------------------------------------------------------- beside requests
 
     async def compute(self, version: Version, *columns: Any) -> Any:
         """The outputs of a version for these rows, apart from batches, statistics and limits.
@@ -265,7 +243,7 @@ class Server(ServedVersions):
         """
         self._check_open()
         rows = rows_of(columns)
-        return await self._forward(self._publisher.bind(version), [rows], rows[0].shape[0])
+        return await self._forward(self._bind(version), [rows], rows[0].shape[0])
 
     async def idle(self, timeout: float | None = None) -> bool:
         """Wait until no rows are queued.
@@ -289,33 +267,24 @@ class Server(ServedVersions):
         """The number of rows that wait."""
         return self._batcher.queued
 
-    # ---------------------------------------------------------------- figures
-
     def statistics(self) -> ServingStatistics:
         """Figures of the server so far.
 
         Returns:
             A `ServingStatistics`.
         """
-        batcher, publisher = self._batcher, self._publisher
+        of_batcher = ("batches", "rows", "queued", "refused", "expired", "cancelled", "failed")
         return ServingStatistics(
             version=self.current.number,
-            versions=len(publisher.store.versions),
-            states=publisher.states(self._shadow),
-            published=publisher.published,
-            promoted=publisher.promoted,
-            rollbacks=publisher.rollbacks,
-            answers=sum(self._answer_counts.by_version.values()),
-            batches=batcher.batches,
-            rows=batcher.rows,
-            queued=batcher.queued,
-            refused=batcher.refused,
-            expired=batcher.expired,
-            cancelled=batcher.cancelled,
-            failed=batcher.failed,
-            answers_by_version=dict(self._answer_counts.by_version),
-            latency=self._answer_counts.latency,
-            latency_sum=self._answer_counts.seconds,
+            versions=len(self.versions),
+            states=self._states(),
+            published=self._published,
+            promoted=self._promoted,
+            rollbacks=self._rollbacks,
+            answers=self._answers.total(),
+            answers_by_version=dict(self._answers),
+            latency=dict(self._latency),
+            latency_sum=self._latency_sum,
             comparisons={number: total.comparison for number, total in self._difference_sums.items()},
+            **{name: getattr(self._batcher, name) for name in of_batcher},
         )
-

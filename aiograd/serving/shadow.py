@@ -15,14 +15,7 @@ MOST_WAITING = 4
 
 
 class Shadow:
-    """Computes a share of the batches with another version, after their answers have gone out.
-
-    Args:
-        forward: of the server.
-        bound: the version that is compared.
-        share: of the batches, from 0 to 1.
-        difference_sum: takes the differences.
-    """
+    """Computes a share of the batches, from 0 to 1, with another version, after their answers have gone out."""
 
     def __init__(self, forward: VersionedForward, bound: BoundVersion, share: float, difference_sum: DifferenceSum) -> None:
         self.bound = bound
@@ -36,9 +29,8 @@ class Shadow:
 
     def add(self, batch: TaskBatch, outputs: Any) -> None:
         """Compare this batch, if it belongs to the share and there is room."""
-        self._due += self.share
+        self._due = min(self._due, 1.0) + self.share
         if self._due < 1.0 or len(self._waiting) >= MOST_WAITING:
-            self._due = min(self._due, 1.0)
             return
         self._due -= 1.0
         self._waiting.append(([task.rows for task in batch.tasks], batch.size, outputs))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from aiograd.tensors.core import TensorCore, host_array
+from aiograd.tensors.core import host_array
 
 #: upper bounds of the latency histogram, in seconds
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
@@ -88,26 +86,6 @@ class ServingStatistics:
     states: Mapping[int, str] = field(default_factory=dict)
 
 
-class AnswerCounts:
-    """Counts of answers by version and by duration."""
-
-    def __init__(self) -> None:
-        self.by_version: Counter[int] = Counter()
-        self._by_bound = [0] * len(BOUNDS)
-        self.seconds = 0.0
-
-    def add(self, number: int, seconds: float) -> None:
-        """Count an answer of a version."""
-        self.by_version[number] += 1
-        self._by_bound[bisect_left(BOUNDS, seconds)] += 1
-        self.seconds += seconds
-
-    @property
-    def latency(self) -> dict[float, int]:
-        """The number of answers by upper bound."""
-        return dict(zip(BOUNDS, self._by_bound, strict=True))
-
-
 class DifferenceSum:
     """The sum of differences between a shadow's outputs and the answers."""
 
@@ -118,12 +96,12 @@ class DifferenceSum:
 
     def add(self, requests: int, answered: Any, found: Any) -> None:
         """Add the outputs of a batch; a Tensor or a tuple of them each."""
-        self.requests += requests
-        pairs = [(host_array(one), host_array(other)) for one, other in zip(_tensors(answered), _tensors(found), strict=False)]
-        if len(_tensors(answered)) != len(_tensors(found)) or any(one.shape != other.shape for one, other in pairs):
-            self.errors += requests
+        left, right = _arrays(answered), _arrays(found)
+        if [array.shape for array in left] != [array.shape for array in right]:
+            self.fail(requests)
             return
-        for one, other in pairs:
+        self.requests += requests
+        for one, other in zip(left, right, strict=True):
             self._sum += float(np.abs(one.astype(np.float64) - other.astype(np.float64)).sum())
             self._count += one.size
 
@@ -138,5 +116,5 @@ class DifferenceSum:
         return Comparison(self.requests, self.errors, self._sum / self._count if self._count else 0.0)
 
 
-def _tensors(outputs: Any) -> tuple[TensorCore, ...]:
-    return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+def _arrays(outputs: Any) -> list[Any]:
+    return [host_array(output) for output in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))]

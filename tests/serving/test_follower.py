@@ -40,13 +40,13 @@ async def agree(follower: Any, server: Any, seconds: float = 60.0) -> None:
 def adopted(follower: Any) -> list[int]:
     """The numbers of the versions that the follower serves from now on, one after the other."""
     numbers: list[int] = []
-    adopt = follower._publisher.adopt
+    adopt = follower._adopt
 
     def noted(version: serving.Version) -> None:
         adopt(version)
         numbers.append(version.number)
 
-    follower._publisher.adopt = noted
+    follower._adopt = noted
     return numbers
 
 
@@ -126,8 +126,8 @@ async def test_a_follower_whose_version_the_leader_has_dropped_gets_a_whole_stat
         scene.board.let_go()
         await agree(follower, server)
         assert encoded[0] == (0, 1) and encoded[-1][1] == 4 and encoded[-1][0] in (0, 2, 3)
-        follower._publisher.store.adopt(serving.Version.of(3, follower.current.state, digest="of another"))
-        follower._publisher._serve()
+        follower._store.adopt(serving.Version.of(3, follower.current.state, digest="of another"))
+        follower._serve()
         model.set(5.0)
         await server.publish()
         await agree(follower, server)

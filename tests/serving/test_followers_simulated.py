@@ -84,7 +84,7 @@ class World:
         peers, transport = {"leader": "sim://leader"}, self.network.transport(name)
         async with dist.Worker(name, peers=peers, secret=SECRET, limits=LIMITS, transport=transport) as worker:
             follower = serving.Follower(worker, "leader", Two(-1.0), max_batch=4)
-            adopt = follower._publisher.adopt
+            adopt = follower._adopt
 
             def checked(version: serving.Version) -> None:
                 assert version.digest == state_digest(version.state), "whole"
@@ -92,7 +92,7 @@ class World:
                 adopt(version)
                 self.counts["adopted"] += 1
 
-            follower._publisher.adopt = checked  # type: ignore[method-assign]
+            follower._adopt = checked  # type: ignore[method-assign]
             async with follower:
                 self.servers[name] = follower
                 while not self.is_stopped:

@@ -23,10 +23,10 @@ def test_an_answer_of_two_versions_is_noticed(monkeypatch: pytest.MonkeyPatch) -
     before = Publisher._serve
 
     def in_place(self: Publisher) -> None:
-        old = self.serving
+        old = self._serving
         before(self)
-        if old is not None and self.serving is not None:
-            for tensor, newer in zip(old.tensors, self.serving.tensors, strict=True):
+        if old is not None and self._serving is not None:
+            for tensor, newer in zip(old.tensors, self._serving.tensors, strict=True):
                 tensor._data = newer._data
 
     monkeypatch.setattr(Publisher, "_serve", in_place)

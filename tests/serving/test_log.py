@@ -380,7 +380,7 @@ async def test_closing_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.Mon
     await server.publish()
     server.rollback()
     closing = asyncio.create_task(server.aclose())
-    while not server._publisher._is_closed:
+    while server._state != "closed":
         await asyncio.sleep(0)
     await cancel(closing)
     late = serving.Server(model, log=tmp_path)

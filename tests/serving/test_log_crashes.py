@@ -134,7 +134,7 @@ async def test_a_promotion_that_cannot_be_written_is_told_and_written_later(tmp_
         full = FailingCalls(1, error=lambda: OSError(errno.ENOSPC, "No space left on device"))
         with full.installed(), pytest.warns(UserWarning, match="version 1 serves, but after a restart an earlier one would: .*No space left"):
             assert server.rollback().number == 1
-            while full.calls == [] or server._publisher.log_error is None:
+            while full.calls == [] or server._log_error is None:
                 await asyncio.sleep(0)
         assert serving.VersionLog(tmp_path).promoted == 2 and server.current.number == 1
 
@@ -146,7 +146,7 @@ async def test_a_promotion_that_cannot_be_written_is_told_and_written_later(tmp_
             await asyncio.sleep(0)
         server.promote(2)
         await asyncio.sleep(0)
-        await server._publisher._log_task  # type: ignore[misc]
+        await server._log_task  # type: ignore[misc]
         await failed_rollback(server)
     assert serving.VersionLog(tmp_path).promoted == 1, "or when the server closes"
 

@@ -244,7 +244,7 @@ async def test_a_rollback_while_a_version_is_published_wins(gate: Any) -> None:
         server = trainer.server
         trainer.server.model.set(5.0)
         await server.publish()
-        async with server._publisher._publishing:
+        async with server._publishing:
             running = asyncio.ensure_future(trainer.step())
             while not trainer.steps:
                 await asyncio.sleep(0)
