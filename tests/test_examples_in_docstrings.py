@@ -90,7 +90,8 @@ async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> d
         return {"dist": dist, "cluster": await stack.enter_async_context(dist.LocalCluster(1, service="tests.distributed.cluster_service:service"))}
     if ".serving." in example.name:
         names = {"dist": dist, "aiohttp": aiohttp, "folder": stack.enter_context(tempfile.TemporaryDirectory())}
-        return {**names, **await followed(stack)} if ".Follower." in example.name else names
+        more = {".Follower.": followed, ".Trainer.": trained}
+        return names | {name: value for part, make in more.items() if part in example.name for name, value in (await make(stack)).items()}
     service = dist.Service()
     service.reference(Linear)
     service.function("cubed")(lambda x: x**3)
@@ -121,6 +122,14 @@ async def followed(stack: contextlib.AsyncExitStack) -> dict[str, Any]:
     _, left = await stack.enter_async_context(workers("leader", "left", services={"leader": service}, idle=False))
     await stack.enter_async_context(server)
     return {"server": server, "follower": await stack.enter_async_context(ag.serving.Follower(left, "leader", Linear(2, 1)))}
+
+
+async def trained(stack: contextlib.AsyncExitStack) -> dict[str, Any]:
+    """A trainer and rows."""
+    model, buffer = Linear(2, 1), ag.serving.ReplayBuffer(100)
+    server = await stack.enter_async_context(ag.serving.Server(model))
+    trainer = ag.serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), lambda model, x, y: ((model(x) - y) ** 2).mean(), buffer=buffer)
+    return {"trainer": trainer, "x": np.ones((8, 2), np.float32)}
 
 
 def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.TestResults:

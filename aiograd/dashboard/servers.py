@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiograd import serving
 from aiograd.serving.registry import REGISTRY, RegisteredServer
@@ -49,15 +49,7 @@ def _row(registered: RegisteredServer) -> dict[str, Any]:
 
 
 def quantile(counts: Sequence[float], share: float) -> float | None:
-    """A quantile of durations that are counted by upper bound, as between the counts of Prometheus: evenly spread below each bound.
-
-    Args:
-        counts: durations by `BOUNDS`.
-        share: of them below the quantile.
-
-    Returns:
-        Microseconds; None without durations. At most the highest finite bound.
-    """
+    """A quantile in microseconds, None without durations. As in Prometheus, they are spread evenly below each bound; at most the last finite one."""
     sums = list(accumulate(counts))
     if sums[-1] <= 0:
         return None
@@ -69,53 +61,39 @@ def quantile(counts: Sequence[float], share: float) -> float | None:
     return round((low + (high - low) * (wanted - sums[place] + counts[place]) / counts[place]) * 1e6)
 
 
-class _Moment(NamedTuple):
-    """Counts of a server at one time."""
-
-    #: seconds of the wall clock
-    at: float
-    row: Mapping[str, Any]
-
-
 class ServerHistory:
     """The servers of all workers, and samples of their figures."""
 
     def __init__(self) -> None:
-        #: by worker and name
-        self._last: dict[tuple[str, str], _Moment] = {}
+        #: by worker and name: seconds of the wall clock, and the row at that time
+        self._last: dict[tuple[str, str], tuple[float, Mapping[str, Any]]] = {}
         self.samples: deque[tuple[int, list[Any]]] = deque(maxlen=SAMPLES)
         self.number = 0
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The servers as they are, in the order of workers and names."""
-        return [{"worker": worker, **moment.row} for (worker, _), moment in sorted(self._last.items())]
+        return [{"worker": worker, **row} for (worker, _), (_, row) in sorted(self._last.items())]
 
     def forget(self, worker: str) -> None:
         """A worker has no servers any more."""
-        for key in [key for key in self._last if key[0] == worker]:
-            del self._last[key]
+        self._last = {key: last for key, last in self._last.items() if key[0] != worker}
 
     def arrived(self, worker: str, rows: Any, now: float) -> None:
-        """A worker has reported its servers.
-
-        Args:
-            rows: as `server_rows` makes them, or anything.
-            now: seconds of the wall clock.
-        """
-        before = self._last.copy()
+        """A worker has reported its servers at this second of the wall clock: rows as `server_rows` makes them, or anything."""
+        before = self._last
         self.forget(worker)
         for row in read_rows(rows):
             key = worker, row["name"]
-            moment = self._last[key] = _Moment(now, row)
-            if (earlier := before.get(key)) is not None and earlier.at < now:
+            self._last[key] = now, row
+            then, earlier = before.get(key, (now, row))
+            if then < now:
                 self.number += 1
-                self.samples.append((self.number, [*key, *_sample(earlier, moment)]))
+                self.samples.append((self.number, [*key, round(now, 3), *_figures(earlier, row, now - then)]))
 
 
-def _sample(before: _Moment, moment: _Moment) -> list[Any]:
-    """Time, p50 and p99 in microseconds, rows in the queue, version, promotions, rollbacks, answers and steps per second, between two moments."""
-    old, new, seconds = before.row, moment.row, moment.at - before.at
+def _figures(old: Mapping[str, Any], new: Mapping[str, Any], seconds: float) -> list[Any]:
+    """p50 and p99 in microseconds, rows in the queue, version, promotions, rollbacks, answers and steps per second, between two rows."""
     counts = [max(0, count - earlier) for count, earlier in zip(new["latency"], old["latency"], strict=True)]
     grown = {name: max(0, new[name] - old[name]) for name in ("answers", "promoted", "rollbacks")}
     # a follower takes versions without counting: a lower number is a rollback of its leader
@@ -123,29 +101,31 @@ def _sample(before: _Moment, moment: _Moment) -> list[Any]:
     promotions = max(grown["promoted"], int(new["version"] > old["version"]))
     steps = max(0, (new["trainer"] or {}).get("steps", 0) - (old["trainer"] or {}).get("steps", 0))
     figures = [quantile(counts, 0.5), quantile(counts, 0.99), new["queued"], new["version"], promotions, rollbacks]
-    return [round(moment.at, 3), *figures, round(grown["answers"] / seconds, 1), round(steps / seconds, 1)]
+    return [*figures, round(grown["answers"] / seconds, 1), round(steps / seconds, 1)]
 
 
 def read_rows(rows: Any) -> list[dict[str, Any]]:
     """The servers in a report, checked and cut to size; malformed ones are left out."""
     found = []
     for row in rows[:MOST_SERVERS] if isinstance(rows, list) else ():
-        if not isinstance(row, dict):
-            continue
-        name, latency, versions, trainer, follower = (row.get(key) for key in ("name", "latency", "versions", "trainer", "follower"))
-        if isinstance(name, str) and isinstance(latency, list) and len(latency) == len(BOUNDS):
-            found.append({
-                "name": name[:TEXT],
-                "latency": [_number(count) for count in latency],
-                **{count: _number(row.get(count)) for count in (*COUNTS, "kept", "max_queue")},
-                "versions": list(_versions(versions[:MOST_VERSIONS] if isinstance(versions, list) else ())),
-                "trainer": {**{count: _number(trainer.get(count)) for count in LEARNED}, "error": _text(trainer.get("error"))}
-                if isinstance(trainer, dict) else None,
-                "follower": {"leader": _text(follower.get("leader")) or "", "connected": follower.get("connected") is True,
-                             "behind": _finite(follower.get("behind")), "bytes": _number(follower.get("bytes"))}
-                if isinstance(follower, dict) else None,
-            })  # fmt: skip
+        match row:
+            case {"name": str(name), "latency": [*latency]} if len(latency) == len(BOUNDS):
+                versions, trainer, follower = (row.get(key) for key in ("versions", "trainer", "follower"))
+                found.append({
+                    "name": name[:TEXT],
+                    "latency": [_number(count) for count in latency],
+                    **_numbers(row, (*COUNTS, "kept", "max_queue")),
+                    "versions": list(_versions(versions[:MOST_VERSIONS] if isinstance(versions, list) else ())),
+                    "trainer": {**_numbers(trainer, LEARNED), "error": _text(trainer.get("error"))} if isinstance(trainer, dict) else None,
+                    "follower": {"leader": _text(follower.get("leader")) or "", "connected": follower.get("connected") is True,
+                                 "behind": _finite(follower.get("behind")), "bytes": _number(follower.get("bytes"))}
+                    if isinstance(follower, dict) else None,
+                })  # fmt: skip
     return found
+
+
+def _numbers(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    return {name: _number(row.get(name)) for name in names}
 
 
 def _versions(rows: Iterable[Any]) -> Iterable[list[Any]]:
@@ -157,8 +137,7 @@ def _versions(rows: Iterable[Any]) -> Iterable[list[Any]]:
 
 
 def _finite(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and abs(value) < 1e300 else None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300 else None
 
 
 def _number(value: Any) -> float:

@@ -8,14 +8,12 @@
 `forward`          a model's forward with the arrays of any version
 `publisher`        the part of a server that publishes and takes back
 `copying`          copies of a model's state while it trains
-`versions`         snapshots of a model, and the store that numbers and retains them; pure
-`shares`           which version answers a request; pure
+`versions`         snapshots of a model, the store that numbers and retains them, and which answers a request; pure
 `shadow`           a version that computes beside the one that serves
 `statistics`       figures of a server
 `registry`         the servers and trainers of this process
 `log`              versions in a folder, over restarts and crashes
 `trainer`          learning inside of the service
-`training_step`    one step of an optimizer, whole or not at all
 `gate`             whether a candidate is promoted, and kept afterwards; pure
 `buffer`           rows to learn from; pure
 `follower`         servers in other processes that serve what this one serves

@@ -21,8 +21,7 @@ class ReplayBuffer:
 
     The first `add` fixes the number of columns and their dtypes and row shapes. Memory grows with the rows, up to the bounds.
 
-        >>> from aiograd import serving
-        >>> buffer = serving.ReplayBuffer(100, seed=1)
+        >>> buffer = ag.serving.ReplayBuffer(100, seed=1)
         >>> buffer.add(np.zeros((150, 4), np.float32), np.arange(150))
         >>> x, y = buffer.sample(3)
         >>> len(buffer), buffer.seen, x.shape, bool((y >= 50).all())
@@ -47,10 +46,8 @@ class ReplayBuffer:
                 raise ArgumentError(f"ReplayBuffer({name}={value!r}): expected an int of at least {least}")
         if policy not in ("latest", "reservoir"):
             raise ArgumentError(f"ReplayBuffer(policy={policy!r}): expected 'latest' or 'reservoir'")
-        self.rows = rows
-        self.bytes = bytes
-        self.policy = policy
-        self.seen = 0
+        self.rows, self.bytes, self.policy, self.seen = rows, bytes, policy, 0
+        self._bounds = {"rows": rows, "bytes": bytes, "policy": policy}
         self._random = RandomStream(seed)
         self._columns: list[Array] = []  # row n of the latest is at n modulo capacity
         self._capacity = rows
@@ -73,14 +70,12 @@ class ReplayBuffer:
         Raises:
             ArgumentError: the columns do not fit together, or differ from the first rows in dtypes or shapes; nothing was added.
         """
-        arrays = _checked("ReplayBuffer.add", columns)
-        if self._columns:
-            _check_like("ReplayBuffer.add", arrays, self._columns)
-            capacity = self._capacity
-        else:
-            capacity = self._capacity_for("ReplayBuffer.add", arrays)
+        arrays, capacity = self._checked("ReplayBuffer.add", columns)
         count = len(arrays[0])
-        storage = _grown(self._columns or [array[:0] for array in arrays], min(capacity, self.seen + count), capacity)
+        storage = self._columns or [array[:0] for array in arrays]
+        if (more := min(capacity, self.seen + count) - len(storage[0])) > 0:  # memory grows to twice its size, up to the capacity
+            more = min(capacity - len(storage[0]), max(more, len(storage[0])))
+            storage = [np.concatenate((column, np.empty((more, *column.shape[1:]), column.dtype))) for column in storage]
         fresh = count if self.policy == "latest" else max(0, min(count, capacity - self.seen))
         rows = np.arange(max(0, fresh - capacity), fresh)
         places = (self.seen + rows) % capacity
@@ -120,8 +115,7 @@ class ReplayBuffer:
             A dict for `load_state_dict`.
         """
         columns = [column[: len(self)].copy() for column in self._columns]
-        bounds = {"rows": self.rows, "bytes": self.bytes, "policy": self.policy}
-        return {**bounds, "seen": self.seen, "columns": columns, "random": self._random.as_dict()}
+        return {**self._bounds, "seen": self.seen, "columns": columns, "random": self._random.as_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`: the same rows, and the same draws to the bit.
@@ -132,65 +126,40 @@ class ReplayBuffer:
         Raises:
             ArgumentError: the state is malformed, or of another buffer; nothing was changed.
         """
-        what, own = "ReplayBuffer.load_state_dict", {"rows": self.rows, "bytes": self.bytes, "policy": self.policy}
-        if not isinstance(state, Mapping) or set(state) != {*own, "seen", "columns", "random"}:
+        what = "ReplayBuffer.load_state_dict"
+        if not isinstance(state, Mapping) or set(state) != {*self._bounds, "seen", "columns", "random"}:
             raise ArgumentError(f"{what}: expected a dict as state_dict() returns it")
-        found = {name: state[name] for name in own}
-        if found != own:
-            raise ArgumentError(f"{what}: the state is of a buffer with {found}, expected {own}")
+        if (found := {name: state[name] for name in self._bounds}) != self._bounds:
+            raise ArgumentError(f"{what}: the state is of a buffer with {found}, expected {self._bounds}")
         random, seen = stream_of(state["random"]), state["seen"]
         if type(seen) is not int or seen < 0 or not isinstance(state["columns"], (list, tuple)):
             raise ArgumentError(f"{what}: expected a number of rows and a list of columns")
-        arrays = _checked(what, state["columns"]) if seen else []
-        if self._columns and arrays:
-            _check_like(what, arrays, self._columns)
-        capacity = self._capacity_for(what, arrays) if seen else self.rows
+        arrays, capacity = self._checked(what, state["columns"]) if seen else ([], self.rows)
         if seen and len(arrays[0]) != min(seen, capacity):
             raise ArgumentError(f"{what}: found {len(arrays[0])} rows, expected {min(seen, capacity)} after {seen}")
         self._columns, self._capacity = [np.array(array) for array in arrays], capacity
         self.seen, self._random = seen, random
 
-    def _capacity_for(self, what: str, arrays: list[Array]) -> int:
-        """The most rows like these."""
+    def _checked(self, what: str, columns: Any) -> tuple[list[Array], int]:
+        """Columns like those before as arrays in the byte order of this machine, and the most rows like these."""
+        try:
+            arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
+        except ArgumentError:  # masked elements
+            raise
+        except ValueError as error:
+            raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
+        for place, array in enumerate(arrays):
+            if array.dtype.name not in STATE_DTYPES:
+                raise ArgumentTypeError(f"{what}: column {place} has dtype {array.dtype}, expected numbers")
+        lengths = {array.shape[:1] for array in arrays}
+        if len(lengths) != 1 or lengths <= {(), (0,)}:
+            shapes = f"columns of shapes {', '.join(str(list(array.shape)) for array in arrays)}" if arrays else "no columns"
+            raise ArgumentError(f"{what}: found {shapes}, expected at least one row, and as many in each")
+        found, expected = (", ".join(f"{array.dtype.name} {list(array.shape[1:])}" for array in each) for each in (arrays, self._columns))
+        if self._columns and found != expected:
+            raise ArgumentError(f"{what}: found rows of {found}, expected {expected} as in the first add; cast or reshape them")
         row_bytes = sum(array.itemsize * math.prod(array.shape[1:]) for array in arrays)
         capacity = min(self.rows, self.bytes // row_bytes) if self.bytes is not None and row_bytes else self.rows
         if not capacity:
             raise ArgumentError(f"{what}: a row has {row_bytes} bytes, the buffer room for {self.bytes}; give it more")
-        return capacity
-
-
-def _checked(what: str, columns: Any) -> list[Array]:
-    """The columns as arrays in the byte order of this machine."""
-    try:
-        arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
-    except ArgumentError:  # masked elements
-        raise
-    except ValueError as error:
-        raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
-    for place, array in enumerate(arrays):
-        if array.dtype.name not in STATE_DTYPES:
-            raise ArgumentTypeError(f"{what}: column {place} has dtype {array.dtype}, expected numbers")
-        if not array.ndim or len(array) != len(arrays[0]) or not len(array):
-            shapes = ", ".join(str(list(each.shape)) for each in arrays)
-            raise ArgumentError(f"{what}: found columns of shapes {shapes}, expected at least one row, and as many in each")
-    if not arrays:
-        raise ArgumentError(f"{what}: found no columns, expected at least one")
-    return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays]
-
-
-def _check_like(what: str, arrays: list[Array], columns: list[Array]) -> None:
-    """Compare the row shapes and dtypes of columns."""
-    found, expected = ([f"{array.dtype} {list(array.shape[1:])}" for array in each] for each in (arrays, columns))
-    if found != expected:
-        raise ArgumentError(f"{what}: found rows of {', '.join(found)}, expected {', '.join(expected)} as in the first add; cast or reshape them")
-
-
-def _grown(columns: list[Array], rows: int, capacity: int) -> list[Array]:
-    """Columns with room for `rows`: the same if they have it, else new ones of twice the size up to the capacity."""
-    if rows <= len(columns[0]):
-        return columns
-    size = min(capacity, max(rows, 2 * len(columns[0])))
-    grown = [np.empty((size, *column.shape[1:]), column.dtype) for column in columns]
-    for new, column in zip(grown, columns, strict=True):
-        new[: len(column)] = column
-    return grown
+        return [array.astype(array.dtype.newbyteorder("="), copy=False) for array in arrays], capacity

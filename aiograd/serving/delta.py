@@ -33,6 +33,7 @@ from aiograd.running.digest import state_digest
 from aiograd.serving.versions import Array, Version, all_finite, check_fits
 
 _MAGIC = b"aiograd delta 1\n"
+#: bytes of the checksum
 _CHECKSUM = 16
 #: share of words that differ up to which only they are encoded; above, the shorter of both forms
 _SPARSE = 0.5
@@ -44,12 +45,11 @@ def encode_delta(base: Version, target: Version) -> bytes:
     Unchanged arrays cost nothing. Where small steps change 2.4 % of the weights of a bfloat16 model, the delta has 1.4 % of its bytes; where
     they change all words of a float32 model, 33 to 67 %. Takes 3 to 45 ms per million weights: run it on an executor where the model is large.
 
-        >>> from aiograd import serving
         >>> old, new = ({"weight": np.full(1000, value, np.float32)} for value in (1.0, 1.5))
         >>> from aiograd.running.digest import state_digest
-        >>> base = serving.Version.of(1, old, digest=state_digest(old))
-        >>> data = serving.encode_delta(base, serving.Version.of(2, new, digest=state_digest(new), parent=1))
-        >>> len(data) < 500, serving.apply_delta(base, data).state["weight"][:2]
+        >>> base = ag.serving.Version.of(1, old, digest=state_digest(old))
+        >>> data = ag.serving.encode_delta(base, ag.serving.Version.of(2, new, digest=state_digest(new), parent=1))
+        >>> len(data) < 500, ag.serving.apply_delta(base, data).state["weight"][:2]
         (True, array([1.5, 1.5], dtype=float32))
 
     Args:
@@ -113,9 +113,9 @@ def apply_delta(base: Version, data: bytes) -> Version:
             raise DeltaError(f"apply_delta: the delta does not fit version {base.number}, it is of no version: {found}")
         finite, created = all_finite(state, base), float(header["created"])
         version = Version.of(number, state, digest=digest, parent=parent, metrics=header["metrics"], created=created, is_finite=finite)
+    except DeltaError:
+        raise
     except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError, zlib.error) as error:
-        if isinstance(error, DeltaError):
-            raise
         raise DeltaError(f"apply_delta: the delta does not fit version {base.number} ({type(error).__name__}: {error})") from error
     if state_digest(state) != digest:
         raise DeltaError(f"apply_delta: the result is not version {number}: its digest is not {digest}")
@@ -124,9 +124,6 @@ def apply_delta(base: Version, data: bytes) -> Version:
 
 def _checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_CHECKSUM).digest()
-
-
-# ---- one array
 
 
 def _words(array: Array) -> Array:
@@ -164,19 +161,18 @@ def _planes(words: Array) -> Iterator[bytes]:
         yield deflate.compress(np.ascontiguousarray(columns[:, place]).data) + deflate.flush()
 
 
-class _Streams:
-    """Streams of a delta, from the first on."""
+def _apply(base: Version, records: list[list[Any]], data: memoryview) -> dict[str, Array]:
+    """The state of the target."""
+    state, paths, last = dict(base.state), list(base.state), -1
 
-    def __init__(self, data: memoryview) -> None:
-        self.data = data
-
-    def read_words(self, count: int, lengths: list[int]) -> Array:
-        """`count` words of as many bytes as there are `lengths`."""
+    def read_words(count: int, lengths: list[int]) -> Array:
+        """The next `count` words, of as many bytes as there are `lengths`."""
+        nonlocal data
         columns = np.zeros((count, len(lengths)), np.uint8)
         for place, length in enumerate(lengths):
-            if length < 0 or length > len(self.data):
-                raise ValueError(f"a stream of {length} bytes where {len(self.data)} are left")
-            stream, self.data = self.data[:length], self.data[length:]
+            if length < 0 or length > len(data):
+                raise ValueError(f"a stream of {length} bytes where {len(data)} are left")
+            stream, data = data[:length], data[length:]
             if length:
                 inflate = zlib.decompressobj(-15)
                 plane = inflate.decompress(stream, count + 1)
@@ -186,10 +182,6 @@ class _Streams:
         words = columns.view(f"<u{len(lengths)}").reshape(-1)
         return words.astype(words.dtype.newbyteorder("="), copy=False)
 
-
-def _apply(base: Version, records: list[list[Any]], data: memoryview) -> dict[str, Array]:
-    """The state of the target."""
-    state, paths, streams, last = dict(base.state), list(base.state), _Streams(data), -1
     for index, second, *rest in records:
         if not last < index < len(paths):
             raise ValueError(f"array {index} after array {last} of {len(paths)}")
@@ -207,12 +199,9 @@ def _apply(base: Version, records: list[list[Any]], data: memoryview) -> dict[st
             raise ValueError(f"{len(lengths)} planes for gaps of {second} bytes")
         if not 0 < count <= len(words) or (second and count * len(lengths) > array.nbytes) or (not second and count != len(words)):
             raise ValueError(f"{count} words of {len(words)} with gaps of {second} bytes")
-        if second:
-            places = np.cumsum(streams.read_words(count, lengths[:second]).astype(np.int64) + 1) - 1
-            words[places] ^= streams.read_words(count, lengths[second:])
-        else:
-            words ^= streams.read_words(count, lengths)
+        places: Any = np.cumsum(read_words(count, lengths[:second]).astype(np.int64) + 1) - 1 if second else slice(None)
+        words[places] ^= read_words(count, lengths[second:])
         state[paths[index]] = array
-    if len(streams.data):
-        raise ValueError(f"{len(streams.data)} bytes too many")
+    if len(data):
+        raise ValueError(f"{len(data)} bytes too many")
     return state

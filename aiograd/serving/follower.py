@@ -21,7 +21,7 @@ import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 
@@ -44,16 +44,12 @@ FUNCTION = "serving.follow"
 LONG_POLL = 10.0
 #: seconds within which a leader answers, at most; it keeps the parts of a payload as long
 FORGET = 3 * LONG_POLL
-#: bytes of a payload in one message, at most
-PART = 1 << 22
-#: payloads that a leader keeps for followers that ask for the same one
-PAYLOADS = 4
+#: bytes of a payload in one message, and bytes that it may have besides twice the bytes of the model
+PART, _SURPLUS = 1 << 22, 1 << 20
+#: payloads that a leader keeps for followers that ask for the same one, and delays that a follower keeps
+PAYLOADS, DELAYS = 4, 1000
 #: seconds between two attempts to reach the leader: the first, and the longest
 RETRY, LONGEST_RETRY = 0.05, 1.0
-#: delays that a follower keeps
-DELAYS = 1000
-#: bytes that a payload may have besides twice the bytes of the model
-_SURPLUS = 1 << 20
 
 
 def zeros_of(state: Mapping[str, Any]) -> Version:
@@ -73,27 +69,18 @@ class _Answer(NamedTuple):
 
     number: int
     digest: str
-    #: digest of `zeros_of` the version's state
-    model: str
-    #: seconds since the epoch at which the version began to serve
-    since: float
-    #: True if the payload is a delta from zeros
-    is_whole: bool
-    #: bytes of the payload
-    size: int
-    #: number to ask for further parts with
-    transfer: int
+    model: str  #: digest of `zeros_of` the version's state
+    since: float  #: seconds since the epoch at which the version began to serve
+    is_whole: bool  #: True if the payload is a delta from zeros
+    size: int  #: bytes of the payload
+    transfer: int  #: number to ask for further parts with
 
 
-_TYPES = dict(zip(_Answer._fields, (int, str, str, float, bool, int, int), strict=True))
+_TYPES = get_type_hints(_Answer)
 
 
 class Leader:
-    """Answers followers; see Note [One request in flight].
-
-    Args:
-        server: the server that is followed.
-    """
+    """Answers followers of a server, see Note [One request in flight]."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -105,15 +92,10 @@ class Leader:
         self._zeros: Version | None = None
 
     async def follow(self, number: int, digest: str, transfer: int, offset: int, most: int) -> dict[str, Any]:
-        """Answer a follower when another version serves than its own, or `LONG_POLL` has passed.
+        """Answer a follower when another version serves than its own (0 and "" without one), or `LONG_POLL` has passed.
 
-        Args:
-            number, digest: of the follower's version; 0 and "" without one.
-            transfer, offset: of the part that is asked for; 0 and 0 for the first part of the version that serves.
-            most: bytes of a part at most.
-
-        Returns:
-            The fields of `_Answer`, and ``part``, a Tensor of uint8. Empty: nothing has changed. ``refused``, a text: no version can be had.
+        `transfer` and `offset` tell the part that is asked for, 0 and 0 the first one of the version that serves; a part has `most` bytes at most.
+        Returns the fields of `_Answer`, and ``part``, a Tensor of uint8; nothing where nothing has changed; ``refused``, a text, without a version.
         """
         now = asyncio.get_running_loop().time
         if transfer:
@@ -144,15 +126,12 @@ class Leader:
         key = (base.digest, target.number, target.digest)
         task = self._payloads.get(key)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = self._payloads[key] = current_worker()._core.spawn(_encoded(base, target), "delta")  # which cancels it when it closes
+            encoding = current_engine().offload(lambda: encode_delta(base, target))
+            task = self._payloads[key] = current_worker()._core.spawn(encoding, "delta")  # which cancels it when it closes
             while len(self._payloads) > PAYLOADS:
                 self._payloads.popitem(last=False)
         self._payloads.move_to_end(key)
         return await asyncio.shield(task)
-
-
-async def _encoded(base: Version, target: Version) -> bytes:
-    return await current_engine().offload(lambda: encode_delta(base, target))  # type: ignore[no-any-return]
 
 
 def lead(service: Service, server: Server) -> None:
@@ -212,13 +191,11 @@ class Follower(Server):
         if options.get("log") is not None:
             raise ArgumentError("Follower(log=): the leader keeps the log; expected no folder")
         super().__init__(model, **options)
-        self.worker = worker
-        self.leader = leader
-        self.connected = False
+        self.worker, self.leader, self.connected = worker, leader, False
         self.error: Exception | None = None
         self.bytes_received = 0
         self.behind: deque[float] = deque(maxlen=DELAYS)
-        self._zeros = zeros_of({path: host_array(tensor) for path, tensor in model.state_dict().items()})
+        self._zeros = zeros_of(model.state_dict())
         self._task: asyncio.Task[None] | None = None
 
     async def reach(self, number: int, timeout: float | None = None) -> None:
@@ -239,51 +216,12 @@ class Follower(Server):
         await self._reached(number, None if timeout is None else asyncio.get_running_loop().time() + timeout)
 
     async def publish(self, state: Any = None, *, metrics: Any = None, promote: bool = True) -> Version:
-        """Raise an error: versions come from the leader, and there is nothing to cancel.
-
-        Args:
-            state, metrics, promote: as of `Server.publish`.
-
-        Returns:
-            Nothing.
-
-        Raises:
-            ServingError: always.
-
-        >>> try:
-        ...     await follower.publish()
-        ... except ag.errors.ServingError as error:
-        ...     print(error)
-        publish: a follower serves what its leader serves; call it on the server of worker 'leader'
-        """
         raise self._refused("publish")
 
     def promote(self, number: int) -> Version:
-        """Raise an error: versions come from the leader.
-
-        Args:
-            number: as of `Server.promote`.
-
-        Returns:
-            Nothing.
-
-        Raises:
-            ServingError: always.
-        """
         raise self._refused("promote")
 
     def rollback(self, number: int | None = None) -> Version:
-        """Raise an error: versions come from the leader.
-
-        Args:
-            number: as of `Server.rollback`.
-
-        Returns:
-            Nothing.
-
-        Raises:
-            ServingError: always.
-        """
         raise self._refused("rollback")
 
     def _refused(self, method: str) -> ServingError:
@@ -299,12 +237,6 @@ class Follower(Server):
             raise
 
     async def aclose(self) -> None:
-        """Stop following, and close as `Server.aclose`. Idempotent. Cancelling it leaves nothing running.
-
-        >>> await follower.aclose()
-        >>> follower
-        <Server of Linear, closed, version 1>
-        """
         try:
             await self._end()
         finally:
@@ -317,8 +249,7 @@ class Follower(Server):
 
     async def _follow(self, first: asyncio.Future[None]) -> None:
         """Ask the leader for the next version, for ever."""
-        pause = RETRY
-        has_base = True
+        pause, has_base = RETRY, True
         while True:
             try:
                 await self._ask(has_base)
@@ -346,22 +277,19 @@ class Follower(Server):
             return
         answer, part = found
         if answer.model != self._zeros.digest:
-            raise ArgumentError(
-                f"the leader {self.leader!r} serves another model than {type(self.model).__name__}: its paths, shapes, dtypes, or the order of its "
-                "paths differ; compare both `state_dict()`"
-            )
+            own = f"{type(self.model).__name__}: its paths, shapes, dtypes, or the order of its paths differ; compare both `state_dict()`"
+            raise ArgumentError(f"the leader {self.leader!r} serves another model than {own}")
         if answer.size > 2 * self._zeros.nbytes + _SURPLUS:
             raise DeltaError(f"version {answer.number} from {self.leader!r}: {answer.size} bytes for a model of {self._zeros.nbytes}")
-        parts, received = [part], part.size
-        while received < answer.size and part.size:
-            more = await self._call(*known, answer.transfer, received)
+        payload = bytearray(part.data)
+        while len(payload) < answer.size and part.size:
+            more = await self._call(*known, answer.transfer, len(payload))
             if more is None or more[0] != answer:
                 raise DeltaError(f"a part of version {answer.number} from {self.leader!r} does not fit the parts before it")
             part = more[1]
-            parts.append(part)
-            received += part.size
+            payload += part.data
         start = self._zeros if base is None or answer.is_whole else base
-        version: Version = await current_engine().offload(lambda: apply_delta(start, b"".join(part.data for part in parts)))
+        version: Version = await current_engine().offload(lambda: apply_delta(start, bytes(payload)))
         if (version.number, version.digest) != (answer.number, answer.digest):
             raise DeltaError(f"version {answer.number} was announced by {self.leader!r}, and version {version.number} came")
         is_first = not self.has_version

@@ -1,18 +1,11 @@
-"""The gate: progressive validation of candidates, and of versions after their promotion. It decides; the trainer judges and acts.
-
-Note [Phases]
-    `IDLE` -> `begin` -> `CANDIDATE`: the candidate is the newer version, the serving one the older. After a window of examples the candidate
-    is dropped (-> `IDLE`) or promoted (-> `PROBATION`): it serves, and the version before is judged along. After another window the gate
-    keeps it or rolls it back (-> `IDLE`). `abandon` leads from any phase to `IDLE`.
-"""
+"""The gate: progressive validation of candidates, and of versions after their promotion. It decides; the trainer judges and acts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,23 +26,15 @@ class Verdict(Enum):
 
 
 class GatePhase(Enum):
-    """The state of a gate."""
+    """The state of a gate: `begin` leads from idle to candidate, a promotion to probation, any other verdict and `abandon` to idle."""
 
     IDLE = "idle"
     CANDIDATE = "candidate"
     PROBATION = "probation"
 
 
-@dataclass(frozen=True)
-class GateDecision:
-    """A verdict and the numbers from which it follows.
-
-    Attributes:
-        verdict: the verdict.
-        rows: examples that were judged in this phase.
-        newer: mean of the newer version's metric; infinite if one was not finite.
-        older: mean of the other's.
-    """
+class GateDecision(NamedTuple):
+    """A verdict, the number of rows that were judged in the phase, and the mean metric of both versions; infinite if a value was not finite."""
 
     verdict: Verdict
     rows: int
@@ -64,8 +49,7 @@ class Gate:
     at most the other's plus `tolerance`, else dropped. After a promotion the version before is judged along for another window; if the new
     mean is higher than the old one plus `tolerance`, the promotion is taken back. A metric that is not finite makes the mean infinite.
 
-        >>> from aiograd import serving
-        >>> gate = serving.Gate(lambda outputs, targets: (outputs - targets) ** 2, window=2)
+        >>> gate = ag.serving.Gate(lambda outputs, targets: (outputs - targets) ** 2, window=2)
         >>> gate.begin()
         >>> errors = gate.measure(np.array([1.0, 2.0]), np.array([1.0, 3.0]), rows=2)
         >>> gate.judge(errors, np.array([0.5, 0.5]))
@@ -75,9 +59,6 @@ class Gate:
         metric: ``metric(outputs, *targets)`` returns one number per row, lower is better.
         window: examples per decision; the batch in which it ends is judged whole.
         tolerance: by how much the newer version's mean may be higher.
-
-    Attributes:
-        phase: the present state; changed by `begin`, `judge` and `abandon` only.
 
     Raises:
         ArgumentError, ArgumentTypeError: settings that cannot be.
@@ -90,9 +71,7 @@ class Gate:
             raise ArgumentError(f"Gate(window={window!r}): expected an int of at least 1")
         if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
             raise ArgumentError(f"Gate(tolerance={tolerance!r}): expected a finite number of at least 0")
-        self.metric = metric
-        self.window = window
-        self.tolerance = float(tolerance)
+        self.metric, self.window, self.tolerance = metric, window, float(tolerance)
         self.phase = GatePhase.IDLE
         self._rows, self._newer, self._older = 0, 0.0, 0.0
 
@@ -155,18 +134,17 @@ class Gate:
         self._rows += len(newer)
         self._newer, self._older = _added(self._newer, newer), _added(self._older, older)
         means = self._newer / self._rows, self._older / self._rows
-        decision = GateDecision(self._verdict(*means), self._rows, *means)
-        if decision.verdict is not Verdict.WAIT:
-            self._enter(GatePhase.PROBATION if decision.verdict is Verdict.PROMOTE else GatePhase.IDLE)
-        return decision
-
-    def _verdict(self, newer: float, older: float) -> Verdict:
+        is_worse = means[0] > means[1] + self.tolerance
         if self._rows < self.window:
-            return Verdict.WAIT
-        is_worse = newer > older + self.tolerance
-        if self.phase is GatePhase.PROBATION:
-            return Verdict.ROLLBACK if is_worse else Verdict.KEEP
-        return Verdict.DROP if is_worse or math.isinf(newer) else Verdict.PROMOTE
+            verdict = Verdict.WAIT
+        elif self.phase is GatePhase.PROBATION:
+            verdict = Verdict.ROLLBACK if is_worse else Verdict.KEEP
+        else:
+            verdict = Verdict.DROP if is_worse or math.isinf(means[0]) else Verdict.PROMOTE
+        decision = GateDecision(verdict, self._rows, *means)
+        if verdict is not Verdict.WAIT:
+            self._enter(GatePhase.PROBATION if verdict is Verdict.PROMOTE else GatePhase.IDLE)
+        return decision
 
     def _enter(self, phase: GatePhase) -> None:
         self.phase = phase
@@ -175,9 +153,8 @@ class Gate:
 
 def _added(total: float, values: Array) -> float:
     """The sum, correctly rounded; infinite if a value is not finite."""
-    if not np.isfinite(values).all():
-        return math.inf
     try:
-        return math.fsum((total, *values.tolist()))
-    except OverflowError:
+        total = math.fsum((total, *values.tolist()))
+    except (OverflowError, ValueError):  # beyond the largest number, or the sum of both infinities
         return math.inf
+    return total if math.isfinite(total) else math.inf

@@ -20,7 +20,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
 from aiograd.running.caller import warn_caller
@@ -38,14 +38,6 @@ FORMAT = 1
 _NAME = re.compile(r"(\d{8,})\.safetensors")
 #: files that a crash left unfinished, of this class and of `save`
 _UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest)\.[0-9a-f]{16}\.tmp")
-
-
-class _Manifest(NamedTuple):
-    """The contents of ``manifest.json``."""
-
-    #: numbers of promoted versions, each after the one that served before it; the last one is promoted now
-    served: tuple[int, ...]
-    highest: int
 
 
 class VersionLog:
@@ -70,14 +62,11 @@ class VersionLog:
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 10) -> None:
         if type(keep) is not int or keep < 1:
             raise ArgumentError(f"VersionLog(keep={keep!r}): expected an int of at least 1")
-        self.folder = Path(folder)
-        self.keep = keep
+        self.folder, self.keep = Path(folder), keep
         self._lock_file: int | None = None
 
     def __repr__(self) -> str:
         return f"VersionLog({str(self.folder)!r})"
-
-    # ---------------------------------------------------------------- reading
 
     def numbers(self) -> list[int]:
         """List the versions in the folder.
@@ -91,16 +80,23 @@ class VersionLog:
         with self._failing("list it"):
             return self._numbers()
 
+    def _numbers(self) -> list[int]:
+        names: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(self.folder)
+        return sorted(int(found[1]) for name in names if (found := _NAME.fullmatch(name)))
+
     @property
     def promoted(self) -> int | None:
         """The number of the promoted version; None if none was promoted yet."""
-        served = self._manifest().served
+        served, _ = self._manifest()
         return served[-1] if served else None
 
     @property
     def highest(self) -> int:
         """The highest number that was ever given; 0 before the first."""
-        return max([self._manifest().highest, *self.numbers()])
+        _, highest = self._manifest()
+        return max([highest, *self.numbers()])
 
     def load(self, number: int) -> Version:
         """Read a version.
@@ -131,50 +127,39 @@ class VersionLog:
         Raises:
             VersionLogError: none of these is whole, or the manifest is damaged.
         """
-        failure: Exception | None = None
-        for number in reversed(self._manifest().served):
+        failures: list[Exception] = []
+        served, _ = self._manifest()
+        for number in reversed(served):
             try:
                 version = self.load(number)
             except (VersionLogError, VersionNotFoundError) as error:
-                failure = failure or error
-            else:
-                if failure is not None:
-                    warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failure}")
-                return version
-        if failure is not None:
-            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failure}") from failure
+                failures.append(error)
+                continue
+            if failures:
+                warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failures[0]}")
+            return version
+        if failures:
+            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failures[0]}") from failures[0]
         return None
 
-    def _numbers(self) -> list[int]:
-        return sorted(int(found[1]) for name in self._names() if (found := _NAME.fullmatch(name)))
-
-    def _names(self) -> list[str]:
-        try:
-            return os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
-
-    def _manifest(self) -> _Manifest:
+    def _manifest(self) -> tuple[list[int], int]:
+        """The promoted versions, each after the one that served before it and the present one last, and the highest number ever given."""
         path = self.folder / "manifest.json"
         try:
             content = json.loads(path.read_bytes())
             if content["format"] != FORMAT:
                 raise VersionLogError(f"the log {self.folder} has format {content['format']!r}, expected {FORMAT}; update aiograd, or check the file")
-            manifest = _Manifest(tuple(content["served"]), content["highest"])
-            if content != _content(manifest):
+            served, highest = content["served"], content["highest"]
+            if content != _content(served, highest):
                 raise ValueError("its checksum differs")
+            return served, highest
         except FileNotFoundError:
-            return _Manifest((), 0)
+            return [], 0
+        except VersionLogError:
+            raise
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            if isinstance(error, VersionLogError):
-                raise
-            raise VersionLogError(
-                f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. Without this file a server begins with the "
-                "weights of its model, and the numbers go on."
-            ) from error
-        return manifest
-
-    # ---------------------------------------------------------------- writing
+            hint = "Without this file a server begins with the weights of its model, and the numbers go on."
+            raise VersionLogError(f"the log {self.folder}: manifest.json is damaged or cannot be read: {error}. {hint}") from error
 
     def append(self, version: Version, *, promote: bool = False, pinned: Iterable[int] = ()) -> None:
         """Write a version, and delete the versions beyond `keep`.
@@ -189,26 +174,19 @@ class VersionLog:
         """
         number = version.number
         with self._writing(f"write version {number}"):
-            manifest = self._manifest()
-            if number <= manifest.highest:
-                raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {manifest.highest} are taken")
-            served = (*manifest.served, number) if promote else manifest.served
+            served, highest = self._manifest()
+            if number <= highest:
+                raise VersionLogError(f"the log {self.folder}: version {number} was to be written, but numbers up to {highest} are taken")
+            served = [*served, number] if promote else served
             numbers = self._numbers()
             kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
-            facts = {
-                "number": number,
-                "digest": version.digest,
-                "parent": version.parent,
-                "metrics": dict(version.metrics),
-                "created": version.created,
-                "paths": list(version.state),
-            }
-            description = json.dumps(facts)
+            facts = {name: getattr(version, name) for name in ("number", "digest", "parent", "created")}
+            description = json.dumps({**facts, "metrics": dict(version.metrics), "paths": list(version.state)})
             try:
                 save(version.state, self._path(number), {"version": description, "checksum": _checksum(description)})
-                self._write_manifest(_Manifest(tuple(each for each in served if each in kept), number))
+                self._write_manifest([each for each in served if each in kept], number)
             except BaseException:
-                if self._manifest().highest < number:
+                if self._manifest()[1] < number:
                     self._path(number).unlink(missing_ok=True)
                 raise
             for each in set(numbers) - kept:
@@ -229,7 +207,7 @@ class VersionLog:
         with self._writing(f"promote version {number}"):
             served, highest = self._manifest()
             before = served[: served.index(number)] if number in served else served
-            self._write_manifest(_Manifest((*before, number), max(number, highest)))
+            self._write_manifest([*before, number], max(number, highest))
 
     def open(self) -> Version | None:
         """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version.
@@ -241,11 +219,10 @@ class VersionLog:
             VersionLogError: the folder cannot be used, or another server uses it; or as `last`. The lock is free again.
         """
         with self._failing("open it"):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            flush_folder(self.folder.parent)
             self._lock_file = self._lock()
             try:
-                for name in filter(_UNFINISHED.fullmatch, self._names()):
+                flush_folder(self.folder.parent)
+                for name in filter(_UNFINISHED.fullmatch, os.listdir(self.folder)):
                     (self.folder / name).unlink()
                 return self.last()
             except BaseException:
@@ -259,6 +236,7 @@ class VersionLog:
             self._lock_file = None
 
     def _lock(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
         file = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             if fcntl is not None:
@@ -273,14 +251,10 @@ class VersionLog:
     @contextlib.contextmanager
     def _writing(self, what: str) -> Iterator[None]:
         """Hold the lock, for this one change if the log is not open."""
-        with self._failing(what):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            file = self._lock() if self._lock_file is None else None
-            try:
-                yield
-            finally:
-                if file is not None:
-                    os.close(file)
+        with self._failing(what), contextlib.ExitStack() as stack:
+            if self._lock_file is None:
+                stack.callback(os.close, self._lock())
+            yield
 
     @contextlib.contextmanager
     def _failing(self, what: str) -> Iterator[None]:
@@ -291,11 +265,11 @@ class VersionLog:
         except OSError as error:
             raise VersionLogError(f"the log {self.folder}: cannot {what}: {error}") from error
 
-    def _write_manifest(self, manifest: _Manifest) -> None:
+    def _write_manifest(self, served: list[int], highest: int) -> None:
         beside = self.folder / f".manifest.{secrets.token_hex(8)}.tmp"
         try:
             with open(beside, "x", encoding="utf-8") as file:
-                file.write(json.dumps(_content(manifest)))
+                file.write(json.dumps(_content(served, highest)))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self.folder / "manifest.json")
@@ -313,16 +287,15 @@ def _read(path: Path, number: int) -> Version:
     if metadata["checksum"] != _checksum(metadata["version"]):
         raise ValueError("its description has another checksum than was written")
     facts = json.loads(metadata["version"])
-    state = {name: host_array(tensors[name]) for name in facts["paths"]}
-    notes = {name: facts[name] for name in ("digest", "parent", "metrics", "created")}
-    if facts["number"] != number or state_digest(state) != notes["digest"]:
+    state = {name: host_array(tensors[name]) for name in facts.pop("paths")}
+    if facts["number"] != number or state_digest(state) != facts["digest"]:
         raise ValueError("its contents have another digest than was written")
-    return Version.of(number, state, **notes)
+    return Version.of(state=state, **facts)
 
 
-def _content(manifest: _Manifest) -> dict[str, Any]:
+def _content(served: list[int], highest: int) -> dict[str, Any]:
     """The JSON of a manifest, with its checksum."""
-    content = {"format": FORMAT, "served": list(manifest.served), "highest": manifest.highest}
+    content = {"format": FORMAT, "served": served, "highest": highest}
     return {**content, "checksum": _checksum(json.dumps(content))}
 
 

@@ -3,6 +3,18 @@
 Note [Rollbacks]
     After a rollback, by the gate or by hand, the model goes on from the version that serves and the optimizer's state is cleared: at once, or at the
     end of the step that runs, which is then not published. A version that is promoted, rolled back or published by hand ends the gate's comparison.
+
+Note [Requests first]
+    Forward, the slices of backward and the optimizer's step are stops of the loop. Before each the step lets the loop run a few rounds, in
+    which requests arrive, and waits while rows are queued, but never longer than `patience` at a stop, so that neither side starves.
+
+Note [A step is taken whole or not at all]
+    The forward changes buffers, backward commits gradients as a whole, the optimizer steps in one section. Where a step fails or is cancelled before
+    that section, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where parameters are not finite
+    after the section, the model goes on from the version that serves and the optimizer's state is cleared. After the section the step is taken: a
+    publication that fails is made up for by the next step. Random draws, of rows and in the model, are not taken back, so that rows which make
+    a step fail are not drawn at once again. A forward that the loss runs in a thread goes on when the step is cancelled, and may change buffers
+    once more.
 """
 
 from __future__ import annotations
@@ -10,11 +22,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, RejectedVersionError, ServingError
+import numpy as np
+
+from aiograd.coordination.module_calls import BufferSnapshot
+from aiograd.engine.loop_budget import ROUNDS
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
@@ -23,9 +40,9 @@ from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, Verdict
 from aiograd.serving.registry import REGISTRY
 from aiograd.serving.server import Server
-from aiograd.serving.training_step import TrainingStep
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array, make
+from aiograd.tensors.tensor import Tensor
 
 #: seconds by which a trainer that is late may be faster than its rate
 CATCH_UP = 0.1
@@ -40,8 +57,7 @@ class _ComparedVersions(NamedTuple):
 
     newer: Version
     older: Version
-    #: the one of them that serves
-    serving: Version
+    serving: Version  #: the one of them that serves
 
 
 class Trainer:
@@ -83,20 +99,9 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        server: Server,
-        optimizer: Optimizer,
-        loss: Callable[..., Any],
-        *,
-        buffer: ReplayBuffer,
-        batch: int = 32,
-        rate: float | None = None,
-        publish_every: int = 1,
-        gate: Gate | None = None,
-        inputs: int = 1,
-        max_failures: int = 10,
-        patience: float = 0.05,
-    ) -> None:
+        self, server: Server, optimizer: Optimizer, loss: Callable[..., Any], *, buffer: ReplayBuffer, batch: int = 32, rate: float | None = None,
+        publish_every: int = 1, gate: Gate | None = None, inputs: int = 1, max_failures: int = 10, patience: float = 0.05,
+    ) -> None:  # fmt: skip
         settings = {"server": server, "optimizer": optimizer, "buffer": buffer, "gate": gate}
         for (name, value), cls in zip(settings.items(), (Server, Optimizer, ReplayBuffer, Gate), strict=True):
             if not isinstance(value, cls) and not (name == "gate" and value is None):
@@ -112,24 +117,15 @@ class Trainer:
             raise ArgumentError(f"Trainer(rate={rate!r}): expected steps per second above 0, or None")
         if not isinstance(patience, (int, float)) or not 0.0 <= patience < math.inf:
             raise ArgumentError(f"Trainer(patience={patience!r}): expected seconds, 0 or more")
-        self.server = server
-        self.optimizer = optimizer
-        self.loss = loss
-        self.buffer = buffer
-        self.batch = batch
-        self.rate = rate
-        self.publish_every = publish_every
-        self.gate = gate
-        self.inputs = inputs
-        self.max_failures = max_failures
-        self.patience = patience
+        self.server, self.optimizer, self.loss, self.buffer, self.gate = server, optimizer, loss, buffer, gate
+        self.batch, self.rate, self.publish_every, self.inputs = batch, rate, publish_every, inputs
+        self.max_failures, self.patience = max_failures, patience
         self.steps = self.failures = self.rejected = self.rollbacks = 0
         self.error: Exception | None = None
         self._compared_versions: _ComparedVersions | None = None
         self._since_publication = 0
         #: rollbacks of the server after which the model has gone on from the version that serves
         self._followed_rollbacks = server.rollbacks
-        self._step = TrainingStep(server, optimizer, loss, patience)
         self._stepping = asyncio.Lock()
         self._may_run = asyncio.Event()
         self._may_run.set()
@@ -165,8 +161,6 @@ class Trainer:
         """Go on after `pause`."""
         self._may_run.set()
 
-    # ---------------------------------------------------------------- learning
-
     async def learn(self, *columns: Any) -> None:
         """Take examples: the gate judges versions by them first, then they go into the buffer.
 
@@ -179,13 +173,8 @@ class Trainer:
             ArgumentError, ArgumentTypeError: columns that are no rows, do not fit together, or are not as those before. Exceptions of the gate's
             metric and of the server's forward; the examples are left out.
 
-        >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
-        >>> async with ag.serving.Server(model) as server:
-        ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
-        ...     optimizer, buffer = ag.optim.SGD(model.parameters(), 0.1), ag.serving.ReplayBuffer(100)
-        ...     async with ag.serving.Trainer(server, optimizer, loss, buffer=buffer) as trainer:
-        ...         await trainer.learn(x, x[:, :1])
-        >>> len(buffer)
+        >>> await trainer.learn(x, x[:, :1])
+        >>> len(trainer.buffer)
         8
         """
         rows = rows_of(columns, "learn")
@@ -207,13 +196,9 @@ class Trainer:
             ServingError: the buffer has no rows, or the loss was cancelled by itself. GradientError: a loss or gradient that is not finite.
             RejectedVersionError: parameters that are not finite after the step. Exceptions of the loss, of its rules and of the publication.
 
-        >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
-        >>> async with ag.serving.Server(model) as server:
-        ...     loss = lambda model, x, y: ((model(x) - y) ** 2).mean()
-        ...     trainer = ag.serving.Trainer(server, ag.optim.SGD(model.parameters(), 0.1), loss, buffer=ag.serving.ReplayBuffer(100))
-        ...     await trainer.learn(x, x[:, :1])
-        ...     found = await trainer.step()
-        ...     server.current.metrics["loss"] == found
+        >>> await trainer.learn(x, x[:, :1])
+        >>> loss = await trainer.step()
+        >>> trainer.server.current.metrics["loss"] == loss
         True
         """
         async with self._stepping:
@@ -225,7 +210,7 @@ class Trainer:
             cancellations = 0 if task is None else task.cancelling()
             try:
                 with tracing.span("train"):
-                    loss = await self._step.take(columns)
+                    loss = await self._take_step(columns)
                 self.steps += 1
                 self._since_publication += 1
                 if not self._follow_rollback():
@@ -242,7 +227,7 @@ class Trainer:
                 self.error = error
                 if isinstance(error, RejectedVersionError):
                     self.rejected += 1
-                    self._step.go_on_from_serving()
+                    self._go_on_from_serving()
                 raise
             self.error = None
             return loss
@@ -266,7 +251,65 @@ class Trainer:
                 log.warning("a step of a Trainer failed (%s: %s); %d in a row", type(error).__name__, error, in_a_row)
         log.error("a Trainer has stopped after %d failures in a row; the server goes on", in_a_row)
 
-    # ---------------------------------------------------------------- versions
+    async def _take_step(self, columns: Sequence[Any]) -> float:
+        """Take a step on these rows, see Note [A step is taken whole or not at all]; returns the loss."""
+        stepped = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        parameters = dict.fromkeys([*self.server.model.parameters(), *stepped])
+        grads = [parameter.grad for parameter in parameters]
+        buffers = BufferSnapshot([self.server.model])
+        try:
+            self.optimizer.zero_grad()
+            await self._turn()
+            loss = self.loss(self.server.model, *columns)
+            if inspect.isawaitable(loss):
+                loss = await loss
+            if not isinstance(loss, Tensor) or loss.shape != () or loss.dtype.kind == "c":
+                found = f"a {loss.dtype} Tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+                raise ArgumentTypeError(f"Trainer: the loss returned {found}; expected a Tensor of one real number, such as a mean")
+            value = float(loss.detach().item())
+            if not math.isfinite(value):
+                raise GradientError(f"Trainer: the loss is {value}; no step was taken")
+            await self._turn()
+            gates = current_engine().pass_gates
+            gates.append(self._seconds_to_wait)
+            try:
+                await loss.backward()
+            finally:
+                gates.remove(self._seconds_to_wait)
+            gradients = [parameter.grad for parameter in stepped if parameter.grad is not None]
+            if not gradients:
+                raise GradientError("Trainer: no parameter of the optimizer has a gradient; expected a loss that depends on the model")
+            if not _are_finite(gradients):
+                raise GradientError("Trainer: a gradient is not finite; no step was taken")
+            await self._turn()
+        except BaseException:
+            buffers.restore()
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = grad
+            raise
+        try:
+            self.optimizer.step()
+        except Exception as error:
+            raise RejectedVersionError("Trainer: the optimizer failed within its step; the model goes on from the version that serves") from error
+        if not _are_finite(stepped):
+            raise RejectedVersionError("Trainer: parameters are not finite after the step; the model goes on from the version that serves")
+        return value
+
+    def _go_on_from_serving(self) -> None:
+        """Load the version that serves into the model, and clear the optimizer's state."""
+        self.server.load_model(self.server.current)
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": {}})
+
+    def _seconds_to_wait(self) -> float:
+        """A gate of passes: rows that wait go first."""
+        return self.patience if self.server.queued else 0.0
+
+    async def _turn(self) -> None:
+        """Let the loop run its rounds, and wait while rows are queued, at most `patience`."""
+        for _ in range(ROUNDS):
+            await asyncio.sleep(0)
+        if self.server.queued:
+            await self.server.idle(self.patience)
 
     async def _publish(self, loss: float) -> None:
         """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
@@ -327,5 +370,9 @@ class Trainer:
         if self._followed_rollbacks == self.server.rollbacks:
             return False
         self._followed_rollbacks = self.server.rollbacks
-        self._step.go_on_from_serving()
+        self._go_on_from_serving()
         return True
+
+
+def _are_finite(tensors: Sequence[Any]) -> bool:
+    return all(np.isfinite(host_array(tensor)).all() for tensor in tensors)

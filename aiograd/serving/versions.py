@@ -1,4 +1,4 @@
-"""Versions of the weights of a service: snapshots, and the store that numbers and retains them.
+"""Versions of the weights of a service: snapshots, the store that numbers and retains them, and the shares of requests that they answer.
 
 Note [Copy on write]
     A snapshot compares each array with the array of the same path in the version before, bit by bit, and takes that array if they agree. So a
@@ -8,9 +8,12 @@ Note [Copy on write]
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -31,8 +34,7 @@ _NAMED = 3
 class Version:
     """A committed state of a model. Versions compare by identity: a state that is published twice gives two versions with one digest.
 
-        >>> from aiograd import serving
-        >>> version = serving.Version.of(17, {"weight": np.ones(3, np.float32)}, digest="0f3c", metrics={"loss": 0.5})
+        >>> version = ag.serving.Version.of(17, {"weight": np.ones(3, np.float32)}, digest="0f3c", metrics={"loss": 0.5})
         >>> version.number, version.nbytes, version.is_finite, dict(version.metrics)
         (17, 12, True, {'loss': 0.5})
 
@@ -64,12 +66,7 @@ class Version:
         """A version of a state; its arrays become read-only and are not copied.
 
         Args:
-            number: its number.
-            state: arrays by path.
-            digest: digest of the state.
-            parent: number of the version that served before; None for the first.
-            metrics: numbers by name.
-            created: seconds since the epoch.
+            number, state, digest, parent, metrics, created: see `Version`.
             is_finite: True if the state is known to be finite; None to look.
 
         Returns:
@@ -84,31 +81,16 @@ class Version:
             raise ArgumentTypeError(f"metrics of version {number}: expected numbers by name, found {metrics!r}") from error
         for array in state.values():
             array.setflags(write=False)
-        nbytes = sum(array.nbytes for array in {id(array): array for array in state.values()}.values())
+        nbytes = sum({id(array): array.nbytes for array in state.values()}.values())
         finite = all_finite(state) if is_finite is None else is_finite
         return cls(number, digest, parent, MappingProxyType(dict(state)), MappingProxyType(measured), created, nbytes, finite)
 
 
-# ---- states
-
-
 def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> dict[str, Array]:
-    """Read-only copies of arrays; where the bits of an array are the bits of base's array of that path, it is base's array.
+    """Read-only copies of arrays in C order by path; an array with the bits of base's array of that path is base's array.
 
-        >>> from aiograd.serving.versions import Version, snapshot
-        >>> first = Version.of(1, snapshot({"a": np.zeros(2), "b": np.zeros(2)}), digest="")
-        >>> later = snapshot({"a": np.zeros(2), "b": np.ones(2)}, first)
-        >>> later["a"] is first.state["a"], later["b"] is first.state["b"]
-        (True, False)
-
-    Args:
-        tensors: arrays by path. Paths that share one array share one copy, as tied weights do.
-        base: the version before.
-        precision: with "bfloat16", float32 arrays are rounded to the nearest bfloat16, ties to even, and stay float32 arrays with low
-            16 bits of zero; others are exact.
-
-    Returns:
-        Arrays in C order by path, in the order of `tensors`.
+    Paths that share one array share one copy, as tied weights do. With the precision "bfloat16", float32 arrays are rounded to the nearest
+    bfloat16, ties to even, and stay float32 arrays with low 16 bits of zero.
     """
     if precision not in ("exact", "bfloat16"):
         raise ArgumentError(f"snapshot: precision {precision!r}, expected 'exact' or 'bfloat16'")
@@ -141,17 +123,14 @@ def _round_to_bfloat16(words: Array) -> None:
     for start in range(0, len(words), _CHUNK):
         chunk = words[start : start + _CHUNK]
         is_nan = (chunk & 0x7FFFFFFF) > 0x7F800000
-        quiet = chunk[is_nan] | 0x00400000 if is_nan.any() else None
+        quiet = chunk[is_nan] | 0x00400000
         chunk += ((chunk >> 16) & 1) + np.uint32(0x7FFF)
-        if quiet is not None:
-            chunk[is_nan] = quiet
+        chunk[is_nan] = quiet
         chunk &= 0xFFFF0000
 
 
 def _same_bits(left: Array, right: Array) -> bool:
     """True if two arrays have one shape, one dtype and the same bits."""
-    if left is right:
-        return True
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
     bytes_left, bytes_right = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
@@ -178,15 +157,7 @@ def _is_finite(array: Array) -> bool:
 
 
 def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dict[str, Array]:
-    """The arrays of `state` in the order of `template`, with the digest of which its own is comparable.
-
-    Args:
-        state: arrays by path.
-        template: the paths, shapes and dtypes that it must have.
-
-    Raises:
-        ArgumentError: another path, shape or dtype; names the first differences.
-    """
+    """The arrays of `state` in the order of `template`; an ArgumentError names the first differences in paths, shapes and dtypes."""
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"the state of a version: expected arrays by path, found {type(state).__name__}")
     faults = [f"no {path!r}" for path in template if path not in state] + [f"unexpected {path!r}" for path in state if path not in template]
@@ -202,25 +173,8 @@ def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dic
     return {path: state[path] for path in template}
 
 
-# ---- the store
-
-
 class VersionStore:
-    """The versions of a server: which serves, which served before, and which are kept.
-
-    Kept are the last `keep` that arrived, the one that serves, and those in `pinned`.
-
-        >>> from aiograd.serving.versions import VersionStore
-        >>> store = VersionStore(keep=2)
-        >>> for value in (1.0, 2.0, 3.0):
-        ...     added = store.add({"weight": np.array(value)}, digest=f"of {value}", created=0.0)
-        >>> [version.number for version in store.versions], store.current.number, store.rollback().number
-        ([2, 3], 3, 2)
-
-    Args:
-        keep: number of versions to keep, at least 1.
-        first: number of the first version, such as the highest number of a log plus one.
-    """
+    """The versions of a server. Kept are the last `keep` that arrived, the one that serves, and the pinned ones; numbers begin with `first`."""
 
     def __init__(self, keep: int, first: int = 1) -> None:
         if not all(type(each) is int and each >= 1 for each in (keep, first)):
@@ -236,11 +190,7 @@ class VersionStore:
 
     @property
     def current(self) -> Version:
-        """The version that serves.
-
-        Raises:
-            VersionNotFoundError: none does yet.
-        """
+        """The version that serves."""
         if not self._served:
             raise VersionNotFoundError("no version serves yet: add or adopt one first")
         return self._kept[self._served[-1]]
@@ -261,52 +211,22 @@ class VersionStore:
         self._retain()
 
     def get(self, number: int) -> Version:
-        """The version of a number.
-
-        Raises:
-            VersionNotFoundError: there is none, or no more; says which are kept.
-        """
+        """The version of a number; a VersionNotFoundError says which are kept."""
         version = self._kept.get(number) if isinstance(number, int) else None
         if version is None:
             kept = ", ".join(map(str, sorted(self._kept))) or "none"
             raise VersionNotFoundError(f"version {number!r} is not kept; kept: {kept}. Keep more with `keep`.")
         return version
 
-    def add(
-        self, state: Mapping[str, Array], *, digest: str, created: float, metrics: Mapping[str, float] | None = None, promote: bool = True,
-        is_finite: bool | None = None,
-    ) -> Version:  # fmt: skip
-        """Give a state the next number, and let it serve if `promote`; otherwise it is a candidate.
-
-        Args:
-            state: read-only arrays by path, as `snapshot` returns them.
-            digest: digest of the state.
-            created: seconds since the epoch.
-            metrics: numbers by name.
-            promote: False for a candidate.
-            is_finite: result of `all_finite`, where that was computed off the loop; computed here if None.
-
-        Returns:
-            The version.
-
-        Raises:
-            RejectedVersionError: the state is not finite and `promote` is set; nothing is added.
-        """
-        parent = self._served[-1] if self._served else None
-        version = Version.of(self.next_number, state, digest=digest, parent=parent, metrics=metrics, created=created, is_finite=is_finite)
-        self.admit(version, promote=promote)
-        return version
-
     def admit(self, version: Version, *, promote: bool) -> None:
-        """Keep a version that has the `next_number`, as `add`."""
+        """Keep a version that has the `next_number`; it serves if `promote`, otherwise it is a candidate."""
         if promote:
-            _refuse_unless_finite(version)
-        self.next_number = version.number + 1
-        self._kept[version.number] = version
-        if promote:
-            self._serve(version.number)
+            self._serve(version)
         else:
             self.candidates.add(version.number)
+        self._kept.pop(version.number, None)  # the last in the order of arrival is the new one
+        self._kept[version.number] = version
+        self.skip(version.number)
         self._retain()
 
     def skip(self, number: int) -> None:
@@ -314,40 +234,19 @@ class VersionStore:
         self.next_number = max(self.next_number, number + 1)
 
     def adopt(self, version: Version) -> Version:
-        """Let a version of another store serve under its own number: of a leader, or of a log after a restart.
-
-        The number may be lower than the present one, as after a rollback of the leader, and replaces another version of that number. Versions
-        that are added later have higher numbers than all that were adopted.
-
-        Raises:
-            RejectedVersionError: its state is not finite.
-        """
-        _refuse_unless_finite(version)
-        self._kept.pop(version.number, None)
-        self._kept[version.number] = version
-        self.next_number = max(self.next_number, version.number + 1)
-        self._serve(version.number)
-        self._retain()
+        """Let a version of a leader or a log serve under its own number, which may be any, and replace another version of that number."""
+        self.admit(version, promote=True)
         return version
 
     def promote(self, number: int) -> Version:
-        """Let a version serve that is kept.
-
-        Raises:
-            VersionNotFoundError: it is not kept. RejectedVersionError: its state is not finite.
-        """
+        """Let a version serve that is kept."""
         version = self.get(number)
-        _refuse_unless_finite(version)
-        self._serve(version.number)
+        self._serve(version)
         self._retain()
         return version
 
     def rollback(self, number: int | None = None) -> Version:
-        """Let the version serve that served before the present one, or `number`; a second rollback goes one further back.
-
-        Raises:
-            VersionNotFoundError: none served before, or it is not kept. RejectedVersionError: its state is not finite.
-        """
+        """Let the version serve that served before the present one, or `number`; a second rollback goes one further back."""
         if number is None:
             if len(self._served) < 2:
                 raise VersionNotFoundError(f"rollback from version {self.current.number}: none that is kept served before it")
@@ -359,9 +258,11 @@ class VersionStore:
         self._retain()
         return version
 
-    def _serve(self, number: int) -> None:
-        self._served = [each for each in self._served if each != number] + [number]
-        self.candidates.discard(number)
+    def _serve(self, version: Version) -> None:
+        if not version.is_finite:
+            raise RejectedVersionError(f"version {version.number} may not serve: its state has NaN or infinity. Publish a finite one or a candidate.")
+        self._served = [each for each in self._served if each != version.number] + [version.number]
+        self.candidates.discard(version.number)
 
     def _retain(self) -> None:
         """Drop all but the last versions, the present one and the pinned; forget what served before a version that was dropped."""
@@ -372,6 +273,43 @@ class VersionStore:
         del self._served[: dropped[-1] + 1 if dropped else 0]
 
 
-def _refuse_unless_finite(version: Version) -> None:
-    if not version.is_finite:
-        raise RejectedVersionError(f"version {version.number} may not serve: its state has NaN or infinity. Publish a finite one, or a candidate.")
+class VersionSplit:
+    """Chooses the version that answers a request, by shares that add up to 1.
+
+    A key always gets the same version. Requests without a key are spread evenly: after any number of them, each version has answered its
+    share to less than one request (Tijdeman, "The chairman assignment problem", 1980).
+    """
+
+    def __init__(self, shares: Mapping[int, float], known: Collection[int]) -> None:
+        expected = "expected shares of at least 0 by numbers of versions, 1 in all"
+        try:
+            weights = {number: float(share) for number, share in sorted(shares.items())}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ArgumentTypeError(f"split({shares!r}): {expected}") from error
+        total = math.fsum(weights.values()) if all(0 <= weight <= 2 for weight in weights.values()) else math.nan
+        if not abs(total - 1) <= 1e-6:
+            raise ArgumentError(f"split({shares!r}): {expected}")
+        unknown = [number for number in weights if number not in known]
+        if unknown:
+            raise VersionNotFoundError(f"split({shares!r}): versions {unknown} are not kept; kept: {sorted(known)}")
+        #: number -> share, without shares of 0
+        self.shares = {number: weight / total for number, weight in weights.items() if weight}
+        self._numbers = list(self.shares)
+        self._bounds = list(accumulate(self.shares.values()))[:-1]
+        self._owed = dict.fromkeys(self.shares, 0.0)
+
+    def choose(self, key: str | bytes | int | None = None) -> int:
+        """The number of the version that answers; None for a key spreads requests evenly."""
+        if key is not None:
+            if not isinstance(key, (str, bytes, int)):
+                raise ArgumentTypeError(f"the key of a request: expected str, bytes or int, found {type(key).__name__}")
+            text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
+            place = (int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 11) / (1 << 53)  # in [0, 1)
+            return self._numbers[bisect_right(self._bounds, place)]
+        least = 1 / max(2 * len(self._numbers) - 2, 1)
+        for number, share in self.shares.items():
+            self._owed[number] += share
+        due = [number for number, owed in self._owed.items() if owed >= least - 1e-9]
+        chosen = min(due, key=lambda number: (1 - least - self._owed[number]) / self.shares[number])
+        self._owed[chosen] -= 1
+        return chosen

@@ -1,17 +1,4 @@
-"""Errors of a server as HTTP responses, for aiohttp, Starlette and FastAPI; routes and schemas are theirs.
-
-==========================================================  ======  ===================
-error                                                       status  header
-==========================================================  ======  ===================
-`ArgumentError`                                             400
-`VersionNotFoundError`                                      404
-`QueueFullError`                                            429     ``Retry-After``
-`DrainingError`                                             503     ``Retry-After``
-any other `ServingError`                                    503
-`DeadlineError`                                             504
-anything else                                               500, without its text
-==========================================================  ======  ===================
-"""
+"""Errors of a server as HTTP responses, for aiohttp, Starlette and FastAPI; routes and schemas are theirs."""
 
 from __future__ import annotations
 
@@ -21,30 +8,13 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from aiograd.errors import (
-    AiogradError,
-    ArgumentError,
-    DeadlineError,
-    DeltaError,
-    DrainingError,
-    QueueFullError,
-    RejectedVersionError,
-    ServingError,
-    VersionLogError,
-    VersionNotFoundError,
-)
+from aiograd import errors
 
-_STATUS: tuple[tuple[type[Exception], int], ...] = (
-    (VersionNotFoundError, 404),
-    (QueueFullError, 429),
-    (DrainingError, 503),
-    (RejectedVersionError, 500),
-    (DeltaError, 500),
-    (VersionLogError, 500),
-    (ServingError, 503),
-    (DeadlineError, 504),
-    (ArgumentError, 400),
-)
+#: status of an error by the first of these classes that it is of
+_STATUS: dict[type[Exception], int] = {
+    errors.VersionNotFoundError: 404, errors.QueueFullError: 429, errors.DrainingError: 503, errors.RejectedVersionError: 500,
+    errors.DeltaError: 500, errors.VersionLogError: 500, errors.ServingError: 503, errors.DeadlineError: 504, errors.ArgumentError: 400,
+}  # fmt: skip
 
 
 class HTTPError(NamedTuple):
@@ -67,12 +37,14 @@ def http_error(error: BaseException) -> HTTPError:
         error: an exception of a handler.
 
     Returns:
-        Status, headers and body; the body of a status 500 has no text of the error.
+        Status, headers and body. The status is 400 for an `ArgumentError`, 404 for a `VersionNotFoundError`, 429 for a `QueueFullError`, 503 for
+        a `DrainingError` (these two with ``Retry-After``) or another `ServingError`, 504 for a `DeadlineError`. Anything else gives 500 and a
+        body without its text, also a `RejectedVersionError`, `DeltaError` or `VersionLogError`.
 
     >>> ag.serving.http_error(ag.errors.QueueFullError("64 of 64 rows wait", retry_after=0.2))
     HTTPError(status=429, headers={'Retry-After': '1'}, body={'error': 'QueueFullError', 'detail': '64 of 64 rows wait'})
     """
-    status = next((status for cls, status in _STATUS if isinstance(error, cls)), 500)
+    status = next((status for cls, status in _STATUS.items() if isinstance(error, cls)), 500)
     if status == 500:
         return HTTPError(500, {}, {"error": "InternalServerError", "detail": "the request failed inside of the service"})
     retry_after = getattr(error, "retry_after", None)
@@ -95,7 +67,7 @@ def aiohttp_middleware() -> Any:
     async def answer_errors(request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> web.StreamResponse:
         try:
             return await handler(request)
-        except AiogradError as error:
+        except errors.AiogradError as error:
             found = http_error(error)
             if found.status == 500:
                 raise
@@ -123,4 +95,4 @@ def exception_handlers() -> dict[type[Exception], Callable[..., Any]]:
         found = http_error(error)
         return JSONResponse(found.body, status_code=found.status, headers=found.headers)
 
-    return {ServingError: answer, DeadlineError: answer, ArgumentError: answer}
+    return dict.fromkeys((errors.ServingError, errors.DeadlineError, errors.ArgumentError), answer)

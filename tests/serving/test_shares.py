@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, VersionNotFoundError
-from aiograd.serving.shares import VersionSplit
+from aiograd.serving.versions import VersionSplit
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=6))

@@ -124,12 +124,12 @@ async def test_a_step_that_fails_changes_nothing_and_is_counted_once(name: str) 
     async with learning(optimizer=lambda parameters: ag.optim.AdamW([*parameters][1:], lr=0.01)) as trainer:  # one is not stepped
         await trainer.step()
         before = everything(trainer)
-        trainer._step._loss = failing
+        trainer.loss = failing
         with np.errstate(invalid="ignore"):
             raised = await assert_awaiting_raises(error, text, trainer.step())
         assert everything(trainer) == before
         assert (trainer.failures, trainer.error, trainer.rejected) == (1, raised, 0)
-        trainer._step._loss = squares
+        trainer.loss = squares
         await trainer.step()
         assert (trainer.steps, trainer.failures, trainer.error) == (2, 1, None)
 

@@ -235,7 +235,7 @@ async def test_a_step_that_runs_while_the_promotion_is_taken_back_is_not_publish
     async with judging() as trainer:
         await trainer.step()
         await teach(trainer, 5.0)
-        trainer._step._loss = loss
+        trainer.loss = loss
         running = asyncio.ensure_future(trainer.step())
         await asyncio.sleep(0.5)
         await teach(trainer, -5.0, 1)
@@ -260,7 +260,7 @@ async def _cancelled_learn(step: int) -> tuple[bool, Any]:
     async with judging(model) as trainer:
         await trainer.step()
         await teach(trainer, 5.0)
-        trainer._step._loss = loss
+        trainer.loss = loss
         seen = trainer.buffer.seen
         running = asyncio.ensure_future(trainer.learn(ones(WINDOW), targets(-5.0, WINDOW)))
         stepping = asyncio.ensure_future(trainer.step())
@@ -307,7 +307,7 @@ async def test_a_gate_that_is_in_use_is_an_error() -> None:
 
 async def test_candidates_that_are_not_finite_are_rejected() -> None:
     async with judging() as trainer:
-        trainer._step._loss = lambda model, *columns: (model.first * -3e38 + model.second).sum()
+        trainer.loss = lambda model, *columns: (model.first * -3e38 + model.second).sum()
         trainer.optimizer.param_groups[0]["lr"] = 2.0
         with np.errstate(over="ignore"):
             await assert_awaiting_raises(ServingError, "not finite", trainer.step())

@@ -168,8 +168,10 @@ def test_a_state_of_another_model(state: Any, text: str) -> None:
 # ---- the store
 
 
-def add(store: VersionStore, value: float = 0.0, **options: Any) -> Version:
-    return store.add({"w": np.array(value)}, digest=str(value), created=0.0, **options)
+def add(store: VersionStore, value: float = 0.0, promote: bool = True) -> Version:
+    version = Version.of(store.next_number, {"w": np.array(value)}, digest=str(value))
+    store.admit(version, promote=promote)
+    return version
 
 
 def numbers(store: VersionStore) -> list[int]:
@@ -182,18 +184,19 @@ def test_a_store_from_its_beginning() -> None:
         store.current  # noqa: B018
     with pytest.raises(VersionNotFoundError, match="no version serves yet"):
         store.rollback()
-    candidate = add(store, promote=False)
-    assert candidate.parent is None and numbers(store) == [1]
-    first = add(store, metrics={"loss": 1.0})
-    assert store.current is first and first.parent is None and add(store).parent == 2 and store.next_number == 4
+    add(store, promote=False)
+    assert numbers(store) == [1]
+    with pytest.raises(VersionNotFoundError, match="no version serves yet"):
+        store.current  # noqa: B018
+    first = add(store)
+    assert store.current is first and add(store).number == 3 and store.next_number == 4
 
 
 def test_numbers_are_never_given_twice() -> None:
     store = VersionStore(keep=2, first=41)
     assert [add(store).number for _ in range(3)] == [41, 42, 43]
     assert store.rollback().number == 42
-    later = add(store)
-    assert (later.number, later.parent) == (44, 42)
+    assert add(store).number == 44
     store.adopt(version_of(7, {"w": np.zeros(1)}))
     assert store.current.number == 7 and add(store).number == 45
 
@@ -273,8 +276,7 @@ def test_arrays_die_with_their_versions() -> None:
     store.adopt(first)
     del first
     own += 1
-    add_state = snapshot({"shared": shared, "own": own}, store.current)
-    store.add(add_state, digest="", created=0.0)
+    store.admit(version_of(2, {"shared": shared, "own": own}, store.current), promote=True)
     gc.collect()
     assert [reference() is not None for reference in references] == [True, False]
 
