@@ -183,7 +183,8 @@ async def _at_half(settings: Settings) -> Table:
         table.add(f"{side}, {name}", f"{m['rate']:.0f}", f"{m['p50']:.2f}", f"{m['p99']:.2f}", f"{m['steps']:.0f}")
     ratio = middle["learning"]["p99"] / middle["frozen"]["p99"]
     goal = goal_cells(ratio, 1.2, None)
-    table.notes.append(f"p99 learning / frozen {ratio:.2f} (target {goal[0]}: {goal[2]})")
+    if not settings.tiny:
+        table.notes.append(f"p99 learning / frozen {ratio:.2f} (target {goal[0]}: {goal[2]})")
     return table
 
 
