@@ -10,18 +10,17 @@ import time
 from typing import Any
 
 import aiograd.distributed as dist
-from aiograd.tensors.tensor import Tensor
 
 service = dist.Service()
 
 
 @service.function
-def double(x: Tensor) -> Tensor:
+def double(x: Any) -> Any:
     return x * 2.0
 
 
 @service.function
-async def double_at(peer: str, x: Tensor) -> Tensor:
+async def double_at(peer: str, x: Any) -> Any:
     """As `double`, computed by another worker."""
     return await dist.current_worker().call(peer, "double", x)
 
