@@ -36,7 +36,7 @@
     ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
     ├── DataError (RuntimeError)       a process that makes examples failed at it, or is gone
-    ├── ServingError (RuntimeError)    a server, trainer or follower cannot do what was asked in its present state
+    ├── ServingError (RuntimeError)    a server, trainer or follower refuses a call in its present state
     │   ├── QueueFullError            the queue of a server is full; says when to try again
     │   ├── DrainingError             a server closes and refuses new requests; says when to try again
     │   ├── VersionNotFoundError (LookupError) there is no version of that number, or no more

@@ -10,31 +10,29 @@ __all__ = [
 
 
 class ServingError(AiogradError, RuntimeError):
-    """A server, a trainer or a follower cannot do what was asked of it in its present state."""
+    """A call that a server, a trainer or a follower refuses in its present state."""
 
 
-class QueueFullError(ServingError):
+class _RefusedForNowError(ServingError):
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class QueueFullError(_RefusedForNowError):
     """The queue of a server has no room for the rows of a request.
 
     Attributes:
         retry_after: seconds after which there is room, by the measured rate of answers.
     """
 
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
-
-class DrainingError(ServingError):
+class DrainingError(_RefusedForNowError):
     """A server answers the requests that it has admitted and refuses others, because it closes.
 
     Attributes:
         retry_after: seconds after which to try again, elsewhere or on the restarted service.
     """
-
-    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
 
 
 class VersionNotFoundError(ServingError, LookupError):

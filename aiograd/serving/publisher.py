@@ -336,7 +336,11 @@ class Publisher:
             ArgumentError: shares that do not add up. VersionNotFoundError: a version that is not kept. RejectedVersionError: one that is not finite.
         """
         self._check_open()
-        self._split = VersionSplit(shares, [version.number for version in self.versions]) if shares else None
+        split = VersionSplit(shares, [version.number for version in self.versions]) if shares else None
+        for number in split.shares if split is not None else ():
+            if not self.version(number).is_finite:
+                raise RejectedVersionError(f"split: version {number} may not serve: its state has NaN or infinity. Give it no share.")
+        self._split = split
         self._retain()
 
     def shadow(self, number: int | None, share: float = 1.0) -> None:
@@ -355,6 +359,8 @@ class Publisher:
         if not 0.0 <= share <= 1.0:
             raise ArgumentError(f"shadow(share={share!r}): expected a number from 0 to 1")
         bound = None if number is None else self._bind(self.version(number))
+        if self._shadow is not None:
+            self._shadow.stop()
         self._shadow = None
         if bound is not None:
             difference_sum = self._difference_sums.setdefault(bound.version.number, DifferenceSum())

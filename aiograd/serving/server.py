@@ -162,7 +162,7 @@ class Server(Publisher):
             deadline: seconds until the answer is given up; None for the server's.
             version: number of the version to ask; None for the one that serves, or one of the split.
             key: text, bytes or an integer that chooses the same version of a split every time.
-            at_least: wait until this or a later version serves.
+            at_least: wait until this or a later version serves, and ask that one; it goes before a split.
 
         Returns:
             The answer with the version's number and digest.
@@ -186,7 +186,8 @@ class Server(Publisher):
             until = None if limit is None else loop.time() + limit
             if at_least is not None:
                 await self._reached(at_least, until)
-            group = self._group_of(version, key)
+            # a split may choose an earlier version, and a rollback may come before the batch
+            group = self._serving if at_least is not None and version is None else self._group_of(version, key)
             if rows[0].shape[0] <= self.max_batch:
                 task = self._batcher.admit(rows, group=group, deadline=until)
                 value = await self._batcher.wait(task)

@@ -37,11 +37,16 @@ class Shadow:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._compare(), name="aiograd:shadow")
 
-    async def aclose(self) -> None:
-        """Leave out what waits, and stop. Idempotent."""
+    def stop(self) -> None:
+        """Leave out the waiting batches, and cancel the one that is computed. Idempotent."""
         self._waiting.clear()
         if self._task is not None:
             self._task.cancel()
+
+    async def aclose(self) -> None:
+        """Stop, and wait for the end of the batch that is computed. Idempotent."""
+        self.stop()
+        if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _compare(self) -> None:

@@ -182,7 +182,7 @@ class ReplicaScene(StepScene):
             yield
 
     async def expected(self, *replicas: int) -> Any:
-        """What a member has after steps of so many replicas."""
+        """The weights of a member after steps of so many replicas."""
         return await expected([SHARDS[:count] for count in replicas])
 
     async def step(self) -> None:

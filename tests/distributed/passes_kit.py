@@ -179,7 +179,7 @@ async def tie(here: Here, u: Any) -> Any:
 
 
 async def onward(here: Here, x: Any) -> Any:
-    """What c makes of it."""
+    """The output of c."""
     return await here.call("c", "weigh", x)
 
 

@@ -172,5 +172,5 @@ def test_a_follower_serves_only_what_a_leader_has_committed(block: int, monkeypa
 
 
 def test_states_of_different_values_differ_in_their_digests() -> None:
-    """What the test above takes for granted."""
+    """The test above tells versions apart by their digests."""
     assert len({state_digest(state(value)) for value in np.arange(100.0)}) == 100

@@ -192,6 +192,8 @@ async def test_a_state_that_is_not_finite_never_serves() -> None:
         candidate = await server.publish(state(np.inf), promote=False)
         assert candidate.number == 2 and not candidate.is_finite
         assert_raises(RejectedVersionError, "NaN or infinity", server.promote, 2)
+        assert_raises(RejectedVersionError, "NaN or infinity", server.split, {1: 0.5, 2: 0.5})
+        assert {(await server.predict(ones())).version for _ in range(4)} == {1}
         assert server.current.number == 1
     with pytest.raises(RejectedVersionError):
         async with serving.Server(Two(np.nan)):
@@ -305,6 +307,21 @@ async def test_a_shadow_is_compared() -> None:
                 await asyncio.sleep(0)
         comparison = server.statistics().comparisons[shadow.number]
         assert (comparison.requests, comparison.errors, comparison.mean_difference) == (4, 0, 2.0)
+
+
+async def test_a_shadow_that_is_replaced_stops(virtual_clock: VirtualClock) -> None:
+    model = TwoSlowly(1.0)
+    model.seconds = 1.0
+    async with serving.Server(model) as server:
+        shadows = [await server.publish(state(value), promote=False) for value in (2.0, 3.0)]
+        server.shadow(shadows[0].number)
+        await server.predict(ones())
+        await asyncio.sleep(0.1)
+        server.shadow(shadows[1].number)
+        await server.predict(ones())
+        await asyncio.sleep(2.0)
+        comparisons = server.statistics().comparisons
+        assert [comparisons[shadow.number].requests for shadow in shadows] == [0, 1]
 
 
 async def test_errors_of_a_shadow_are_counted() -> None:
@@ -421,6 +438,9 @@ async def test_at_least_waits_for_a_version(virtual_clock: VirtualClock) -> None
             assert not asked.done()
             await server.publish(state(n))
         assert values(await asked) == {2.0}
+        server.split({1: 1.0})
+        assert (await server.predict(ones())).version == 1
+        assert (await server.predict(ones(), at_least=3)).version == 3, "what was asked for goes before a split"
         await assert_awaiting_raises(DeadlineError, "version 9", server.predict(ones(), at_least=9, deadline=0.5))
 
 
