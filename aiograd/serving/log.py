@@ -4,8 +4,8 @@ Note [The folder]
     ``00000017.safetensors`` holds version 17, its digest and its metrics. ``manifest.json`` names the promoted version, the versions that were
     promoted before it, and the highest number ever given. Both are written beside the old file, flushed and put in place by one rename, the version
     before the manifest that names it: a version is in the log when the manifest is, and after a crash at any point the manifest names whole
-    versions. Both carry a checksum. A damaged version is passed over for the one promoted before it, or is a `VersionLogError`; a damaged
-    manifest is a `VersionLogError`.
+    versions. Both carry a checksum. A damaged version is passed over for a whole one before it, or is a `VersionLogError`; a damaged manifest is
+    a `VersionLogError`.
 
     ``lock`` is held by the server that uses the log, by ``flock``, which ends with its process.
 """
@@ -119,7 +119,9 @@ class VersionLog:
             raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
 
     def last(self) -> Version | None:
-        """The promoted version; if its file is damaged, with a warning, the newest whole one that was promoted before it.
+        """The promoted version; if its file is damaged, with a warning, the newest whole one before it.
+
+        Versions that were promoted before it stand in first, other finite ones only where none of these is whole.
 
         Returns:
             The version, or None if the log has no promoted version.
@@ -129,17 +131,21 @@ class VersionLog:
         """
         failures: list[Exception] = []
         served, _ = self._manifest()
-        for number in reversed(served):
+        others = [number for number in reversed(self.numbers()) if served and number < served[-1] and number not in served]
+        for number in (*reversed(served), *others):
             try:
                 version = self.load(number)
             except (VersionLogError, VersionNotFoundError) as error:
                 failures.append(error)
                 continue
+            if number not in served and not version.is_finite:
+                continue
             if failures:
-                warn_caller(f"version {number}, which was promoted before, is taken instead of the promoted one: {failures[0]}")
+                past = "was promoted before" if number in served else "was not promoted before"
+                warn_caller(f"version {number}, which {past}, is taken instead of the promoted one: {failures[0]}")
             return version
         if failures:
-            raise VersionLogError(f"the log {self.folder} has no whole version that was promoted: {failures[0]}") from failures[0]
+            raise VersionLogError(f"the log {self.folder} has no whole version up to the promoted one: {failures[0]}") from failures[0]
         return None
 
     def _manifest(self) -> tuple[list[int], int]:

@@ -124,8 +124,8 @@ async def test_as_many_versions_stay_in_the_folder_as_in_memory(tmp_path: Path) 
     assert serving.VersionLog(tmp_path).promoted == 3
 
 
-def test_only_versions_that_served_before_stand_in_for_a_damaged_one(tmp_path: Path) -> None:
-    """Neither a candidate nor a version that was rolled back."""
+def test_versions_that_served_before_stand_in_for_a_damaged_one_and_others_where_there_is_none(tmp_path: Path) -> None:
+    """A candidate and a version that was rolled back come last."""
     log = filled(tmp_path, 3)
     log.promote(2)  # a rollback from 3
     for number in (4, 5):
@@ -137,7 +137,13 @@ def test_only_versions_that_served_before_stand_in_for_a_damaged_one(tmp_path: P
     with pytest.warns(UserWarning, match="version 1, "):
         assert held(log.last()) == 1.0
     (tmp_path / "00000001.safetensors").write_bytes(b"")
-    assert_raises(VersionLogError, "no whole version that was promoted: .* no version 5", log.last)
+    with pytest.warns(UserWarning, match="version 4, which was not promoted before"):
+        assert held(log.last()) == 4.0
+    (tmp_path / "00000004.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="version 3, which was not promoted before"):
+        assert held(log.last()) == 3.0
+    (tmp_path / "00000003.safetensors").write_bytes(b"")
+    assert_raises(VersionLogError, "no whole version up to the promoted one: .* no version 5", log.last)
     log.append(version_of(6, state(6)), promote=True)
     assert held(log.last()) == 6.0
 
