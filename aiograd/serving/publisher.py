@@ -253,8 +253,8 @@ class Publisher:
                 if promote and not is_finite:
                     raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
                 version = Version.of(
-                    self._store.next_number, arrays, digest=digest, parent=base.number if base else None, metrics=metrics, created=time.time(),
-                    is_finite=is_finite,
+                    self._store.next_number, arrays, digest=digest, parent=self.current.number if base else None, metrics=metrics,
+                    created=time.time(), is_finite=is_finite,
                 )  # fmt: skip
                 if self._state == "closed":
                     raise ServingError("publish: the server has been closed")
