@@ -258,7 +258,7 @@ class Follower(Server):
                     first.set_exception(error)
                     return
                 if self.connected or self.error is None:
-                    logger.warning("%r is without its leader %s and serves its last version: %s", self, self.leader, error)
+                    logger.warning("%r is without its leader %r and serves its last version: %s", self, self.leader, error)
                 self.connected, self.error = False, error
                 has_base = has_base and not isinstance(error, DeltaError)
                 await asyncio.sleep(pause)

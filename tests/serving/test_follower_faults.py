@@ -150,7 +150,7 @@ async def test_without_the_leader_a_follower_goes_on_serving_and_says_so(
             assert not follower.connected and isinstance(follower.error, DistributedError)
             assert values(await follower.predict(ones())) == {1.0}
             (said,) = [record.getMessage() for record in caplog.records if record.name == "aiograd.serving"]
-            assert "is without its leader leader and serves what it has: worker 'leader' was lost" in said
+            assert "is without its leader 'leader' and serves its last version: worker 'leader' was lost" in said
             model.set(2.0)
             async with scene.leader(model, log=None) as server:  # another process, whose numbers begin anew
                 started = asyncio.get_running_loop().time()
