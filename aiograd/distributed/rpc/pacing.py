@@ -1,19 +1,19 @@
 """FramePacer: how many bytes are on their way over one connection, and how large its frames are, so that an urgent frame never waits for long.
 
 Note [Slow links]
-    Frames go out one after the other, so an urgent one waits for all bytes before it: on a link of 100 kB/s ten seconds for 1 MiB. Where these bytes
-    wait is not known: in the socket, in a router, in a proxy. So a sender asks: it puts a `PING` behind its frames, and the receiver answers with a
-    `PONG`. The time to the answer, less that of the quickest (`base`), is the time that the bytes before the ping had to wait, and these bytes divided
-    by the time are the rate. At most so many bytes are on their way as the link carries in `base` and `LONGEST` seconds (the *window*); the others wait
-    in the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, so that the link never runs dry.
+    Frames go out one after the other, so an urgent one waits for all bytes before it: on a link of 100 kB/s ten seconds for 1 MiB. Where these
+    bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, and the receiver answers
+    with a `PONG`. The time to the answer, less the time to the quickest (`base`), is how long the bytes before the ping had to wait; these bytes by
+    the time are the rate. As many bytes are on their way as the link carries in `base` and `LONGEST` seconds (the *window*); the others wait in
+    the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, so that the link never runs dry.
 
-    A connection begins with a window of `FIRST` bytes, which doubles with each round trip while nothing waits for longer than `LONGEST` / 2. Only a
-    window that is in use grows. A ping follows each quarter of a window, half a window where none is unanswered: on a fast link that is one each few
-    megabytes.
+    A connection begins with a window of `FIRST` bytes. While nothing waits for longer than `LONGEST` / 2, the window grows with what has passed, to
+    four times the bytes that were on their way together. Bytes that were sent before the last answer came may have arrived long ago, and do not
+    count. A ping follows each quarter of a window, half a window where none is unanswered: on a fast link that is one each few megabytes.
 
 Note [Drained links]
-    The quickest answer counts for `MEMORY` seconds, at most for twice as long, since routes change. On a link that is never idle no answer is quick. So
-    where answers have to wait, each `MEMORY` seconds nothing is sent until all has arrived and one more ping is answered.
+    The quickest answer counts for `MEMORY` seconds, at most for twice as long, since routes change. On a link that is never idle no answer is
+    quick. So where answers have to wait, each `MEMORY` seconds nothing is sent until all has arrived and one more ping is answered.
 
 Source: the delay-based congestion control of TCP Vegas (Brakmo and Peterson, 1995); BBR (Cardwell and others, 2016), which drains likewise.
 """
@@ -57,8 +57,8 @@ class FramePacer:
     """
 
     __slots__ = (
-        "frame_bytes", "is_full", "ping_due", "_limit", "_window", "_sent", "_arrived", "_ping_at", "_pings", "_quickest", "_quickest_before", "_until",
-        "_is_draining",
+        "frame_bytes", "is_full", "ping_due",
+        "_limit", "_window", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_quickest", "_quickest_before", "_until", "_is_draining",
     )  # fmt: skip
 
     def __init__(self, limit: int, round_trip: float, now: float) -> None:
@@ -66,8 +66,10 @@ class FramePacer:
         self._limit = limit
         #: bytes that were sent, and of these, as far as is known, that have arrived
         self._sent = self._arrived = 0
-        #: pings that are not answered: bytes sent when each was, time, bytes on their way; and whether these are known to have filled the window
-        self._pings: deque[tuple[int, float, int, bool]] = deque()
+        #: bytes of the latest frame
+        self._latest = 0
+        #: pings that are not answered: bytes sent when each was, its time, bytes that may be on their way, and those of them that surely were
+        self._pings: deque[tuple[int, float, int, int]] = deque()
         #: seconds to the quickest answer, in this time of `MEMORY` seconds and in the one before; and the end of this one
         self._quickest, self._quickest_before, self._until = round_trip, math.inf, now + MEMORY
         self._is_draining = False
@@ -75,14 +77,16 @@ class FramePacer:
 
     def sent(self, size: int) -> bool:
         """So many bytes were sent; returns True if a ping is to follow."""
-        self._sent += size
-        return self._sent >= self._ping_at
+        self._sent = sent = self._sent + size
+        self._latest = size
+        return sent >= self._ping_at or (4 * size >= self._window and self.frame_bytes < self._limit)
 
     def pinged(self, size: int, now: float) -> None:
         """A ping of `size` bytes is sent."""
-        flight = self._sent - self._arrived
-        self._sent += size
-        self._pings.append((self._sent, now, flight, bool(self._pings) and 2 * flight >= self._window))
+        pings, sent = self._pings, self._sent
+        flight = sent - self._arrived
+        pings.append((sent + size, now, flight, min(flight, sent - pings[0][0] + pings[0][3]) if pings else self._latest))
+        self._sent = sent + size
         self.ping_due = now + OFTEN
         self._look()
 
@@ -94,7 +98,7 @@ class FramePacer:
         """
         if not self._pings:
             return None
-        self._arrived, began, flight, is_used = self._pings.popleft()
+        self._arrived, began, flight, surely = self._pings.popleft()
         seconds = max(now - began, 1e-6)
         if now < self._until:
             self._quickest = min(self._quickest, seconds)
@@ -103,11 +107,14 @@ class FramePacer:
             self._quickest_before, self._quickest, self._until = self._quickest, seconds, now + MEMORY
         self._is_draining = self._is_draining and flight > DRAINED
         base = min(self._quickest, self._quickest_before)
-        carried = flight * (base + LONGEST) / seconds
-        if seconds - base > LONGEST / 2:
-            self._resize(min(carried, 2 * self._window) if is_used else max(carried, self._window / SHRINK))
+        part, window = (base + LONGEST) / seconds, float(self._window)
+        if seconds - base <= LONGEST / 2:
+            window = max(window, min(surely * part, 4 * surely))
+        elif 2 * flight >= window:
+            window = min(flight * part, 2 * window)
         else:
-            self._resize(max(min(carried, 2 * flight), self._window) if is_used else self._window)
+            window = max(flight * part, window / SHRINK)
+        self._resize(window)
         return (self.is_full or self._is_draining) and not self._pings
 
     def _resize(self, window: float) -> None:
