@@ -8,7 +8,7 @@ Note [Slow links]
     the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, so that the link never runs dry.
 
     A connection begins with a window of `FIRST` bytes. While nothing waits for longer than `LONGEST` / 2, the window grows with what has passed, to
-    four times the bytes that were on their way together. Bytes that were sent before the last answer came may have arrived long ago, and do not
+    `GROWTH` times the bytes that were on their way together. Bytes that were sent before the last answer came may have arrived long ago, and do not
     count. A ping follows each quarter of a window, half a window where none is unanswered: on a fast link that is one each few megabytes.
 
 Note [Drained links]
@@ -36,6 +36,8 @@ MEMORY: Final = 30.0
 OFTEN: Final = 0.1
 #: a window that is too large is divided by this at most where less than half of it was in use: the peer may have been slow, not the link
 SHRINK: Final = 8
+#: the window over the bytes that have just passed, at most: a frame may be twice as long as what passed before
+GROWTH: Final = 8
 #: bytes that may be on their way over a drained link: answers to pings of the peer
 DRAINED: Final = 1 << 10
 #: records that ask how long the way takes, and answer
@@ -85,7 +87,7 @@ class FramePacer:
         """A ping of `size` bytes is sent."""
         pings, sent = self._pings, self._sent
         flight = sent - self._arrived
-        pings.append((sent + size, now, flight, min(flight, sent - pings[0][0] + pings[0][3]) if pings else self._latest))
+        pings.append((sent + size, now, flight, min(flight, sent - pings[0][0] + pings[0][3] if pings else self._latest)))
         self._sent = sent + size
         self.ping_due = now + OFTEN
         self._look()
@@ -109,7 +111,7 @@ class FramePacer:
         base = min(self._quickest, self._quickest_before)
         part, window = (base + LONGEST) / seconds, float(self._window)
         if seconds - base <= LONGEST / 2:
-            window = max(window, min(surely * part, 4 * surely))
+            window = max(window, min(surely * part, GROWTH * surely))
         elif 2 * flight >= window:
             window = min(flight * part, 2 * window)
         else:
