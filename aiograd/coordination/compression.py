@@ -16,6 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,14 +118,22 @@ class Compressor(ABC):
                     f"residual that encoding an array of this shape and dtype returned"
                 )
         given, before = flat(values), None if residual is None else flat(residual)
-        rest, payload = np.empty_like(given), np.empty(self.packed_size(given.size), np.uint8)
-        for section in self._sections(given.size):
+        rest, buffer = np.empty_like(given), BytesIO()  # whose bytes become the payload without a copy
+        if given.size:
+            buffer.seek(self.packed_size(given.size) - 1)
+            buffer.write(b"\0")
+        if not self._write(np.frombuffer(buffer.getbuffer(), np.uint8), given, before, rest):
+            raise self._not_finite(values, residual)
+        return buffer.getvalue(), rest.reshape(values.shape)
+
+    def _write(self, payload: Array, values: Array, residual: Array | None, rest: Array) -> bool:
+        for section in self._sections(values.size):
             shape = (-1, section.length)
-            old = None if before is None else before[section.values].reshape(shape)
+            old = None if residual is None else residual[section.values].reshape(shape)
             records = payload[section.records].reshape(-1, self._record_bytes(section.length))
-            if not self._pack(given[section.values].reshape(shape), old, rest[section.values].reshape(shape), records):
-                raise self._not_finite(values, residual)
-        return payload.tobytes(), rest.reshape(values.shape)
+            if not self._pack(values[section.values].reshape(shape), old, rest[section.values].reshape(shape), records):
+                return False
+        return True
 
     def decode(self, payload: Any, size: int, dtype: Any = np.float32) -> Array:
         """The values that a payload stands for.
@@ -276,11 +285,9 @@ class TopK(Compressor):
         return records_of.pack_largest(values, residual, self.decay, rest, records, self._layout(values.shape[1]))
 
     def _unpack(self, records: Array, out: Array, first: int) -> Array:
-        positions, values, exponents, malformed = records_of.unpack_largest(records, out.dtype, self._layout(out.shape[1]))
+        exponents, malformed = records_of.unpack_largest(records, out, self._layout(out.shape[1]))
         if malformed is not None:
             raise self._malformed(first + malformed, "its positions do not increase within the block")
-        positions += np.arange(len(out))[:, None] * out.shape[1]
-        out.reshape(-1)[positions] = values
         return exponents
 
 

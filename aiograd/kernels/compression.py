@@ -164,52 +164,50 @@ def _levels(codes: NDArray, heads: NDArray, bits: int) -> NDArray:
     return levels
 
 
-def unpack_largest(records: NDArray, dtype: np.dtype[Any], layout: LargestLayout) -> tuple[NDArray, NDArray, NDArray, int | None]:
-    """The values that records stand for.
+def unpack_largest(records: NDArray, values: NDArray, layout: LargestLayout) -> tuple[NDArray, int | None]:
+    """Write the values that records stand for.
 
     Args:
         records: (blocks, `layout.nbytes`), from anywhere.
-        dtype: of the values, float32 or float64.
+        values: (blocks, length), zeros, which are kept where no value is; float32 or float64, C-contiguous.
         layout: of a record.
 
     Returns:
-        Positions in the block (blocks, kept), int64; values (blocks, kept); exponents (blocks,); and the first block with malformed positions, or
-        None if there is none. Values are infinite where `dtype` has no such exponent.
+        Exponents (blocks,), and the first block with malformed positions, or None if there is none.
     """
     heads = np.empty((len(records), 3), np.int64)
     fields = _as_integers(records[:, :LARGEST_HEAD])
     heads[:, 0], heads[:, 1], heads[:, 2] = (fields & 4095) - BIAS, fields >> 12 & _LARGEST, fields >> (12 + _INTEGER_BITS) & _LARGEST
-    scales = _powers(heads[:, 0], dtype)
-    shape = (len(records), layout.kept)
-    positions, values, malformed = np.zeros(shape, np.int64), np.empty(shape, dtype), np.zeros(len(records), np.uint8)
-    kernels = compiled(len(records) * layout.length, scales)
+    scales = _powers(heads[:, 0], values.dtype)
+    malformed = np.zeros(len(records), np.uint8)
+    kernels = compiled(values.size, values)
     if kernels is not None:
         run(
-            kernels.compression.unpack_largest, len(records), values.size, records, scales, heads, positions, values, malformed, layout.low_bits,
-            layout.high_at, layout.bits, layout.length,
+            kernels.compression.unpack_largest, len(records), values.size, records, scales, heads, values, malformed, layout.kept, layout.low_bits,
+            layout.high_at, layout.bits,
         )  # fmt: skip
     else:
         with np.errstate(all="ignore"):
             for low, high in _rows(values):
                 part = slice(low, high)
-                _unpack_largest(records[part], scales[part], heads[part], positions[part], values[part], malformed[part], layout)
-    return positions, values, heads[:, 0], _first(malformed)
+                _unpack_largest(records[part], scales[part], heads[part], values[part], malformed[part], layout)
+    return heads[:, 0], _first(malformed)
 
 
-def _unpack_largest(
-    records: NDArray, scales: NDArray, heads: NDArray, positions: NDArray, values: NDArray, malformed: NDArray, layout: LargestLayout
-) -> None:
+def _unpack_largest(records: NDArray, scales: NDArray, heads: NDArray, values: NDArray, malformed: NDArray, layout: LargestLayout) -> None:
     length, kept, bits = layout
     high = np.unpackbits(records[:, layout.high_at : layout.codes_at], axis=1, count=layout.high_bits, bitorder="little")
     malformed[:] = np.count_nonzero(high, axis=1) != kept
     high[malformed.view(np.bool_)] = np.arange(layout.high_bits) < kept
     low = _unpacked(records[:, LARGEST_HEAD : layout.high_at], kept, layout.low_bits)
-    positions[:] = (np.nonzero(high)[1].reshape(-1, kept) - np.arange(kept)) << layout.low_bits | low
+    positions = (np.nonzero(high)[1].reshape(-1, kept) - np.arange(kept)) << layout.low_bits | low
     malformed |= (positions[:, -1] >= length) | (np.diff(positions, axis=1) <= 0).any(axis=1)
+    if malformed.any():
+        return
     codes = _unpacked(records[:, layout.codes_at :], kept, bits)
     half = 1 << (bits - 1)
     levels = _levels(codes & (half - 1), heads, bits)
-    np.multiply(np.where(codes >= half, -levels, levels).astype(values.dtype), scales[:, None], out=values)
+    np.put_along_axis(values, positions, np.where(codes >= half, -levels, levels).astype(values.dtype) * scales[:, None], axis=1)
 
 
 def block_bytes(length: int, bits: int) -> int:

@@ -35,12 +35,14 @@ def _write_total(values: Any, residual: Any, decay: Any, total: Any) -> None:
             total[i] = values[i] + decay * residual[i]
 
 
-@inline(flags=set())
-def _peak(magnitudes: Any) -> Any:
-    peak = magnitudes[0]
-    for i in range(magnitudes.size):
-        if magnitudes[i] > peak:
-            peak = magnitudes[i]
+@inline
+def _peak(patterns: Any, rest_of_sign: Any) -> Any:
+    """The bit pattern of the largest magnitude, which is that of NaN where one is."""
+    peak = patterns[0] & rest_of_sign
+    for i in range(patterns.size):
+        pattern = patterns[i] & rest_of_sign
+        if pattern > peak:
+            peak = pattern
     return peak
 
 
@@ -108,7 +110,7 @@ def pack_largest(
         _write_total(values[row], residual[row if residual.size else 0], cast(decay), total)
         for i in range(length):
             magnitudes[i] = abs(total[i])
-        pattern[0] = _peak(patterns)
+        pattern[0] = _peak(patterns, like.dtype.type(-1))
         if not np.isfinite(magnitude[0]):
             heads[row, 0] = NOT_FINITE
             continue
@@ -204,35 +206,37 @@ def pack_largest(
         _put(record, codes_at, fields, bits)
 
 
-@kernel(reads(2, types.uint8), reads(1), reads(2, types.int64), writes(2, types.int64), writes(2), writes(1, types.uint8), *4 * (whole,), exact=True)
+@kernel(reads(2, types.uint8), reads(1), reads(2, types.int64), writes(2), writes(1, types.uint8), *4 * (whole,), exact=True)
 def unpack_largest(
-    records: Any, scales: Any, heads: Any, positions: Any, values: Any, malformed: Any, low_bits: int, high_at: int, bits: int, length: int,
-    block: int, low: int, high: int,
+    records: Any, scales: Any, heads: Any, values: Any, malformed: Any, kept: int, low_bits: int, high_at: int, bits: int, block: int, low: int,
+    high: int,
 ) -> None:
-    """Positions and values of each row, and a mark for each row whose positions are malformed."""
+    """Values of each row, which are zeros before, and a mark for each row whose positions are malformed."""
     cast = values.dtype.type
-    kept = positions.shape[1]
-    fields = np.empty(kept, np.int64)
+    length = values.shape[1]
+    low_parts, codes = np.empty(kept, np.int64), np.empty(kept, np.int64)
     high_bits = kept + ((length - 1) >> low_bits)
     codes_at = high_at + (high_bits + 7) // 8
     steps = (1 << (bits - 1)) - 1
     for row in range(low, high):
         record = records[row]
-        _get(record, 5, fields, low_bits)
+        _get(record, 5, low_parts, low_bits)
+        _get(record, codes_at, codes, bits)
         count, before, is_malformed = 0, -1, False
         for bit in range(high_bits):
             if (record[high_at + (bit >> 3)] >> (bit & 7)) & 1:
+                at = length
                 if count < kept:
-                    at = ((bit - count) << low_bits) | fields[count]
-                    is_malformed |= at <= before or at >= length
-                    positions[row, count] = before = at
+                    at = ((bit - count) << low_bits) | low_parts[count]
+                if before < at < length:
+                    code = codes[count] & steps
+                    level = (2 * (heads[row, 1] * (steps - code) + heads[row, 2] * code) + steps) // (2 * steps)
+                    values[row, at] = cast(-level if codes[count] > steps else level) * scales[row]
+                else:
+                    is_malformed = True
+                before = at
                 count += 1
         malformed[row] = is_malformed or count != kept
-        _get(record, codes_at, fields, bits)
-        for i in range(kept):
-            code = fields[i] & steps
-            level = (2 * (heads[row, 1] * (steps - code) + heads[row, 2] * code) + steps) // (2 * steps)
-            values[row, i] = cast(-level if fields[i] > steps else level) * scales[row]
 
 
 @kernel(reads(2), reads(2), real, writes(2), writes(2, types.uint8), writes(2, types.int64), _bit_patterns, *2 * (whole,), exact=True)
@@ -242,19 +246,16 @@ def pack_blocks(
     """Records of rows as integers of `bits` bits, without their first three bytes, and these as exponent and factor."""
     cast = values.dtype.type
     length = values.shape[1]
-    patterns = np.empty(length, like.dtype)
-    magnitudes = patterns.view(values.dtype)
     pattern = np.empty(1, like.dtype)
     magnitude = pattern.view(values.dtype)
+    rest_of_sign = like.dtype.type(0x7FFFFFFF if values.itemsize == 4 else 0x7FFFFFFFFFFFFFFF)
     codes = np.zeros(length + 1, np.uint8)
     most = (1 << (bits - 1)) - 1
     bound, middle = cast(most), np.int32(most + 1)
     for row in range(low, high):
         total = rest[row]
         _write_total(values[row], residual[row if residual.size else 0], cast(decay), total)
-        for i in range(length):
-            magnitudes[i] = abs(total[i])
-        pattern[0] = _peak(patterns)
+        pattern[0] = _peak(total.view(like.dtype), rest_of_sign)
         if not np.isfinite(magnitude[0]):
             heads[row, 0] = NOT_FINITE
             continue
