@@ -21,7 +21,7 @@ from aiograd.errors import ArgumentError
 
 #: bytes of a packet
 PACKET = 1460
-#: a turn carries what the line carries in so many seconds, in whole packets, at least one and at most so many
+#: the seconds of a turn, and the most packets in it
 TURN, MOST_PACKETS = 0.02, 45
 
 
@@ -61,40 +61,40 @@ class AccessQueue:
         rate: bytes per second.
     """
 
-    __slots__ = ("_chunk", "_is_busy", "_rate", "_stages")
+    __slots__ = ("_chunk", "_is_busy", "_rate", "_flows")
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._chunk = PACKET * int(min(MOST_PACKETS, max(1, TURN * rate / PACKET)))
         self._is_busy = False
-        #: the stages with bytes to carry, in the order of their turns
-        self._stages: deque[Stage] = deque()
+        #: the flows with bytes to carry, in the order of their turns
+        self._flows: deque[Flow] = deque()
 
-    def join(self, stage: Stage) -> None:
-        """Give `stage` a turn, behind those that have one."""
-        if not stage.is_queued:
-            stage.is_queued = True
-            self._stages.append(stage)
+    def join(self, flow: Flow) -> None:
+        """Give `flow` a turn, behind the flows that have one."""
+        if not flow.is_queued:
+            flow.is_queued = True
+            self._flows.append(flow)
             if not self._is_busy:
                 self._serve()
 
     def _serve(self) -> None:
         self._is_busy = False
-        while self._stages and not self._is_busy:
-            stage = self._stages.popleft()
-            stage.is_queued = False
-            size = stage.take(self._chunk)
+        while self._flows and not self._is_busy:
+            flow = self._flows.popleft()
+            flow.is_queued = False
+            size = flow.take(self._chunk)
             if size:
                 self._is_busy = True
-                stage.loop.call_later(size / self._rate, self._carry, stage, size, context=contextvars.Context())
+                flow.loop.call_later(size / self._rate, self._carry, flow, size, context=contextvars.Context())
 
-    def _carry(self, stage: Stage, size: int) -> None:
-        self.join(stage)
+    def _carry(self, flow: Flow, size: int) -> None:
+        self.join(flow)
         self._serve()
-        stage.carried(size)
+        flow.carried(size)
 
 
-class Stage:
+class Flow:
     """A connection's bytes before one line.
 
     Args:
@@ -118,12 +118,12 @@ class Stage:
         self._queue = queue
 
     def offer(self, size: int) -> None:
-        """Let `size` more bytes pass, after those that wait."""
+        """Let `size` more bytes pass, after the bytes that wait."""
         self.waiting += size
         self.resume()
 
     def resume(self) -> None:
-        """Let the bytes that wait pass, if the stage is open."""
+        """Let the bytes that wait pass, if the line is open to them."""
         if self._queue is not None:
             self._queue.join(self)
         elif size := self.take(self.waiting):
@@ -168,8 +168,8 @@ class Route:
     def __init__(self, loop: asyncio.AbstractEventLoop, wire: Wire, is_used: Callable[[], bool], arrived: Callable[[int], None]) -> None:
         self._loop = loop
         self._wire = wire
-        self._sender = Stage(loop, wire.up, lambda: not wire.is_down and is_used(), self._leave)
-        self._receiver = Stage(loop, wire.down, is_used, arrived)
+        self._sender = Flow(loop, wire.up, lambda: not wire.is_down and is_used(), self._leave)
+        self._receiver = Flow(loop, wire.down, is_used, arrived)
         #: when the latest chunk leaves the wire
         self._due = 0.0
 
