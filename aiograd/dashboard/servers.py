@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from aiograd import serving
-from aiograd.serving.registry import REGISTRY, RegisteredServer
+from aiograd.serving.registry import REGISTRY
 from aiograd.serving.statistics import BOUNDS
 
 #: servers of a worker, versions of a server, metrics of a version, and characters of a text
@@ -24,12 +24,11 @@ LEARNED = ("steps", "failures", "rejected", "rollbacks")
 
 def server_rows(worker: str, *, with_others: bool) -> list[dict[str, Any]]:
     """The servers of this process for a report, see `ServingRegistry.servers_of`."""
-    return [_row(each) for each in REGISTRY.servers_of(worker, with_others=with_others)[:MOST_SERVERS]]
+    return [_row(*each) for each in REGISTRY.servers_of(worker, with_others=with_others)[:MOST_SERVERS]]
 
 
-def _row(registered: RegisteredServer) -> dict[str, Any]:
-    name, server, trainer = registered
-    statistics, now = server.statistics(), time.time()
+def _row(name: str, server: Any) -> dict[str, Any]:
+    statistics, now, trainer = server.statistics(), time.time(), server._trainer
     states = statistics.states
     ranked = sorted(server.versions, key=lambda version: (states[version.number] == "kept", -version.number))[:MOST_VERSIONS]
     versions = [

@@ -105,7 +105,8 @@ class Leader:
             answer, payload, _ = found
         else:
             try:
-                await self._server.changed(number, digest, LONG_POLL)
+                self._server._check_open()
+                await self._server._serves(lambda version: (version.number, version.digest) != (number, digest), now() + LONG_POLL)
                 version, since = self._server.current, self._server._serving_since
             except ServingError as error:
                 return {"refused": str(error)}
@@ -265,12 +266,12 @@ class Follower(Server):
                 pause = min(2 * pause, LONGEST_RETRY)
             else:
                 self.connected, self.error, pause, has_base = True, None, RETRY, True
-                if not first.done() and self.has_version:
+                if not first.done() and self._serving:
                     first.set_result(None)
 
     async def _ask(self, has_base: bool) -> None:
         """Make one request, and serve the version that answers it; without `has_base` ask for a whole state."""
-        base = self.current if self.has_version and has_base else None
+        base = self.current if self._serving and has_base else None
         known = (0, "") if base is None else (base.number, base.digest)
         found = await self._call(*known, 0, 0)
         if found is None:
@@ -292,7 +293,7 @@ class Follower(Server):
         version: Version = await current_engine().offload(lambda: apply_delta(start, bytes(payload)))
         if (version.number, version.digest) != (answer.number, answer.digest):
             raise DeltaError(f"version {answer.number} was announced by {self.leader!r}, and version {version.number} came")
-        is_first = not self.has_version
+        is_first = self._serving is None
         self._adopt(version)
         if not is_first:
             self.behind.append(max(0.0, time.time() - answer.since))

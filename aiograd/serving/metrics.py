@@ -44,7 +44,7 @@ class ServingMetrics:
         """
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-        if not self.server.has_version:
+        if self.server._serving is None:
             return
         statistics, trainer, follower = self.server.statistics(), self.trainer, self.server if isinstance(self.server, Follower) else None
         gauges: list[tuple[str, str, float]] = [

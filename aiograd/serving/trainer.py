@@ -31,14 +31,13 @@ import numpy as np
 from aiograd.coordination.module_calls import BufferSnapshot
 from aiograd.engine.loop_budget import ROUNDS
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, RejectedVersionError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, ModeError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, Verdict
-from aiograd.serving.registry import REGISTRY
 from aiograd.serving.server import Server
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array, make
@@ -86,7 +85,7 @@ class Trainer:
         rollbacks: the number of promotions that the gate took back.
 
     Raises:
-        ArgumentError, ArgumentTypeError: settings that cannot be.
+        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: ModeError, another trainer trains the server.
 
     >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
     >>> async with ag.serving.Server(model) as server:
@@ -125,12 +124,11 @@ class Trainer:
         self._compared_versions: _ComparedVersions | None = None
         self._since_publication = 0
         #: rollbacks of the server after which the model has gone on from the version that serves
-        self._followed_rollbacks = server.rollbacks
+        self._followed_rollbacks = server._rollbacks
         self._stepping = asyncio.Lock()
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._task: asyncio.Task[None] | None = None
-        REGISTRY.add_trainer(self)
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.server!r}, {self.steps} steps, {'running' if self.is_running else 'not running'}>"
@@ -144,6 +142,7 @@ class Trainer:
         if self._task is not None:
             raise ServingError("a Trainer is entered once; make a new one")
         self.server.current  # noqa: B018 - an error if the server has not been entered
+        self._take_over()
         self._task = asyncio.get_running_loop().create_task(self._train(), name="aiograd:trainer")
         return self
 
@@ -152,6 +151,19 @@ class Trainer:
             self._task.cancel()
             await asyncio.wait([self._task])
         self._end_comparison()
+
+    def _take_over(self) -> None:
+        """Be the trainer of the server: two would mix their gradients. A trainer that does not train any more ends its comparison."""
+        other = self.server._trainer
+        if other is self:
+            return
+        if other is not None:
+            if other.is_running or other._stepping.locked():
+                raise ModeError(
+                    f"{self!r} was to train, but {other!r} trains that server: leave its `async with` block first, or add the loss to its loss"
+                )
+            other._end_comparison()
+        self.server._trainer = self
 
     def pause(self) -> None:
         """Take no step before `resume`; the step that runs ends."""
@@ -193,8 +205,9 @@ class Trainer:
             The loss.
 
         Raises:
-            ServingError: the buffer has no rows, or the loss was cancelled by itself. GradientError: a loss or gradient that is not finite.
-            RejectedVersionError: parameters that are not finite after the step. Exceptions of the loss, of its rules and of the publication.
+            ServingError: the buffer has no rows, or the loss was cancelled by itself. ModeError: another trainer trains the server.
+            GradientError: a loss or gradient that is not finite. RejectedVersionError: parameters that are not finite after the step. Exceptions of
+            the loss, of its rules and of the publication.
 
         >>> await trainer.learn(x, x[:, :1])
         >>> loss = await trainer.step()
@@ -202,6 +215,7 @@ class Trainer:
         True
         """
         async with self._stepping:
+            self._take_over()
             self._follow_rollback()
             if not len(self.buffer):
                 raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
@@ -297,26 +311,26 @@ class Trainer:
 
     def _go_on_from_serving(self) -> None:
         """Load the version that serves into the model, and clear the optimizer's state."""
-        self.server.load_model(self.server.current)
+        self.server.model.load_state_dict(self.server.current.state)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": {}})
 
     def _seconds_to_wait(self) -> float:
         """A gate of passes: rows that wait go first."""
-        return self.patience if self.server.queued else 0.0
+        return self.patience if self.server._batcher.queued else 0.0
 
     async def _turn(self) -> None:
         """Let the loop run its rounds, and wait while rows are queued, at most `patience`."""
         for _ in range(ROUNDS):
             await asyncio.sleep(0)
-        if self.server.queued:
-            await self.server.idle(self.patience)
+        if self.server._batcher.queued:
+            await self.server._batcher.idle(self.patience)
 
     async def _publish(self, loss: float) -> None:
         """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
         if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
         version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
-        if self._followed_rollbacks != self.server.rollbacks:  # while the copy was made
+        if self._followed_rollbacks != self.server._rollbacks:  # while the copy was made
             if self.gate is None:
                 self.server.rollback()
             self._follow_rollback()
@@ -328,7 +342,7 @@ class Trainer:
             self.gate.begin()
             serving = self.server.current
             self._compared_versions = _ComparedVersions(version, serving, serving)
-            self.server.pin(version.number, serving.number)
+            self.server._pin(version.number, serving.number)
 
     async def _judge(self, gate: Gate, rows: tuple[Any, ...]) -> None:
         """Let the gate judge two versions by these rows, and act on its verdict."""
@@ -337,7 +351,7 @@ class Trainer:
             return
         newer, older, _ = compared
         inputs, targets = rows[: self.inputs], [host_array(column) for column in rows[self.inputs :]]
-        values = [gate.measure(await self.server.compute(version, *inputs), *targets, rows=rows[0].shape[0]) for version in (newer, older)]
+        values = [gate.measure(await self._outputs(version, inputs), *targets, rows=rows[0].shape[0]) for version in (newer, older)]
         if self._running_comparison() is not compared:
             return  # decided meanwhile
         verdict = gate.judge(*values).verdict
@@ -353,6 +367,11 @@ class Trainer:
             async with self._stepping:
                 self._follow_rollback()
 
+    async def _outputs(self, version: Version, columns: tuple[Any, ...]) -> Any:
+        """The outputs of a version, apart from batches, statistics and limits of the server."""
+        self.server._check_open()
+        return await self.server._forward(self.server._bind(version), [columns], columns[0].shape[0])
+
     def _running_comparison(self) -> _ComparedVersions | None:
         """The versions that the gate compares; none any more where a version was made to serve by hand."""
         if self._compared_versions is not None and self.server.current is not self._compared_versions.serving:
@@ -363,13 +382,13 @@ class Trainer:
         if self.gate is not None and self._compared_versions is not None:
             self._compared_versions = None
             self.gate.abandon()
-            self.server.pin()
+            self.server._pin()
 
     def _follow_rollback(self) -> bool:
         """Go on from the version that serves if the server was rolled back since the last call; True if so."""
-        if self._followed_rollbacks == self.server.rollbacks:
+        if self._followed_rollbacks == self.server._rollbacks:
             return False
-        self._followed_rollbacks = self.server.rollbacks
+        self._followed_rollbacks = self.server._rollbacks
         self._go_on_from_serving()
         return True
 

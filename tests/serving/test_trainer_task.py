@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import serving
-from aiograd.errors import ServingError
+from aiograd.errors import ModeError, ServingError
 from aiograd.serving.gate import GatePhase
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import ticking
@@ -136,6 +136,48 @@ async def test_two_trainers_on_one_loop(virtual_clock: VirtualClock) -> None:
     async with learning(rate=10) as one, learning(rate=30, patience=0.01) as other, one, other:
         await asyncio.sleep(1.0 - 1e-6)
         assert (one.steps, other.steps) == (10, 30) and one.failures == other.failures == 0
+
+
+def beside(trainer: serving.Trainer, **options: Any) -> serving.Trainer:
+    """Another trainer of the same server."""
+    return serving.Trainer(trainer.server, trainer.optimizer, trainer.loss, buffer=trainer.buffer, **options)
+
+
+async def test_a_server_has_one_trainer_at_a_time(virtual_clock: VirtualClock) -> None:
+    async with learning(rate=10) as one:
+        other = beside(one, rate=10)
+        async with one:
+            await asyncio.sleep(0.05)
+            one.pause()
+            await assert_awaiting_raises(ModeError, "trains that server: leave its", other.__aenter__())
+            await assert_awaiting_raises(ModeError, "trains that server: leave its", other.step())
+            one.resume()
+        assert (one.steps, one.failures, other.steps) == (1, 0, 0)
+        async with other:
+            await asyncio.sleep(0.15)
+            await assert_awaiting_raises(ModeError, "trains that server", one.step())
+        assert (other.steps, other.failures) == (2, 0)
+        steps = asyncio.gather(one.step(), other.step(), return_exceptions=True)
+        assert [type(found) for found in await steps] == [float, ModeError], "two steps by hand at a time"
+        await other.step()
+        await one.step()
+
+
+async def test_a_trainer_that_takes_over_ends_the_comparison_of_the_one_before(virtual_clock: VirtualClock) -> None:
+    gates = [serving.Gate(lambda outputs, y: (outputs - y).numpy()[:, 0] ** 2, window=4) for _ in range(2)]
+    async with learning(gate=gates[0], serve={"keep": 1}) as one:
+        await one.step()
+        compared = one.server.versions
+        other = beside(one, gate=gates[1])
+        await other.step()
+        assert [gate.phase for gate in gates] == [GatePhase.IDLE, GatePhase.CANDIDATE] and len(compared) == 2
+        kept = [version.number for version in one.server.versions]
+        assert kept == [1, 3], "the candidate of the one before is not pinned any more"
+        await one.server.publish(promote=False)
+        assert {1, 3} <= {version.number for version in one.server.versions}, "the ones that are compared are"
+        await one.learn(*examples(8))
+        await other.learn(*examples(8))
+        assert gates[1].phase is not GatePhase.CANDIDATE and gates[0].phase is GatePhase.IDLE
 
 
 # ---------------------------------------------------------------- requests go first

@@ -17,6 +17,7 @@ from typing import Any
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import difference
+from aiograd.data.ledger import BatchLedger
 from aiograd.distributed.data_parallel.module_coordinator import ModuleCoordinator
 from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.batch_order import BatchOrder, loader_difference
@@ -35,7 +36,6 @@ from aiograd.engine.run.ending import end
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
-from aiograd.running.batch_ledger import BatchLedger
 from aiograd.running.log_fields import structured_logger
 from aiograd.tensors.core import make
 
@@ -270,7 +270,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         """
         computing, member.computing = member.computing, None
         batches, member.batches = member.batches, []
-        self.ledger.give_back(batches)
+        for batch in batches:
+            self.ledger.give_back(batch)
         member.result, member.is_fresh = None, True
         return computing
 

@@ -173,7 +173,7 @@ class LocalSteps:
     @property
     def epoch(self) -> int:
         """The number of epochs that are read to their end."""
-        return self._coordinator.ledger.epoch
+        return self._coordinator.ledger.first.epoch
 
     @property
     def digest(self) -> str:
@@ -185,8 +185,8 @@ class LocalSteps:
     async def round(self) -> RoundRecord:
         """Take a round: local steps on all members, the exchange, and the step of the outer optimizer.
 
-        All members that contribute have taken it, or it raises and none has. What members have computed is kept when it raises: the next call goes on
-        with that. Rounds run one after the other. Cancelling withdraws the round: batches go back, and all members begin again at the
+        All members that contribute have taken it, or it raises and none has. Computed local steps are kept when it raises: the next call goes on
+        with them. Rounds run one after the other. Cancelling withdraws the round: batches go back, and all members begin again at the
         base with fresh inner optimizers; unless it is decided already: then it is carried out, and the error that is raised has ``committed``
         True.
 
@@ -201,10 +201,10 @@ class LocalSteps:
         >>> record.batches["left"]
         ((0, 0), (0, 1))
         """
-        record = await self._round("round", None)
-        if record is None:
-            raise ArgumentError("LocalSteps.round: there is no batch")
-        return record
+        while True:  # without an end of epochs there are always batches
+            record = await self._round("round", None)
+            if record is not None:
+                return record
 
     async def rounds(self, epochs: int = 1) -> AsyncIterator[RoundRecord]:
         """Take rounds until some epochs are read; the last rounds may have fewer batches.

@@ -98,7 +98,8 @@ class RoundCoordinator(BaseCoordinator):
     def _deal(self, before: int | None) -> None:
         for member in self.remotes:
             if member.computing is None and member.result is None:
-                member.batches = self.ledger.deal(self.options.steps, before)
+                dealt = [self.ledger.take(before) for _ in range(self.options.steps)]
+                member.batches = [place for place in dealt if place is not None]
                 if member.batches:
                     task = self._compute(member)
                     member.computing = asyncio.get_running_loop().create_task(task, name=f"aiograd:local steps:{member.owner}")
@@ -263,7 +264,7 @@ class RoundCoordinator(BaseCoordinator):
             losses={name: each.loss for name, each in results.items()},
             rows={name: each.rows for name, each in results.items()},
             began={each.owner: each.began for each in contributors},
-            batches={each.owner: tuple(each.batches) for each in contributors},
+            batches={each.owner: tuple(map(tuple, each.batches)) for each in contributors},
             _order=self.order,
             _sampled={name: each.indices for name, each in results.items() if each.indices is not None},
         )
@@ -271,7 +272,8 @@ class RoundCoordinator(BaseCoordinator):
         for member in members:
             member.version = self.base.version
         for member in contributors:
-            self.ledger.read(member.batches)
+            for batch in member.batches:
+                self.ledger.read(batch)
             member.batches, member.result = [], None
 
     async def commit(self, decision: RoundDecision) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from aiograd.data.ledger import BatchPlace
 from aiograd.distributed.local_steps.round_messages import LocalResult
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.running.batch_ledger import BatchNumber
 
 
 class RemoteLocalMember:
@@ -33,7 +33,7 @@ class RemoteLocalMember:
         self.ref: Any = ref
         self.version = -1
         self.number = self.began = 0
-        self.batches: list[BatchNumber] = []
+        self.batches: list[BatchPlace] = []
         self.result: LocalResult | None = None
         self.computing: asyncio.Task[None] | None = None
         self.is_fresh = False

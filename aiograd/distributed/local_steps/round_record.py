@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from aiograd.distributed.local_steps.batch_order import BatchOrder
 from aiograd.errors import ArgumentError
-from aiograd.running.batch_ledger import BatchNumber
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class RoundRecord:
     losses: Mapping[str, float]
     rows: Mapping[str, int]
     began: Mapping[str, int]
-    batches: Mapping[str, tuple[BatchNumber, ...]]
+    batches: Mapping[str, tuple[tuple[int, int], ...]]
     _order: BatchOrder | None = field(default=None, repr=False, compare=False)
     _sampled: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict, repr=False, compare=False)
 
