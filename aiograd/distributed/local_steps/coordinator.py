@@ -264,7 +264,7 @@ class RoundCoordinator(BaseCoordinator):
             losses={name: each.loss for name, each in results.items()},
             rows={name: each.rows for name, each in results.items()},
             began={each.owner: each.began for each in contributors},
-            batches={each.owner: tuple(map(tuple, each.batches)) for each in contributors},
+            batches={each.owner: tuple((epoch, number) for epoch, number in each.batches) for each in contributors},
             _order=self.order,
             _sampled={name: each.indices for name, each in results.items() if each.indices is not None},
         )
