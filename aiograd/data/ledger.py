@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from aiograd.errors import ArgumentError, ModeError
 
@@ -71,6 +71,12 @@ class BatchLedger:
             if place not in self._read:
                 yield place
             place = self._after(place)
+
+    @overload
+    def take(self) -> BatchPlace: ...
+
+    @overload
+    def take(self, epochs: int | None) -> BatchPlace | None: ...
 
     def take(self, epochs: int | None = None) -> BatchPlace | None:
         """Hand out the next place.
@@ -136,6 +142,7 @@ class BatchLedger:
         while self._first in self._read:
             self._read.remove(self._first)
             self._first = self._after(self._first)
+        self._next = max(self._next, self._first)  # behind places that a state says were read
 
     def __repr__(self) -> str:
         first = self._first
