@@ -143,10 +143,11 @@ def _same_bits(left: Array, right: Array) -> bool:
 def all_finite(state: Mapping[str, Array], base: Version | None = None) -> bool:
     """True if a state has neither NaN nor infinity; arrays of a `base` that is finite are not looked at again."""
     known = {id(array) for array in base.state.values()} if base is not None and base.is_finite else set[int]()
-    return all(_is_finite(array) for array in state.values() if id(array) not in known)
+    return all(is_finite(array) for array in state.values() if id(array) not in known)
 
 
-def _is_finite(array: Array) -> bool:
+def is_finite(array: Array) -> bool:
+    """True if an array has neither NaN nor infinity."""
     if array.dtype.kind in "biu" or not array.size:
         return True
     if array.dtype.name == "bfloat16":
