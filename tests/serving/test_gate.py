@@ -41,7 +41,8 @@ def test_a_verdict_follows_from_exact_means(
         newer, older = (list(column) for column in zip(*part[start:], strict=True))
         verdict = judged(compared, newer, older)
         means = [sum(map(Fraction, column)) / len(part) for column in zip(*part, strict=True)]
-        assert compared.rows == len(part) and [total / len(part) for total in compared.sums] == pytest.approx([float(mean) for mean in means], abs=1e-9)
+        assert compared.rows == len(part)
+        assert [total / len(part) for total in compared.sums] == pytest.approx([float(mean) for mean in means], abs=1e-9)
         if len(part) < window:
             assert verdict is Verdict.WAIT
             continue
