@@ -97,9 +97,9 @@ class Publisher:
         self.model.load_state_dict(last.state)
 
     async def _open(self, log: VersionLog) -> Version | None:
-        last = await current_engine().offload(log.open)
+        last, highest = await current_engine().offload(log._open)
         self._log_is_open = True
-        self._store.skip(await current_engine().offload(lambda: log.highest))
+        self._store.skip(highest)
         return last  # type: ignore[no-any-return]
 
     async def _close_versions(self) -> None:
@@ -112,7 +112,7 @@ class Publisher:
         async with self._publishing:
             if self._log is not None and self._log_is_open:
                 self._log_is_open = False
-                self._log.close()
+                self._log._close()
 
     # ---------------------------------------------------------------- reading
 
