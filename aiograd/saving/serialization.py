@@ -82,9 +82,9 @@ def replacing(target: Path) -> Iterator[Path]:
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, target)
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     flush_folder(target.parent)
 
 
