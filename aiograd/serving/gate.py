@@ -60,7 +60,8 @@ class GateComparison:
     def __init__(self, gate: Gate, newer: Version, older: Version, *, is_probation: bool = False) -> None:
         self.gate, self.newer, self.older, self.is_probation = gate, newer, older, is_probation
         #: rows so far, and the sums of their metric for both versions
-        self.rows, self.sums = 0, (0.0, 0.0)
+        self.rows = 0
+        self.sums: tuple[float, ...] = (0.0, 0.0)
 
     @property
     def serving(self) -> Version:

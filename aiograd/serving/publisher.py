@@ -255,7 +255,7 @@ class Publisher:
         state = check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
         if list(state) != list(version.state):  # the digest covers the order
             version = replace(version, state=MappingProxyType(state), digest=state_digest(state))
-        self._store.adopt(version)
+        self._store.admit(version, promote=True)
         self._serve()
 
     def promote(self, number: int) -> Version:
@@ -347,7 +347,7 @@ class Publisher:
     def _retain(self) -> None:
         """Keep pinned versions and the versions of the split and the shadow, besides the last ones and the one that serves."""
         shadow = () if self._shadow is None else (self._shadow.bound.version.number,)
-        self._store.pinned = {*self._pinned, *shadow, *(self._split.shares if self._split else ())}
+        self._store.retain({*self._pinned, *shadow, *(self._split.shares if self._split else ())})
         for version in self._bound.keys() - set(self.versions):
             del self._bound[version]
 

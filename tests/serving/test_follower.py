@@ -135,7 +135,7 @@ async def test_a_follower_whose_version_the_leader_has_dropped_gets_a_whole_stat
         scene.board.let_go()
         await agree(follower, server)
         assert encoded[0] == (0, 1) and encoded[-1][1] == 4 and encoded[-1][0] in (0, 2, 3)
-        follower._store.adopt(serving.Version.of(3, follower.current.state, digest="of another"))
+        follower._store.admit(serving.Version.of(3, follower.current.state, digest="of another"), promote=True)
         follower._serve()
         model.set(5.0)
         await server.publish()

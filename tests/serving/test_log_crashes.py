@@ -185,7 +185,7 @@ def test_a_process_that_is_killed_loses_no_version_that_it_has_reported(tmp_path
             assert int(number) >= reported - 1, "a version that was reported, or the one before it after a rollback"
             for _ in range(rng.integers(5, 30)):
                 reported = int(child.stdout.readline())
-            assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path).open)
+            assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path)._open)
             child.send_signal(signal.SIGKILL)
             reported = max([reported, *(int(line) for line in child.stdout.read().split("\n")[:-1])])
         last = serving.VersionLog(tmp_path).last()
