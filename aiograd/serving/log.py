@@ -107,14 +107,7 @@ class VersionLog:
             raise VersionNotFoundError(f"the log {self.folder} has no version {number!r}; it has {', '.join(map(str, numbers)) or 'none'}")
         path = self._path(number)
         try:
-            metadata, tensors = load_metadata(path), load(path)
-            if metadata["checksum"] != _checksum(metadata["version"]):
-                raise ValueError("its description has another checksum than was written")
-            facts = json.loads(metadata["version"])
-            state = {name: host_array(tensors[name]) for name in facts.pop("paths")}
-            if facts["number"] != number or state_digest(state) != facts["digest"]:
-                raise ValueError("its contents have another digest than was written")
-            return Version.of(state=state, **facts)
+            return _read(path, number)
         except (AiogradError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise VersionLogError(f"the log {self.folder}: {path.name} is damaged or cannot be read: {error}") from error
 
@@ -277,6 +270,17 @@ class VersionLog:
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"
+
+
+def _read(path: Path, number: int) -> Version:
+    metadata, tensors = load_metadata(path), load(path)
+    if metadata["checksum"] != _checksum(metadata["version"]):
+        raise ValueError("its description has another checksum than was written")
+    facts = json.loads(metadata["version"])
+    state = {name: host_array(tensors[name]) for name in facts.pop("paths")}
+    if facts["number"] != number or state_digest(state) != facts["digest"]:
+        raise ValueError("its contents have another digest than was written")
+    return Version.of(state=state, **facts)
 
 
 def _content(served: list[int], highest: int) -> dict[str, Any]:

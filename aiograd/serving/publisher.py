@@ -31,8 +31,7 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.shadow import Shadow
-from aiograd.serving.statistics import DifferenceSum
+from aiograd.serving.shadow import DifferenceSum, Shadow
 from aiograd.serving.versions import Precision, Version, VersionSplit, VersionStore, check_fits
 from aiograd.tensors.core import host_array
 
