@@ -35,7 +35,7 @@ LEVELS: Mapping[str, int] = {
             "errors running",
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
-            "engine transaction",
+            "engine transaction data.ledger",
             "tensors functional running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
             "serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
@@ -88,7 +88,7 @@ OPTIONAL = frozenset("prometheus_client uvloop numba ray threadpoolctl ml_dtypes
 SANS_IO = (
     "engine.captures", "engine.evaluate", "engine.graph_root", "engine.graph_task", "engine.input_buffer", "engine.ledger", "engine.pass_futures",
     "engine.pass_hooks", "engine.placement", "engine.plan", "engine.ready_queue", "engine.renumbering", "engine.selection", "engine.short_pass",
-    "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction",
+    "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction", "data.ledger",
     *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),

@@ -1,7 +1,7 @@
 """Batches for training loops: an asynchronous, prefetching loader over any source of examples.
 
 `loader` has the `DataLoader`, `datasets` a base class and tensors side by side, `reading` how batches are read ahead, `process_source`
-sources in processes of their own.
+sources in processes of their own, `ledger` which batches are handed out and read.
 ``ag.progress(loader)`` shows a bar.
 Data sets are left to others: anything with ``__getitem__`` and ``__len__``, any iterable and any asynchronous iterable will do.
 """

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from aiograd.coordination.coordinator import StepCoordinator, restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
-from aiograd.coordination.session import StepWork
+from aiograd.coordination.session import WITNESSES, StepWork
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
@@ -42,8 +42,6 @@ from aiograd.transaction import Prepared
 T = TypeVar("T")
 ReplicaDecision = StepDecision[StepWork, RemoteReplica]
 
-#: replicas that one which is in doubt may ask, beside this process
-NEIGHBOURS = 8
 #: a part of the state of all that may be missing, and the advice for that
 SHARD = (
     "a shard of the state of the optimizer, which is divided among the replicas (shard_optimizer=True)",
@@ -212,7 +210,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         if self.is_sharded:
             shards = await self._divide()
         refs = [each.ref for each in self.remotes]
-        others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
+        others = [[*refs[rank + 1 :], *refs[:rank]][:WITNESSES] for rank in range(len(refs))]
         asked = zip(self.remotes, others, shards, strict=True)
         names, group = self.gathering(self.remotes, self.worker)
         version, outcomes = list(self.version), self.refer(self.worker)
