@@ -165,7 +165,8 @@ class Board:
                     self._number += 1
                     kept = [
                         worker.name, name[:TEXT], category[:20], operation[:TEXT], round(number_of(at) + worker.offset),
-                        round(number_of(duration), 1), thread[:40], int(number_of(track)), _count(sequence), _count(number), texts[0], _count(nbytes), texts[1], texts[2],
+                        round(number_of(duration), 1), thread[:40], int(number_of(track)), _count(sequence), _count(number),
+                        texts[0], _count(nbytes), texts[1], texts[2],
                     ]  # fmt: skip
                     self._events.append((self._number, kept))
 
