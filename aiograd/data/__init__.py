@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from aiograd.data.collation import collate
 from aiograd.data.datasets import Dataset, TensorDataset
-from aiograd.data.leases import Lease, Leases
+from aiograd.data.leases import BatchLease, BatchLeases
 from aiograd.data.loader import DataLoader
 from aiograd.data.process_source import ProcessSource
 
-__all__ = ["DataLoader", "Dataset", "Lease", "Leases", "ProcessSource", "TensorDataset", "collate"]
+__all__ = ["BatchLease", "BatchLeases", "DataLoader", "Dataset", "ProcessSource", "TensorDataset", "collate"]

@@ -47,7 +47,7 @@ class SequenceBatches:
 
     async def read(self, threads: ReaderThreads, number: int, rank: int = 0, size: int = 1) -> LoadedBatch | None:
         """Read the rows of a rank of a batch; None behind the end."""
-        indices = self._indices_of(number)
+        indices = self.indices_of(number)
         if indices is None:
             return None
         if self._reader.is_by_example:
@@ -59,7 +59,7 @@ class SequenceBatches:
         """A batch was read, and all before the first."""
         self._indices.pop(number, None)
 
-    def _indices_of(self, number: int) -> Any:
+    def indices_of(self, number: int) -> Any:
         """The indices of a batch; by example: the index; None behind the end."""
         reader = self._reader
         if reader.batch_sampler is not None:
@@ -259,10 +259,10 @@ def batch_generator(draws: Generator, number: int, rank: int = 0) -> Generator:
     Args:
         draws: the generator of the epoch; its state neither matters nor changes.
         number: number of the batch in the epoch.
-        rank: whose rows of the batch.
+        rank: the rank that computes its rows of the batch.
 
     Returns:
-        A generator independent of those of other batches and ranks, and of the order of the epoch.
+        A generator, independent of the order of the epoch and of the generators of other batches and ranks.
     """
     state = draws.state_dict()
     return generator_of(RandomStream(entropy_of(state["seed"]), (*state["spawn_key"], number, rank)))

@@ -1,10 +1,10 @@
 """Leases: batches that count once, when the step with them is committed.
 
-Note [What is read ahead when a loop is left]
+Note [Leaving a loop early]
     The place is in the ledger of the epoch, where nothing is read but a lease that was left so. A lease that was handed out and not entered waits
     again when the next loop begins. So a loop may be left at any point, and nothing has to be closed for the place to be right. Reading ends with the
     iterator: reads that have begun are cancelled, threads end with their last call, and batches of a sequence that were read ahead are dropped and
-    read again. Those of a stream stay with the epoch, since a stream is read forward only.
+    read again. Batches of a stream stay with the epoch, since a stream is read forward only.
 """
 
 from __future__ import annotations
@@ -35,13 +35,19 @@ class LeasedLoader(Protocol):
     def _end(self, epoch: Epoch) -> None: ...
 
 
-class Lease:
+class BatchLease:
     """A batch that is handed out: ``async with lease as batch``, once. `DataLoader.leases` gives it.
+
+    Args:
+        holder: the epoch that has begun.
+        place: the place of the batch.
+        loaded: the batch.
+        generator: draws the random numbers of the batch.
 
     Attributes:
         epoch: the epoch that the batch belongs to, counted from 0.
         number: number of the batch in the epoch, counted from 0.
-        indices: a list of the indices of its examples, those of this rank; of a stream, their positions in it.
+        indices: a list of the indices of the examples of this rank; of a stream, their positions in it.
 
     Raises:
         ModeError: on entering: it was entered before, or was not entered before the loop went on or was left, or the loader has loaded another state.
@@ -93,7 +99,7 @@ class Lease:
             self._scope.__exit__(None, None, None)
 
     def __repr__(self) -> str:
-        return f"Lease(epoch={self.epoch}, number={self.number})"
+        return f"BatchLease(epoch={self.epoch}, number={self.number})"
 
 
 def was_committed(error: BaseException) -> bool:
@@ -110,8 +116,12 @@ def was_committed(error: BaseException) -> bool:
     return False
 
 
-class Leases(AsyncIterator[Lease]):
+class BatchLeases(AsyncIterator[BatchLease]):
     """The rest of an epoch in leases; `DataLoader.leases` makes it.
+
+    Args:
+        loader: the loader.
+        rank, size: the part of every batch that is handed out.
 
     >>> leases = ag.data.DataLoader(range(4), batch_size=2).leases()
     >>> async for lease in leases:
@@ -125,13 +135,13 @@ class Leases(AsyncIterator[Lease]):
         self._rank, self._size = rank, size
         self._epoch: Epoch | None = None
         self._reads: ReadAhead | None = None
-        self._last: Lease | None = None
+        self._last: BatchLease | None = None
         self._is_closed = False
 
-    def __aiter__(self) -> Leases:
+    def __aiter__(self) -> BatchLeases:
         return self
 
-    async def __anext__(self) -> Lease:
+    async def __anext__(self) -> BatchLease:
         self._check_last()
         while (current := await self._current()) is not None:
             epoch, reads = current
@@ -142,7 +152,7 @@ class Leases(AsyncIterator[Lease]):
                 if reads is not self._reads or epoch is not self._loader._epoch:
                     continue  # closed, or the loader is at another place
                 if loaded is not None:
-                    lease = self._last = Lease(epoch, place, loaded, epoch.generator(place.number, self._rank))
+                    lease = self._last = BatchLease(epoch, place, loaded, epoch.generator(place.number, self._rank))
                     return lease
             except Exception:  # of the source: the loop most likely ends here
                 await self._end_reads()

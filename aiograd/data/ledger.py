@@ -22,8 +22,8 @@ class BatchPlace(NamedTuple):
 class BatchLedger:
     """Every batch is waiting, handed out (`take`) or read (`read`); `give_back` makes one that is handed out wait again.
 
-    Batches that were given back are handed out first, the lowest place first, then the others in their order. The state counts what was read: after
-    `load_state_dict` every other batch waits.
+    Batches that were given back are handed out first, the lowest place first, then the others in their order. The state has the batches that were
+    read: after it is loaded every other batch waits.
 
     Args:
         length: batches of every epoch; None: not known, and then all batches are of one epoch, which has no end here.

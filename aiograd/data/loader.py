@@ -19,7 +19,7 @@ import numpy as np
 from aiograd.array_functions.names import with_other_names
 from aiograd.data.batch_reader import BatchReader
 from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches
-from aiograd.data.leases import Leases
+from aiograd.data.leases import BatchLeases
 from aiograd.data.ledger import BatchLedger
 from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
 from aiograd.errors import ArgumentError, ArgumentTypeError
@@ -164,7 +164,7 @@ class DataLoader:
             yield loaded.value
         self._end(epoch)
 
-    def leases(self, rank: int = 0, size: int = 1) -> Leases:
+    def leases(self, rank: int = 0, size: int = 1) -> BatchLeases:
         """The rest of the epoch, in batches of which each counts once: when the step with it is committed.
 
         ::
@@ -173,7 +173,7 @@ class DataLoader:
                 async with lease as (inputs, classes):
                     await replicas.step(...)                    # raises: the batch comes again next
 
-        A batch is read when its `Lease` is left without an error, or with one that says that the step was committed: `committed` is True, of the
+        A batch is read when its `BatchLease` is left without an error, or with one that says that the step was committed: `committed` is True, of the
         error itself, of its cause (as for asyncio's `TimeoutError`), or of an error in a group. Else it comes again next. `state_dict` counts the
         batches that were read. A loop that is left early keeps the place at once, for the next `leases()` and for `state_dict`. Where no epoch has
         begun, one begins; `epoch` counts it when the loop finds its end. `load_state_dict` moves a loop that runs.
@@ -186,11 +186,11 @@ class DataLoader:
                 have no rows, and a `collate` of your own is given an empty list.
 
         Returns:
-            An asynchronous iterator over `Lease`. `aclose` ends what reads; without it that ends with the iterator, or the epoch.
+            An asynchronous iterator over `BatchLease`. `aclose` ends what reads; without it that ends with the iterator, or the epoch.
 
         Raises:
             ArgumentError: no such rank, or more than one where single examples are read. By the iterator, ModeError: the last lease was not entered;
-            DataError: a stream that cannot go on, see `DataError`; and what the source and `collate` raise. The place has not changed then.
+            DataError: an iterator that cannot begin again; and errors of the source and of `collate`. The place has not changed then.
 
         >>> loader = ag.data.DataLoader(range(4), batch_size=2)
         >>> async for lease in loader.leases():
@@ -203,7 +203,7 @@ class DataLoader:
             raise ArgumentError(f"DataLoader.leases(rank={rank!r}, size={size!r}): expected ints with 0 <= rank < size")
         if size > 1 and self.batch_size is None and self.batch_sampler is None:
             raise ArgumentError(f"DataLoader.leases(rank={rank}, size={size}): single examples have no rows to divide; give the loader a batch_size")
-        return Leases(self, rank, size)
+        return BatchLeases(self, rank, size)
 
     def _begin(self) -> Epoch:
         """Begin an epoch, or go on with one that was loaded."""
@@ -226,7 +226,7 @@ class DataLoader:
     def _enter(self, order: Generator | None, draws: Generator | None, ledger: BatchLedger, source_state: Any = None) -> Epoch:
         """Be in another epoch, or at another place of this one."""
         self._leave()
-        reader = BatchReader(self.source, self.batch_size, self.drop_last, self.collate, self.batch_sampler, self._is_async)
+        reader = self._reader()
         first = ledger.first.number
         batches: SequenceBatches | StreamBatches
         if self._is_sequence:
@@ -235,6 +235,9 @@ class DataLoader:
             batches = StreamBatches(reader, first, source_state, self._was_begun)
         self._epoch = Epoch(batches, ledger, order, draws)
         return self._epoch
+
+    def _reader(self) -> BatchReader:
+        return BatchReader(self.source, self.batch_size, self.drop_last, self.collate, self.batch_sampler, self._is_async)
 
     def _leave(self) -> None:
         if self._epoch is not None:
@@ -277,7 +280,7 @@ class DataLoader:
             raise ArgumentTypeError(f"DataLoader.read: {type(self.source).__name__} is a stream; expected a source with len() and indices")
         threads = ReaderThreads(self.workers)
         try:
-            return await self._batch(threads, indices)
+            return await self._reader().rows(threads, indices, indices)
         finally:
             await threads.aclose()
 
@@ -335,7 +338,7 @@ class DataLoader:
         return f"DataLoader({type(self.source).__name__}{size}, epoch={self.epoch}, batches={taken})"
 
 
-#: keys of a state, and those that states saved before there were leases lack
+#: keys of every state, and keys that are missing in states from before there were leases
 _KEYS, _LATER_KEYS = {"epoch", "batches", "order", "generator", "source"}, {"ahead", "draws"}
 
 

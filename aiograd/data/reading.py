@@ -106,7 +106,7 @@ class ReadAhead:
 
     Args:
         read: reads the batch of a number.
-        threads: what it reads with, ended with this.
+        threads: threads that `read` uses; they end with this.
     """
 
     def __init__(self, read: Callable[[int], Awaitable[LoadedBatch | None]], threads: ReaderThreads) -> None:
@@ -136,7 +136,7 @@ class ReadAhead:
         return None if task.cancelled() else task.result()
 
     def abandon(self) -> None:
-        """Cancel what is being read, without waiting; also from another thread."""
+        """Cancel the reads without waiting; also from another thread."""
         self._threads.abandon()
         try:
             self._loop.call_soon_threadsafe(self._cancel)
@@ -144,7 +144,7 @@ class ReadAhead:
             pass
 
     async def aclose(self) -> None:
-        """Cancel what is being read and wait for its end."""
+        """Cancel the reads and wait for their end."""
         tasks = self._cancel()
         self._threads.abandon()
         await asyncio.gather(*tasks, return_exceptions=True)

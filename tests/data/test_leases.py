@@ -60,7 +60,7 @@ async def test_leases_give_the_batches_of_a_plain_loop(name: str) -> None:
     for epoch in range(1 if name in ("sampled", "resumable") else 2):
         found = []
         async for lease in ones.leases():
-            assert (lease.epoch, lease.number) == (epoch, len(found)) and repr(lease) == f"Lease(epoch={epoch}, number={len(found)})"
+            assert (lease.epoch, lease.number) == (epoch, len(found)) and repr(lease) == f"BatchLease(epoch={epoch}, number={len(found)})"
             async with lease as batch:
                 found.append(plain(batch))
                 assert lease.indices == (found[-1] if isinstance(found[-1], list) else [found[-1]]) or name == "sampled"
@@ -257,7 +257,7 @@ async def leased_indices(loader: DataLoader, back: int) -> list[int]:
 
 async def test_a_lease_is_entered_once_and_before_the_next() -> None:
     loader = DataLoader(range(6), 2)
-    with pytest.raises(ModeError, match=r"the loop goes on, but Lease\(epoch=0, number=0\) was not entered; use it as"):
+    with pytest.raises(ModeError, match=r"the loop goes on, but BatchLease\(epoch=0, number=0\) was not entered; use it as"):
         async for _ in loader.leases():
             pass
     leases = loader.leases()
