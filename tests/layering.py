@@ -35,7 +35,7 @@ LEVELS: Mapping[str, int] = {
             "errors running",
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
-            "engine transaction",
+            "engine transaction data.ledger",
             "tensors functional running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
             "serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
@@ -56,9 +56,9 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
         *(f"distributed.{name}" for name in (
-            "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
-            "collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint rpc.earlier_requests "
-            "rpc.handshake_log rpc.loopback rpc.outbound_room rpc.peer rpc.peer_session rpc.request_handlers rpc.secure_channel "
+            "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel local_steps collectives.agreement "
+            "collectives.forming collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint "
+            "rpc.earlier_requests rpc.handshake_log rpc.loopback rpc.outbound_room rpc.peer rpc.peer_session rpc.request_handlers rpc.secure_channel "
             "rpc.shared.lane rpc.timers"
         ).split()),
     ),
@@ -88,12 +88,12 @@ OPTIONAL = frozenset("prometheus_client uvloop numba ray threadpoolctl ml_dtypes
 SANS_IO = (
     "engine.captures", "engine.evaluate", "engine.graph_root", "engine.graph_task", "engine.input_buffer", "engine.ledger", "engine.pass_futures",
     "engine.pass_hooks", "engine.placement", "engine.plan", "engine.ready_queue", "engine.renumbering", "engine.selection", "engine.short_pass",
-    "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction",
+    "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction", "data.ledger",
     *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    *(f"coordination.{name}" for name in "buckets malformed message_code message_form message_json outline".split()),
+    *(f"coordination.{name}" for name in "buckets compression malformed message_code message_form message_json outline".split()),
     *(f"serving.{name}" for name in "batching buffer delta gate shares versions".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "

@@ -328,10 +328,10 @@ def test_the_example_of_the_distributed_package(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.proc
 def test_what_tests_may_look_like(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(across=block("# across.py"), test_mine=block("# test_mine.py"), test_clock=block("# test_clock.py"))
+    pytester.makepyfile(across=block("# across.py"), **{name: block(f"# {name}.py") for name in ("test_mine", "test_lines", "test_clock")})
     (ini,) = blocks("ini", TEXTS["docs/tutorials/testing.md"])
     pytester.makefile(".ini", pytest=ini)
-    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=3)
 
 
 # -------------------------------------------------------------------- pipelines, parallel maps, experts

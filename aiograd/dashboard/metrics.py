@@ -117,8 +117,8 @@ class WorkerMetrics:
                 logged.add_metric([name, scalar], entry.value)
         yield logged
         families: dict[str, Any] = {}
-        for label, server, trainer in REGISTRY.servers_of(name, with_others=True):
-            for family in serving.ServingMetrics(server, trainer, name=label).collect():
+        for label, server in REGISTRY.servers_of(name, with_others=True):
+            for family in serving.ServingMetrics(server, server._trainer, name=label).collect():
                 if (first := families.get(family.name)) is None:
                     families[family.name] = family
                 else:

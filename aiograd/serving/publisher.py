@@ -31,8 +31,7 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.shadow import Shadow
-from aiograd.serving.statistics import DifferenceSum
+from aiograd.serving.shadow import DifferenceSum, Shadow
 from aiograd.serving.versions import Precision, Version, VersionSplit, VersionStore, check_fits
 from aiograd.tensors.core import host_array
 
@@ -63,6 +62,8 @@ class Publisher:
         self._shadow: Shadow | None = None
         self._difference_sums: dict[int, DifferenceSum] = {}
         self._pinned: tuple[int, ...] = ()
+        #: the Trainer that trains the model, or trained it last
+        self._trainer: Any = None
         self._published = self._promoted = self._rollbacks = 0
         #: the failure of the last promotion that was written to the log
         self._log_error: Exception | None = None
@@ -86,18 +87,18 @@ class Publisher:
             raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
         last = None if self._log is None else await uninterrupted(self._open(self._log))
         if last is None:
-            await self._publish(None, None, promote=True)
+            await self._publish(None, None, lambda: True)
             return
         try:
             self._adopt(last)
         except ArgumentError as error:
             raise VersionLogError(f"{self._log!r} belongs to another model than {type(self.model).__name__}: {error}") from error
-        self.load_model(last)
+        self.model.load_state_dict(last.state)
 
     async def _open(self, log: VersionLog) -> Version | None:
-        last = await current_engine().offload(log.open)
+        last, highest = await current_engine().offload(log._open)
         self._log_is_open = True
-        self._store.skip(await current_engine().offload(lambda: log.highest))
+        self._store.skip(highest)
         return last  # type: ignore[no-any-return]
 
     async def _close_versions(self) -> None:
@@ -110,14 +111,9 @@ class Publisher:
         async with self._publishing:
             if self._log is not None and self._log_is_open:
                 self._log_is_open = False
-                self._log.close()
+                self._log._close()
 
     # ---------------------------------------------------------------- reading
-
-    @property
-    def has_version(self) -> bool:
-        """True once a version serves."""
-        return self._serving is not None
 
     @property
     def current(self) -> Version:
@@ -143,11 +139,6 @@ class Publisher:
         """
         return self._store.get(number)
 
-    @property
-    def rollbacks(self) -> int:
-        """The number of rollbacks so far."""
-        return self._rollbacks
-
     def _bind(self, version: Version) -> BoundVersion:
         """A version of the store with its Tensors."""
         if version not in self._bound:
@@ -166,26 +157,6 @@ class Publisher:
         if bound is None:
             raise ServingError("this Server has no version yet: use `async with`")
         return bound
-
-    async def changed(self, number: int, digest: str, timeout: float | None = None) -> bool:
-        """Wait until another version serves than this one.
-
-        Args:
-            number, digest: of a version.
-            timeout: seconds; None for no limit.
-
-        Returns:
-            True if another version serves, False if the time was up before.
-
-        Cancelling stops the waiting.
-
-        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
-        ...     await server.changed(0, "")
-        True
-        """
-        self._check_open()
-        until = None if timeout is None else asyncio.get_running_loop().time() + timeout
-        return await self._serves(lambda version: (version.number, version.digest) != (number, digest), until)
 
     async def _reached(self, number: int, until: float | None) -> None:
         """Wait until a version of at least this number serves; raises `DeadlineError` if none does at the time `until` of the loop."""
@@ -243,14 +214,15 @@ class Publisher:
         2
         """
         self._check_open()
-        return await self._publish(state, metrics, promote)
+        return await self._publish(state, metrics, lambda: promote)
 
-    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
+    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, serves: Callable[[], bool]) -> Version:
+        """As `publish`; ``serves()`` at the commit tells a version that serves from a candidate."""
         async with self._publishing:
             with tracing.span("publish"):
-                base = self.current if self.has_version else None
+                base = None if self._serving is None else self._serving.version
                 arrays, digest, is_finite = await copy_of_state(self.model, state, base, self._precision)
-                if promote and not is_finite:
+                if serves() and not is_finite:
                     raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
                 version = Version.of(
                     self._store.next_number, arrays, digest=digest, parent=self.current.number if base else None, metrics=metrics,
@@ -259,15 +231,16 @@ class Publisher:
                 if self._state == "closed":
                     raise ServingError("publish: the server has been closed")
                 if self._log is None:
-                    self._admit(version, promote)
+                    self._admit(version, serves())
                 else:
-                    await uninterrupted(self._write(self._log, version, promote))
+                    await uninterrupted(self._write(self._log, version, serves))
                 return version
 
-    async def _write(self, log: VersionLog, version: Version, promote: bool) -> None:
-        pinned = {*self._store.pinned, *((self.current.number,) if self.has_version else ())}
+    async def _write(self, log: VersionLog, version: Version, serves: Callable[[], bool]) -> None:
+        pinned = {*self._store.pinned, *((self.current.number,) if self._serving else ())}
+        promote = serves()
         await current_engine().offload(lambda: log.append(version, promote=promote, pinned=pinned))
-        self._admit(version, promote)
+        self._admit(version, serves())
         if self._log_error is not None:
             self._log_promotion()
 
@@ -283,7 +256,7 @@ class Publisher:
         state = check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
         if list(state) != list(version.state):  # the digest covers the order
             version = replace(version, state=MappingProxyType(state), digest=state_digest(state))
-        self._store.adopt(version)
+        self._store.admit(version, promote=True)
         self._serve()
 
     def promote(self, number: int) -> Version:
@@ -367,30 +340,15 @@ class Publisher:
             self._shadow = Shadow(self._forward, bound, float(share), difference_sum)
         self._retain()
 
-    def load_model(self, version: Version) -> None:
-        """Write a version's arrays into the model, in place.
-
-        Args:
-            version: of this server.
-        """
-        self.model.load_state_dict(version.state)
-
-    def pin(self, *numbers: int) -> None:
-        """Keep these versions, and no longer the ones that were pinned before.
-
-        Args:
-            numbers: of versions that are kept.
-
-        Raises:
-            VersionNotFoundError: a version that is not kept.
-        """
-        self._pinned = tuple([self.version(number).number for number in numbers])
+    def _pin(self, *numbers: int) -> None:
+        """Keep these versions, and no longer the ones that were pinned before."""
+        self._pinned = numbers
         self._retain()
 
     def _retain(self) -> None:
         """Keep pinned versions and the versions of the split and the shadow, besides the last ones and the one that serves."""
         shadow = () if self._shadow is None else (self._shadow.bound.version.number,)
-        self._store.pinned = {*self._pinned, *shadow, *(self._split.shares if self._split else ())}
+        self._store.retain({*self._pinned, *shadow, *(self._split.shares if self._split else ())})
         for version in self._bound.keys() - set(self.versions):
             del self._bound[version]
 

@@ -26,7 +26,6 @@ from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher, uninterrupted
 from aiograd.serving.registry import REGISTRY
 from aiograd.serving.statistics import BOUNDS, ServingStatistics
-from aiograd.serving.versions import Version
 
 
 class Server(Publisher):
@@ -83,7 +82,7 @@ class Server(Publisher):
         self._latency_sum = 0.0
 
     def __repr__(self) -> str:
-        version = f", version {self.current.number}" if self.has_version else ""
+        version = f", version {self.current.number}" if self._serving else ""
         return f"<Server of {type(self.model).__name__}, {self._state}{version}>"
 
     # ---------------------------------------------------------------- entering and leaving
@@ -225,48 +224,6 @@ class Server(Publisher):
         if self._shadow is not None and bound is not self._shadow.bound:
             self._shadow.add(batch, outputs)
         return outputs
-
-    async def compute(self, version: Version, *columns: Any) -> Any:
-        """The outputs of a version for these rows, apart from batches, statistics and limits.
-
-        Args:
-            version: of this server.
-            columns: Tensors or arrays with the same number of rows, as the forward takes them.
-
-        Returns:
-            A Tensor, or a tuple of Tensors, as the forward returns.
-
-        Cancelling cancels a forward that waits.
-
-        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
-        ...     (await server.compute(server.current, np.ones((3, 2), np.float32))).shape
-        (3, 1)
-        """
-        self._check_open()
-        rows = rows_of(columns)
-        return await self._forward(self._bind(version), [rows], rows[0].shape[0])
-
-    async def idle(self, timeout: float | None = None) -> bool:
-        """Wait until no rows are queued.
-
-        Args:
-            timeout: seconds; None for no limit.
-
-        Returns:
-            True if no rows are queued, False if the time was up before.
-
-        Cancelling stops the waiting.
-
-        >>> async with ag.serving.Server(ag.nn.Linear(2, 1)) as server:
-        ...     await server.idle()
-        True
-        """
-        return await self._batcher.idle(timeout)
-
-    @property
-    def queued(self) -> int:
-        """The number of rows that wait."""
-        return self._batcher.queued
 
     def statistics(self) -> ServingStatistics:
         """Figures of the server so far.

@@ -13,8 +13,8 @@ Note [A step is taken whole or not at all]
     that section, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where parameters are not finite
     after the section, the model goes on from the version that serves and the optimizer's state is cleared. After the section the step is taken: a
     publication that fails is made up for by the next step. Random draws, of rows and in the model, are not taken back, so that rows which make
-    a step fail are not drawn at once again. A forward that the loss runs in a thread goes on when the step is cancelled, and may change buffers
-    once more.
+    a step fail are not drawn at once again. A function that the loss has offloaded runs on when the step is cancelled: buffers are put back once more
+    when it has ended, and the next step waits for that.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-import numpy as np
-
-from aiograd.coordination.module_calls import BufferSnapshot
+from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.engine.loop_budget import ROUNDS
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, RejectedVersionError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, ModeError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
+from aiograd.running.offloading import STEP_CALLS
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
-from aiograd.serving.gate import Gate, Verdict
-from aiograd.serving.registry import REGISTRY
+from aiograd.serving.gate import Gate, GateComparison, Verdict
 from aiograd.serving.server import Server
-from aiograd.serving.versions import Version
+from aiograd.serving.versions import Version, is_finite
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor
 
@@ -50,14 +48,6 @@ CATCH_UP = 0.1
 EMPTY_PAUSE = 0.01
 
 log = structured_logger("aiograd.serving")
-
-
-class _ComparedVersions(NamedTuple):
-    """Two versions that a gate compares."""
-
-    newer: Version
-    older: Version
-    serving: Version  #: the one of them that serves
 
 
 class Trainer:
@@ -86,7 +76,7 @@ class Trainer:
         rollbacks: the number of promotions that the gate took back.
 
     Raises:
-        ArgumentError, ArgumentTypeError: settings that cannot be.
+        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: ModeError, another trainer trains the server.
 
     >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
     >>> async with ag.serving.Server(model) as server:
@@ -122,15 +112,15 @@ class Trainer:
         self.max_failures, self.patience = max_failures, patience
         self.steps = self.failures = self.rejected = self.rollbacks = 0
         self.error: Exception | None = None
-        self._compared_versions: _ComparedVersions | None = None
+        self._comparison: GateComparison | None = None
         self._since_publication = 0
         #: rollbacks of the server after which the model has gone on from the version that serves
-        self._followed_rollbacks = server.rollbacks
+        self._followed_rollbacks = server._rollbacks
         self._stepping = asyncio.Lock()
+        self._calls = ModuleCalls()
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._task: asyncio.Task[None] | None = None
-        REGISTRY.add_trainer(self)
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.server!r}, {self.steps} steps, {'running' if self.is_running else 'not running'}>"
@@ -144,6 +134,7 @@ class Trainer:
         if self._task is not None:
             raise ServingError("a Trainer is entered once; make a new one")
         self.server.current  # noqa: B018 - an error if the server has not been entered
+        self._take_over()
         self._task = asyncio.get_running_loop().create_task(self._train(), name="aiograd:trainer")
         return self
 
@@ -152,6 +143,19 @@ class Trainer:
             self._task.cancel()
             await asyncio.wait([self._task])
         self._end_comparison()
+
+    def _take_over(self) -> None:
+        """Be the trainer of the server: two would mix their gradients. A trainer that does not train any more ends its comparison."""
+        other = self.server._trainer
+        if other is self:
+            return
+        if other is not None:
+            if other.is_running or other._stepping.locked():
+                raise ModeError(
+                    f"{self!r} was to train, but {other!r} trains that server: leave its `async with` block first, or add the loss to its loss"
+                )
+            other._end_comparison()
+        self.server._trainer = self
 
     def pause(self) -> None:
         """Take no step before `resume`; the step that runs ends."""
@@ -193,8 +197,9 @@ class Trainer:
             The loss.
 
         Raises:
-            ServingError: the buffer has no rows, or the loss was cancelled by itself. GradientError: a loss or gradient that is not finite.
-            RejectedVersionError: parameters that are not finite after the step. Exceptions of the loss, of its rules and of the publication.
+            ServingError: the buffer has no rows, or the loss was cancelled by itself. ModeError: another trainer trains the server.
+            GradientError: a loss or gradient that is not finite. RejectedVersionError: parameters that are not finite after the step. Exceptions of
+            the loss, of its rules and of the publication.
 
         >>> await trainer.learn(x, x[:, :1])
         >>> loss = await trainer.step()
@@ -202,6 +207,8 @@ class Trainer:
         True
         """
         async with self._stepping:
+            self._take_over()
+            await self._calls.settled()
             self._follow_rollback()
             if not len(self.buffer):
                 raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
@@ -260,9 +267,13 @@ class Trainer:
         try:
             self.optimizer.zero_grad()
             await self._turn()
-            loss = self.loss(self.server.model, *columns)
-            if inspect.isawaitable(loss):
-                loss = await loss
+            token = STEP_CALLS.set(self._calls)
+            try:
+                loss = self.loss(self.server.model, *columns)
+                if inspect.isawaitable(loss):
+                    loss = await loss
+            finally:
+                STEP_CALLS.reset(token)
             if not isinstance(loss, Tensor) or loss.shape != () or loss.dtype.kind == "c":
                 found = f"a {loss.dtype} Tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
                 raise ArgumentTypeError(f"Trainer: the loss returned {found}; expected a Tensor of one real number, such as a mean")
@@ -284,6 +295,7 @@ class Trainer:
             await self._turn()
         except BaseException:
             buffers.restore()
+            self._calls.release(buffers.restore)
             for parameter, grad in zip(parameters, grads, strict=True):
                 parameter.grad = grad
             raise
@@ -297,53 +309,49 @@ class Trainer:
 
     def _go_on_from_serving(self) -> None:
         """Load the version that serves into the model, and clear the optimizer's state."""
-        self.server.load_model(self.server.current)
+        self.server.model.load_state_dict(self.server.current.state)
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": {}})
 
     def _seconds_to_wait(self) -> float:
         """A gate of passes: rows that wait go first."""
-        return self.patience if self.server.queued else 0.0
+        return self.patience if self.server._batcher.queued else 0.0
 
     async def _turn(self) -> None:
         """Let the loop run its rounds, and wait while rows are queued, at most `patience`."""
         for _ in range(ROUNDS):
             await asyncio.sleep(0)
-        if self.server.queued:
-            await self.server.idle(self.patience)
+        if self.server._batcher.queued:
+            await self.server._batcher.idle(self.patience)
 
     async def _publish(self, loss: float) -> None:
         """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
         if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
-        version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
-        if self._followed_rollbacks != self.server.rollbacks:  # while the copy was made
-            if self.gate is None:
-                self.server.rollback()
-            self._follow_rollback()
+        metrics = {"loss": loss, "step": self.steps}
+        version = await self.server._publish(None, metrics, lambda: self.gate is None and self._followed_rollbacks == self.server._rollbacks)
+        if self._follow_rollback():  # it came while the version was copied or written, which is a candidate
             return
         if not version.is_finite:
             raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
         self._since_publication = 0
         if self.gate is not None:
-            self.gate.begin()
-            serving = self.server.current
-            self._compared_versions = _ComparedVersions(version, serving, serving)
-            self.server.pin(version.number, serving.number)
+            self._comparison = GateComparison(self.gate, version, self.server.current)
+            self.server._pin(version.number, self.server.current.number)
 
     async def _judge(self, gate: Gate, rows: tuple[Any, ...]) -> None:
         """Let the gate judge two versions by these rows, and act on its verdict."""
-        compared = self._running_comparison()
-        if compared is None:
+        comparison = self._running_comparison()
+        if comparison is None:
             return
-        newer, older, _ = compared
+        newer, older = comparison.newer, comparison.older
         inputs, targets = rows[: self.inputs], [host_array(column) for column in rows[self.inputs :]]
-        values = [gate.measure(await self.server.compute(version, *inputs), *targets, rows=rows[0].shape[0]) for version in (newer, older)]
-        if self._running_comparison() is not compared:
+        outputs = [await self._outputs(version, inputs) for version in (newer, older)]
+        if self._running_comparison() is not comparison:
             return  # decided meanwhile
-        verdict = gate.judge(*values).verdict
+        verdict = comparison.judge(outputs, targets, rows[0].shape[0])
         if verdict is Verdict.PROMOTE:
             self.server.promote(newer.number)
-            self._compared_versions = compared._replace(serving=newer)
+            self._comparison = GateComparison(gate, newer, older, is_probation=True)
         elif verdict is not Verdict.WAIT:
             self.rejected += verdict is Verdict.DROP
             if verdict is Verdict.ROLLBACK:
@@ -351,28 +359,33 @@ class Trainer:
                 self.server.rollback(older.number)
             self._end_comparison()
             async with self._stepping:
+                await self._calls.settled()
                 self._follow_rollback()
 
-    def _running_comparison(self) -> _ComparedVersions | None:
-        """The versions that the gate compares; none any more where a version was made to serve by hand."""
-        if self._compared_versions is not None and self.server.current is not self._compared_versions.serving:
+    async def _outputs(self, version: Version, columns: tuple[Any, ...]) -> Any:
+        """The outputs of a version, apart from batches, statistics and limits of the server."""
+        self.server._check_open()
+        return await self.server._forward(self.server._bind(version), [columns], columns[0].shape[0])
+
+    def _running_comparison(self) -> GateComparison | None:
+        """The comparison of the gate; none any more where a version was made to serve by hand."""
+        if self._comparison is not None and self.server.current is not self._comparison.serving:
             self._end_comparison()
-        return self._compared_versions
+        return self._comparison
 
     def _end_comparison(self) -> None:
-        if self.gate is not None and self._compared_versions is not None:
-            self._compared_versions = None
-            self.gate.abandon()
-            self.server.pin()
+        if self._comparison is not None:
+            self._comparison = None
+            self.server._pin()
 
     def _follow_rollback(self) -> bool:
         """Go on from the version that serves if the server was rolled back since the last call; True if so."""
-        if self._followed_rollbacks == self.server.rollbacks:
+        if self._followed_rollbacks == self.server._rollbacks:
             return False
-        self._followed_rollbacks = self.server.rollbacks
+        self._followed_rollbacks = self.server._rollbacks
         self._go_on_from_serving()
         return True
 
 
 def _are_finite(tensors: Sequence[Any]) -> bool:
-    return all(np.isfinite(host_array(tensor)).all() for tensor in tensors)
+    return all(is_finite(host_array(tensor)) for tensor in tensors)

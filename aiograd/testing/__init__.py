@@ -14,13 +14,12 @@ from aiograd.testing.leaks import LeakCheck, LeakError, Leaks
 from aiograd.testing.simulation import Simulation, simulated_run
 
 if TYPE_CHECKING:
-    from aiograd.testing.network import Faults, HostKilledError, LinkStatistics, SimulatedNetwork, SimulatedTransport
+    from aiograd.testing.network import AccessLink, Faults, HostKilledError, LinkStatistics, SimulatedNetwork, SimulatedTransport
 else:  # it brings all of `aiograd.distributed`
-    __getattr__, __dir__ = on_first_use(
-        __name__, dict.fromkeys(("Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport"), "aiograd.testing.network")
-    )
+    _NETWORK = ("AccessLink", "Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport")
+    __getattr__, __dir__ = on_first_use(__name__, dict.fromkeys(_NETWORK, "aiograd.testing.network"))
 
 __all__ = [
-    "DeadlockError", "Faults", "HostKilledError", "InlineJobs", "JobRunner", "LeakCheck", "LeakError", "Leaks", "LinkStatistics", "SimulatedLoop",
-    "SimulatedNetwork", "SimulatedTransport", "Simulation", "simulated_run",
+    "AccessLink", "DeadlockError", "Faults", "HostKilledError", "InlineJobs", "JobRunner", "LeakCheck", "LeakError", "Leaks", "LinkStatistics",
+    "SimulatedLoop", "SimulatedNetwork", "SimulatedTransport", "Simulation", "simulated_run",
 ]  # fmt: skip

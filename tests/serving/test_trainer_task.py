@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import aiograd as ag
 from aiograd import serving
-from aiograd.errors import ServingError
-from aiograd.serving.gate import GatePhase
+from aiograd.errors import ModeError, ServingError
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import ticking
-from tests.serving.learning import Mover, by_one, cancels_itself, examples, learning, squares
+from tests.serving.learning import Mover, by_one, cancels_itself, examples, learning, phase_of, squares
 from tests.serving.models import Two, TwoSlowly, ones, values
 from tests.support import assert_awaiting_raises, cancel
 
@@ -138,6 +139,48 @@ async def test_two_trainers_on_one_loop(virtual_clock: VirtualClock) -> None:
         assert (one.steps, other.steps) == (10, 30) and one.failures == other.failures == 0
 
 
+def beside(trainer: serving.Trainer, **options: Any) -> serving.Trainer:
+    """Another trainer of the same server."""
+    return serving.Trainer(trainer.server, trainer.optimizer, trainer.loss, buffer=trainer.buffer, **options)
+
+
+async def test_a_server_has_one_trainer_at_a_time(virtual_clock: VirtualClock) -> None:
+    async with learning(rate=10) as one:
+        other = beside(one, rate=10)
+        async with one:
+            await asyncio.sleep(0.05)
+            one.pause()
+            await assert_awaiting_raises(ModeError, "trains that server: leave its", other.__aenter__())
+            await assert_awaiting_raises(ModeError, "trains that server: leave its", other.step())
+            one.resume()
+        assert (one.steps, one.failures, other.steps) == (1, 0, 0)
+        async with other:
+            await asyncio.sleep(0.15)
+            await assert_awaiting_raises(ModeError, "trains that server", one.step())
+        assert (other.steps, other.failures) == (2, 0)
+        steps = asyncio.gather(one.step(), other.step(), return_exceptions=True)
+        assert [type(found) for found in await steps] == [float, ModeError], "two steps by hand at a time"
+        await other.step()
+        await one.step()
+
+
+async def test_a_trainer_that_takes_over_ends_the_comparison_of_the_one_before(virtual_clock: VirtualClock) -> None:
+    gate = serving.Gate(lambda outputs, y: (outputs - y).numpy()[:, 0] ** 2, window=4)
+    async with learning(gate=gate, serve={"keep": 1}) as one:
+        await one.step()
+        compared = one.server.versions
+        other = beside(one, gate=gate)
+        await other.step()
+        assert [phase_of(trainer) for trainer in (one, other)] == ["idle", "candidate"] and len(compared) == 2
+        kept = [version.number for version in one.server.versions]
+        assert kept == [1, 3], "the candidate of the one before is not pinned any more"
+        await one.server.publish(promote=False)
+        assert {1, 3} <= {version.number for version in one.server.versions}, "the ones that are compared are"
+        await one.learn(*examples(8))
+        await other.learn(*examples(8))
+        assert phase_of(other) != "candidate" and phase_of(one) == "idle"
+
+
 # ---------------------------------------------------------------- requests go first
 
 
@@ -251,4 +294,46 @@ async def test_a_rollback_while_a_version_is_published_wins(gate: Any) -> None:
             server.rollback()
         await running
         assert server.current.number == 1 and values(await server.predict(ones())) == {0.0} == {server.model.first.item()}
-        assert gate is None or gate.phase is GatePhase.IDLE
+        assert phase_of(trainer) == "idle" and server.statistics().promoted == 2, "the version of the step has never served"
+
+
+async def test_a_rollback_to_a_version_that_only_a_shadow_keeps_wins_over_a_publication() -> None:
+    async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"keep": 1}) as trainer:
+        server = trainer.server
+        server.shadow(1)
+        server.model.set(5.0)
+        await server.publish()
+        async with server._publishing:
+            running = asyncio.ensure_future(trainer.step())
+            while not trainer.steps:
+                await asyncio.sleep(0)
+            server.rollback(1)
+            server.shadow(None)
+        await running
+        assert server.current.number == 1 and trainer.failures == 0 and server.model.first.item() == 0.0
+
+
+async def test_a_rollback_while_the_log_is_written_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    append = serving.VersionLog.append
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        begun.set()
+        assert go.wait(60)
+        append(*args, **kwargs)
+
+    async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"log": tmp_path}) as trainer:
+        server = trainer.server
+        server.model.set(5.0)
+        await server.publish()
+        monkeypatch.setattr(serving.VersionLog, "append", slow)
+        running = asyncio.ensure_future(trainer.step())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        server.rollback()
+        go.set()
+        await running
+        assert server.current.number == 1 and server.model.first.item() == 0.0
+        assert [version.number for version in server.versions] == [1, 2, 3]
+    log = serving.VersionLog(tmp_path)
+    assert log.promoted == 1 and log.numbers() == [1, 2, 3]

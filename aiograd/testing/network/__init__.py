@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from aiograd.testing.network.access import AccessLink
 from aiograd.testing.network.faults import Faults
 from aiograd.testing.network.hosts import HostKilledError, SimulatedTransport
 from aiograd.testing.network.network import SimulatedNetwork
 from aiograd.testing.network.records import LinkStatistics
 
-__all__ = ["Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport"]
+__all__ = ["AccessLink", "Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport"]

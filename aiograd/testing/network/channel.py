@@ -19,6 +19,7 @@ from typing import Protocol
 
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.transport import Buffer
+from aiograd.testing.network.access import Route
 from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.owner import HandleOwner, context_of
 
@@ -48,7 +49,8 @@ class Pipe:
     """One direction of a channel: the frames on their way, in the order of their arrival."""
 
     __slots__ = (
-        "link", "queued", "_loop", "_source", "_target", "_items", "_is_stalled", "_timer", "_timer_due", "_not_before",
+        "chunk_at", "link", "queued", "_arrived", "_end", "_is_stalled", "_items", "_loop", "_not_before", "_route", "_source", "_target", "_timer",
+        "_timer_due",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, link: SimulatedLink, source: SimulatedChannel, target: SimulatedChannel) -> None:
@@ -58,8 +60,14 @@ class Pipe:
         self._loop = loop
         self._source = source
         self._target = target
-        #: when each arrives at the earliest, ascending, and when its first byte does
-        self._items: deque[tuple[float, bytes | EndOfStream, float]] = deque()
+        #: when each arrives at the earliest, ascending, when its first byte does, and with which byte of a route it ends
+        self._items: deque[tuple[float, bytes | EndOfStream, float, int]] = deque()
+        #: over the lines of the hosts; None where they have none
+        self._route = Route(loop, link, self._is_used, self._arrive) if link.is_shared else None
+        #: bytes that have entered the route, and bytes that have left it
+        self._end = self._arrived = 0
+        #: when a chunk last left the route
+        self.chunk_at = 0.0
         #: nothing arrives any more, and no end notices
         self._is_stalled = False
         self._timer: asyncio.Handle | None = None
@@ -87,7 +95,7 @@ class Pipe:
         """True if a part of a frame arrives just now, or something waits for the host."""
         if not self._items or self.link.is_down or now < self._not_before:
             return False
-        return self._items[0][2] <= now
+        return self._items[0][2] <= now and self._items[0][3] <= self._arrived
 
     def break_off(self, now: float) -> None:
         """The connection breaks: this end learns it at once, the other one after the frames that still arrive."""
@@ -102,29 +110,54 @@ class Pipe:
 
     def lose_some(self, kind: str, *, is_counted: bool = True) -> None:
         """The connection ends: of the frames that are on their way the first few arrive, how many of them by chance."""
-        items = self._items
+        items, lost = self._items, 0
         for _ in range(len(items) - self.link.prefix(len(items))):
             item = items.pop()[1]
             if isinstance(item, bytes):
-                self.queued -= len(item)
+                lost += len(item)
                 if is_counted:
                     self.link.hit(kind, item)
+        self.queued -= lost
+        if self._route is not None:
+            self._end -= lost
+            self._route.drop(lost)
 
     def resume(self, due: float) -> None:
         """The link has healed: frames that were held arrive at `due` or later."""
         self._not_before = due
+        if self._route is not None:
+            self._route.resume()
         self._arm()
 
     def _put(self, item: bytes | EndOfStream, due: float) -> None:
-        if not self._is_stalled:
-            due = max(due, self._items[-1][0]) if self._items else due
+        if self._is_stalled:
+            return
+        due = first = max(due, self._items[-1][0]) if self._items else due
+        size = 0 if isinstance(item, EndOfStream) else len(item)
+        if self._route is not None:
+            self._end += size
+        elif size:
+            due += self.link.pause(size)
             slow = self.link.faults.slow
-            self._items.append((due, item, due if slow is None or isinstance(item, EndOfStream) else due - len(item) / slow))
+            first = due if slow is None else due - size / slow
+        self._items.append((due, item, first, self._end))
+        if self._route is not None and size:
+            self._route.offer(size)
+
+    def _is_used(self) -> bool:
+        return not (self._source.is_closed and self._target.is_closed)
+
+    def _arrive(self, size: int) -> None:
+        """A chunk has passed the route."""
+        self._arrived += size
+        if not self.link.is_down:
+            self.chunk_at = self._loop.time()
+        self._arm()
 
     def _arm(self) -> None:
         """See to it that a step runs when the first in the pipe is due."""
-        if not self._items or self.link.is_down:
-            return  # `resume` comes back to it
+        if not self._items or self.link.is_down or self._items[0][3] > self._arrived:
+            return  # `resume` or `_arrive` comes back to it
         due = max(self._items[0][0], self._not_before)
         if self._timer is not None:
             if self._timer_due <= due:
@@ -141,7 +174,7 @@ class Pipe:
         items, link, target = self._items, self.link, self._target
         now = self._loop.time()
         try:
-            while items and items[0][0] <= now >= self._not_before and not link.is_down:
+            while items and items[0][0] <= now >= self._not_before and items[0][3] <= self._arrived and not link.is_down:
                 item = items.popleft()[1]
                 if isinstance(item, EndOfStream):
                     target.shut(item.error)
@@ -234,7 +267,8 @@ class SimulatedChannel:
     def heard_at(self) -> float:
         """When something last came, a part of a frame as well."""
         now = self._loop.time()
-        return now if self._peer._out.is_arriving(now) else self._heard_at
+        incoming = self._peer._out
+        return now if incoming.is_arriving(now) else max(self._heard_at, incoming.chunk_at)
 
     @property
     def unsent(self) -> int:

@@ -2,9 +2,10 @@
 
 Note [What can happen to a connection]
     A connection is a stream, as over TCP: a beginning of the bytes that were sent arrives, in order, and each byte once. So nothing is lost,
-    doubled, overtaken or altered inside of a connection that stays open. It takes time, it may be slow, it may break with an unknown part of
-    its bytes delivered (a frame of which a part is missing has not arrived), or it may stop without a word and stay open. A
-    frame sent over a broken connection may be sent again over the next one, and then arrives twice: that is how messages are repeated.
+    doubled, overtaken or altered inside of a connection that stays open. It takes time, for a packet that is lost is sent again and what
+    follows waits for it; it may be slow, it may break with an unknown part of its bytes delivered (a frame of which a part is missing has not
+    arrived), or it may stop without a word and stay open. A frame sent over a broken connection may be sent again over the next one, and
+    then arrives twice: that is how messages are repeated.
 
 Note [Swarm testing]
     A run in which every kind of fault happens all the time explores little: a connection that is reset every ten frames never sees the
@@ -41,12 +42,14 @@ class Faults:
         reset: the connection breaks; of the frames on their way, this one included, the first few still arrive, so that their sender cannot know.
         stall: the connection goes silent: neither this frame nor a later one arrives over it, and no end notices, as with a half-open socket.
         slow: bytes per second that the link carries; None: any number.
+        loss: probability per packet of 1,460 bytes that it is lost and sent again; the connection stalls meanwhile, for two latencies and at
+            least 0.2 s.
 
     Raises:
         ArgumentError: a rate outside of 0 to 1, or a negative time.
 
     >>> ag.testing.Faults(latency=(0.01, 0.05), reset=0.1)
-    Faults(latency=(0.01, 0.05), jitter=0.0, reset=0.1, stall=0.0, slow=None)
+    Faults(latency=(0.01, 0.05), jitter=0.0, reset=0.1, stall=0.0, slow=None, loss=0.0)
     """
 
     latency: tuple[float, float] = (0.0, 0.0)
@@ -54,9 +57,10 @@ class Faults:
     reset: float = 0.0
     stall: float = 0.0
     slow: float | None = None
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
-        for kind in FAULT_KINDS:
+        for kind in (*FAULT_KINDS, "loss"):
             if not 0 <= getattr(self, kind) <= 1:
                 raise ArgumentError(f"Faults({kind}={getattr(self, kind)!r}): expected a probability, from 0 to 1")
         low, high = self.latency
@@ -70,7 +74,7 @@ class Faults:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of fault that can happen, latency and jitter left out."""
-        return tuple(kind for kind in (*FAULT_KINDS, "slow") if getattr(self, kind))
+        return tuple(kind for kind in (*FAULT_KINDS, "slow", "loss") if getattr(self, kind))
 
     @property
     def is_plain(self) -> bool:
@@ -90,8 +94,8 @@ class Faults:
             ArgumentError: no such kind.
         """
         for kind in kinds:
-            if kind not in (*FAULT_KINDS, "slow", "jitter"):
-                raise ArgumentError(f"Faults.without({kind!r}): expected one of {', '.join(FAULT_KINDS)}, slow, jitter")
+            if kind not in (*FAULT_KINDS, "slow", "loss", "jitter"):
+                raise ArgumentError(f"Faults.without({kind!r}): expected one of {', '.join(FAULT_KINDS)}, slow, loss, jitter")
         return dataclasses.replace(self, **{kind: None if kind == "slow" else 0.0 for kind in kinds})  # type: ignore[arg-type]
 
     @classmethod

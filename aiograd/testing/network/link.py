@@ -14,11 +14,14 @@ from collections import Counter, deque
 from random import Random
 from typing import Protocol
 
+from aiograd.testing.network.access import PACKET, AccessQueue
 from aiograd.testing.network.faults import FaultKind, Faults
 from aiograd.testing.network.records import LinkStatistics, Records
 
 #: after a cut has healed, frames that were kept are resent within this many seconds
 RESEND = 0.2
+#: a packet that was lost is resent after this many seconds or two latencies
+RETRANSMISSION = 0.2
 
 
 class Carrier(Protocol):
@@ -49,16 +52,23 @@ class SimulatedLink:
         random: where its draws come from.
         records: where it reports to.
         clogged: names of hosts with all links down; shared by the network.
+        up: the line of the source in this direction; None: any number of bytes at once.
+        down: the line of the target.
     """
 
     __slots__ = (
-        "source", "target", "carriers", "forced", "_faults", "_is_plain", "_latency", "_busy_until", "_cut", "_clogged", "_random", "_records",
-        "_label", "_sent", "_bytes", "_delivered", "_hits",
+        "source", "target", "carriers", "forced", "up", "down", "_faults", "_is_plain", "_latency", "_busy_until", "_cut", "_clogged", "_random",
+        "_records", "_label", "_sent", "_bytes", "_delivered", "_hits",
     )  # fmt: skip
 
-    def __init__(self, source: str, target: str, faults: Faults, random: Random, records: Records, clogged: set[str]) -> None:
+    def __init__(
+        self, source: str, target: str, faults: Faults, random: Random, records: Records, clogged: set[str],
+        up: AccessQueue | None = None, down: AccessQueue | None = None,
+    ) -> None:  # fmt: skip
         self.source = source
         self.target = target
+        self.up = up
+        self.down = down
         #: the open channels, as an ordered set
         self.carriers: dict[Carrier, None] = {}
         #: the faults forced on the next frames, one each
@@ -108,6 +118,11 @@ class SimulatedLink:
         for carrier in list(self.carriers):
             carrier.resume(now + self._latency + self._random.uniform(0, RESEND))
 
+    @property
+    def is_shared(self) -> bool:
+        """True if frames pass the line of a host, which they share with other connections."""
+        return self.up is not None or self.down is not None
+
     def statistics(self) -> LinkStatistics:
         """The counts so far."""
         return LinkStatistics(self._sent, self._bytes, self._delivered, dict(sorted(self._hits.items())))
@@ -140,6 +155,14 @@ class SimulatedLink:
             delay += self._busy_until - now
         return delay
 
+    def pause(self, size: int) -> float:
+        """How long `size` bytes of a connection wait for packets that are lost and sent again."""
+        loss = self._faults.loss
+        lost = sum(self.chance(loss) for _ in range(0, size, PACKET)) if loss else 0
+        if lost:
+            self.hit("loss")
+        return lost * max(RETRANSMISSION, 2 * self._latency)
+
     def carry(self, carrier: Carrier, frame: bytes, now: float) -> None:
         """Decide what becomes of `frame`, which was sent now."""
         self._sent += 1
@@ -155,7 +178,7 @@ class SimulatedLink:
 
     def _carry(self, carrier: Carrier, frame: bytes, now: float) -> None:
         faults, forced = self._faults, self.forced.popleft() if self.forced else None
-        due = now + self.delay(len(frame), now)
+        due = now if self.is_shared else now + self.delay(len(frame), now)
         if faults.slow is not None:
             self.hit("slow", frame)
         if self._strikes(faults.reset, forced == "reset"):

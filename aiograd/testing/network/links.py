@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from random import Random
 
 from aiograd.errors import ArgumentError
+from aiograd.testing.network.access import Access, AccessLink, AccessQueue
 from aiograd.testing.network.faults import FAULT_KINDS, FaultKind, Faults
 from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.network.records import LinkStatistics, Records
@@ -23,11 +24,22 @@ class Links:
     Args:
         seed: decides everything that is drawn.
         faults: the faults of each link for which `set_faults` has set no others, or a function of its source and target.
+        access: the line of each host, see `SimulatedNetwork`.
+
+    Raises:
+        ArgumentError: `access` is neither a mapping of hosts to lines nor a function, or the function returns something else.
     """
 
-    def __init__(self, seed: int | str, faults: Faults | FaultsOf) -> None:
+    def __init__(self, seed: int | str, faults: Faults | FaultsOf, access: Access | None = None) -> None:
+        if isinstance(access, Mapping):
+            for name, line in access.items():
+                _check_line(name, line)
+        elif access is not None and not callable(access):
+            raise ArgumentError(f"SimulatedNetwork(access={access!r}): expected a mapping of hosts to AccessLink, or a function of a host's name")
         self.seed = seed
         self._faults = faults
+        self._access = access.get if isinstance(access, Mapping) else access
+        self._queues: dict[str, tuple[AccessQueue | None, AccessQueue | None]] = {}
         self._links: dict[tuple[str, str], SimulatedLink] = {}
         self._clogged: set[str] = set()
         self._when_healed: list[Callable[[], None]] = []
@@ -43,7 +55,8 @@ class Links:
         link = self._links.get((source, target))
         if link is None:
             faults = self._faults if isinstance(self._faults, Faults) else self._faults(source, target)
-            link = SimulatedLink(source, target, faults, self.stream(f"{source}>{target}"), self._records, self._clogged)
+            up, down = (None, None) if source == target else (self._lines(source)[0], self._lines(target)[1])
+            link = SimulatedLink(source, target, faults, self.stream(f"{source}>{target}"), self._records, self._clogged, up, down)
             self._links[source, target] = link
         return link
 
@@ -153,6 +166,15 @@ class Links:
 
     # ---- helpers
 
+    def _lines(self, name: str) -> tuple[AccessQueue | None, AccessQueue | None]:
+        """Both directions of a host's line, up and down; the same for all incarnations of the host."""
+        if self._access is None:
+            return None, None
+        if name not in self._queues:
+            line = _check_line(name, self._access(name))
+            self._queues[name] = (None, None) if line is None else (AccessQueue(line.up), AccessQueue(line.down))
+        return self._queues[name]
+
     def _now(self) -> float:
         """The time on the loop; 0 before the network is used on one."""
         raise NotImplementedError
@@ -169,3 +191,9 @@ class Links:
         waiting, self._when_healed = self._when_healed, []
         for callback in waiting:
             callback()
+
+
+def _check_line(name: str, line: AccessLink | None) -> AccessLink | None:
+    if line is not None and not isinstance(line, AccessLink):
+        raise ArgumentError(f"SimulatedNetwork(access=): the line of host {name!r} is {line!r}; expected an AccessLink, or None for no bound")
+    return line

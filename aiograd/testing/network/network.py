@@ -21,6 +21,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.failpoints import Failpoint
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing.clock import SimulatedLoop
+from aiograd.testing.network.access import Access
 from aiograd.testing.network.channel import SimulatedChannel
 from aiograd.testing.network.faults import Faults
 from aiograd.testing.network.hosts import Host, SimulatedTransport
@@ -41,6 +42,11 @@ class SimulatedNetwork(Links):
         faults: the faults of each link for which `set_faults` has set no others; None: none, frames arrive in the loop's next turn. Or a function
             ``faults(source, target)`` of the names of two hosts, such as one that knows which hosts are in one data centre.
         room: bytes on their way, per channel and direction, from which a sender is asked to stop.
+        access: the line of each host by its name, or a function ``access(name)``: an `AccessLink`, which all connections of the host share, or None.
+            Hosts without a line send and receive any number of bytes at once.
+
+    Raises:
+        ArgumentError: `access` is neither a mapping of hosts to lines nor a function.
 
     >>> network = ag.testing.SimulatedNetwork(seed=1)
     >>> left = network.transport("left")
@@ -48,8 +54,8 @@ class SimulatedNetwork(Links):
     'sim://left'
     """
 
-    def __init__(self, seed: int | str = 0, *, faults: Faults | FaultsOf | None = None, room: int = 1 << 20) -> None:
-        super().__init__(seed, Faults() if faults is None else faults)
+    def __init__(self, seed: int | str = 0, *, faults: Faults | FaultsOf | None = None, room: int = 1 << 20, access: Access | None = None) -> None:
+        super().__init__(seed, Faults() if faults is None else faults, access)
         self.room = room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hosts: dict[str, Host] = {}
