@@ -175,10 +175,10 @@ def test_a_full_link_never_makes_a_frame_wait_for_long_and_never_runs_dry(rate: 
         way.frames.clear()
         used = way.fill(60.0)
         least = 3.5 * SMALLEST / rate
-        most = max(2 * LONGEST, 2 * latency + LONGEST, least)  # a whole window after a pause
+        most = max(2.5 * LONGEST, 2 * latency + LONGEST, least)  # a whole window after a pause
         assert max(way.waits) < (most if minute else max(most, 4 * LONGEST, FIRST / rate)), (minute, max(way.waits))
         assert np.percentile(way.waits, 90) < max(1.2 * LONGEST, least)
-        assert max(way.frames[len(way.frames) // 4 :]) <= max(rate * LONGEST * 1.1, SMALLEST)
+        assert max(way.frames[len(way.frames) // 4 :]) <= max(rate * 0.25 * 1.1, SMALLEST)
         assert used > (0.85 if minute else 0.75), (minute, used)
 
 
@@ -230,7 +230,7 @@ def test_small_messages_do_not_open_the_window_of_a_slow_link() -> None:
         while way.pongs:
             way.until_pong()
     way.fill(10.0)
-    assert max(way.waits) < 2 * LONGEST
+    assert max(way.waits) < 2.5 * LONGEST
 
 
 def test_an_answer_to_no_ping_is_refused() -> None:

@@ -25,7 +25,7 @@ from collections import deque
 from typing import Final
 
 #: seconds that bytes wait on the way at most, and more than a frame occupies a link
-LONGEST: Final = 0.25
+LONGEST: Final = 0.2
 #: bytes of a frame at least, where the peer takes as many
 SMALLEST: Final = 4 << 10
 #: bytes of the window: the first, the least, the most
