@@ -158,6 +158,7 @@ def _equip_workers() -> None:
     _here.distributed.register_face(lambda core: _here.dashboard.DashboardMonitor(core))
     _here.distributed.register_adapter(_assembly.STAGE_MEMBER_ADAPTER, lambda: _here.pipeline.run.StageMember)
     _here.distributed.register_adapter(_assembly.REPLICA_MEMBER_ADAPTER, lambda: _here.distributed.data_parallel.ReplicaMember)
+    _here.distributed.register_adapter(_assembly.LOCAL_STEPS_ADAPTER, lambda: _here.distributed.local_steps.LocalStepsMember)
 
 
 def _let_programs_be_drawn() -> None:

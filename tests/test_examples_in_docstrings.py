@@ -84,6 +84,16 @@ class Linear(ag.nn.Linear):
         return ((await self(x) - y) ** 2).mean()  # type: ignore[no-any-return]
 
 
+class Learner(Linear):
+    """The same with data: eight rows of ones and the target 1."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+
+    def data(self) -> ag.data.DataLoader:
+        return ag.data.DataLoader([(np.ones(2, np.float32), np.ones(1, np.float32))] * 16, batch_size=2)
+
+
 async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> dict[str, Any]:
     """The names that an example of `distributed`, `pipeline` or `serving` finds, as far as its text has them."""
     if ".cluster." in example.name:
@@ -94,6 +104,7 @@ async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> d
         return names | {name: value for part, make in more.items() if part in example.name for name, value in (await make(stack)).items()}
     service = dist.Service()
     service.reference(Linear)
+    service.reference(Learner)
     service.function("cubed")(lambda x: x**3)
     experts = {"ffn.0": dist.moe.ExpertBackend(Linear(2, 2)), "ffn.1": dist.moe.ExpertBackend(Linear(2, 2))}
     dist.moe.serve_experts(service, experts)
@@ -106,6 +117,11 @@ async def ready(stack: contextlib.AsyncExitStack, example: doctest.DocTest) -> d
     if "replicas" in used:
         options = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": 0.1}}
         names["replicas"] = await dist.DataParallel.create(driver, ["left", "right"], "Linear", 2, 1, **options)
+    if ".local_steps." in example.name:
+        options = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": 0.1}}
+        names["training"] = await dist.LocalSteps.create(driver, ["left", "right"], "Learner", steps=2, **options)
+        if ".round_record." in example.name:
+            names["record"] = await names["training"].round()
     if "pipe" in used:
         stages = [[await driver.remote_module(name, "Linear", 2, 2)] for name in ("left", "right")]
         names["pipe"] = ag.pipeline.Pipeline(stages, ag.pipeline.make_schedule("GPipe", ranks=1, microbatches=2))

@@ -64,10 +64,16 @@ RENAMES: Mapping[str, Rename] = {
     "part": Rename("participant", within=("distributed/autograd/",)),
     "link": Rename("channel", within=("distributed/rpc/",), but=frozenset({"is_link_local"})),
     "row": Rename("request", within=("distributed/rpc/",)),
-    # the `driver` of a cluster and of DataParallel.create is a public name
+    # the `driver` of a cluster, and of create() of DataParallel and LocalSteps, is a public name
     "driver": Rename(
         "coordinator; of the loop of a pass, runner",
-        outside=("cuda/", "distributed/cluster/", "distributed/data_parallel/controller", "running/"),
+        outside=(
+            "cuda/",
+            "distributed/cluster/",
+            "distributed/data_parallel/controller",
+            "distributed/local_steps/controller",
+            "running/",
+        ),
     ),
     "host": Rename(
         "member, participant",

@@ -244,6 +244,31 @@ class DataLoader:
             return await threads.call(lambda: tensor(whole[np.asarray(indices)]) if isinstance(whole, np.ndarray) else whole[list(indices)])
         return await threads.call(self.collate or stacked, await self._examples(threads, indices))
 
+    async def read(self, indices: Sequence[int]) -> Any:
+        """The batch of some examples of a sequence, apart from any epoch: the place of the loader stays.
+
+        Cancelling stops the reading.
+
+        Args:
+            indices: of the examples.
+
+        Returns:
+            The batch, as the loop over the loader gives it.
+
+        Raises:
+            ArgumentTypeError: the source is a stream, which has no indices.
+
+        >>> await ag.data.DataLoader(np.arange(5.0), batch_size=2).read([4, 0])
+        tensor([4., 0.], dtype=float64)
+        """
+        if not self._is_sequence:
+            raise ArgumentTypeError(f"DataLoader.read: {type(self.source).__name__} is a stream; expected a source with len() and indices")
+        threads = ReaderThreads(self.workers)
+        try:
+            return await self._batch(threads, indices)
+        finally:
+            await threads.aclose()
+
     # ---------------------------------------------------------------- state
 
     def state_dict(self) -> dict[str, Any]:

@@ -32,6 +32,7 @@ Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`
 `rpc`                 requests and answers between workers by name: sessions, frames, handshake, HTTP
 `collectives`         operations that all workers of a group carry out together
 `data_parallel`       replicas of a module that train on shards of a batch
+`local_steps`         members that take many steps each between two rounds of exchange
 `cluster`             processes of this machine, workers that join, Ray
 `moe`                 mixtures of experts
 ====================  ==========================================================================================================
@@ -71,6 +72,7 @@ from aiograd.running.lazy import on_first_use as _on_first_use
 
 if TYPE_CHECKING:
     from aiograd.distributed import data_parallel as data_parallel
+    from aiograd.distributed import local_steps as local_steps
     from aiograd.distributed import moe as moe
     from aiograd.distributed.cluster import Cluster as Cluster
     from aiograd.distributed.cluster import JoinCluster as JoinCluster
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from aiograd.distributed.data_parallel import DataParallel as DataParallel
     from aiograd.distributed.data_parallel.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
     from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
+    from aiograd.distributed.local_steps import LocalSteps as LocalSteps
 else:  # a worker needs none of these, and is the sooner there
     __getattr__, __dir__ = _on_first_use(
         __name__,
@@ -89,11 +92,12 @@ else:  # a worker needs none of these, and is the sooner there
             "DistributedDataParallel": "aiograd.distributed.data_parallel.distributed_data_parallel",
             "JoinCluster": "aiograd.distributed.cluster.join",
             "LocalCluster": "aiograd.distributed.cluster.local",
+            "LocalSteps": "aiograd.distributed.local_steps",
             "RayCluster": "aiograd.distributed.cluster.ray_cluster",
             "ZeroRedundancyOptimizer": "aiograd.distributed.data_parallel.zero_redundancy_optimizer",
             "make_cluster": "aiograd.distributed.cluster.factory",
         },
-        modules=("cluster", "data_parallel", "moe"),
+        modules=("cluster", "data_parallel", "local_steps", "moe"),
     )
 
 assembly.imported("distributed")

@@ -18,8 +18,8 @@ from aiograd.errors.local import AiogradError, PipelineError
 __all__ = [
     "AddressError", "AuthenticationError", "CertificateError", "ClusterError", "CollectiveError", "CommitUnknown", "ContextError",
     "ContextNotFoundError", "ContextReleasedError", "DeadlineError", "DistributedError", "ExpertLostError", "HostRefusedError", "LimitError",
-    "NameTakenError", "NoContextError", "NotExposedError", "Overloaded", "PassAbortedError", "ProtocolError", "ReferenceLostError", "RemoteError",
-    "RemotePipelineError", "StepError", "UnknownPeerError", "VersionMismatch", "WorkerLostError",
+    "NameTakenError", "NoContextError", "NotExposedError", "Overloaded", "PassAbortedError", "ProtocolError", "QuorumError", "ReferenceLostError",
+    "RemoteError", "RemotePipelineError", "StepError", "UnknownPeerError", "VersionMismatch", "WorkerLostError",
 ]  # fmt: skip
 
 
@@ -143,6 +143,18 @@ class CollectiveError(DistributedError):
     def __init__(self, message: str, *, worker: str = "") -> None:
         super().__init__(message)
         self.worker = worker
+
+
+class QuorumError(DistributedError):
+    """Too few members of a training with local steps are left for a round; it names the lost ones.
+
+    Attributes:
+        lost: names of the workers whose members are lost.
+    """
+
+    def __init__(self, message: str, *, lost: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.lost = lost
 
 
 class PassAbortedError(DistributedError):

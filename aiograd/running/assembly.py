@@ -13,6 +13,8 @@ from collections.abc import Callable
 STAGE_MEMBER_ADAPTER = "pipeline.member"
 #: name of the adapter by which workers make members of data-parallel replicas
 REPLICA_MEMBER_ADAPTER = "data_parallel.replica"
+#: name of the adapter by which workers make members of trainings with local steps
+LOCAL_STEPS_ADAPTER = "local_steps.member"
 
 _callbacks: dict[str, Callable[[], None]] = {}
 

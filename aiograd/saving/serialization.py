@@ -20,8 +20,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,20 +63,28 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
     if not all(isinstance(key, str) and _is_array(value) for key, value in state.items()):
         notes[STRUCTURE] = json.dumps({"version": 1, "state": structure}, allow_nan=True)
     target = Path(path)
-    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
     try:
-        with open(beside, "xb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o777  # as new files of this process are; the library's are private
-        save_file(arrays, beside, notes or None)
-        with open(beside, "rb+") as file:
+        with replacing(target) as beside:
+            with open(beside, "xb") as file:
+                mode = os.fstat(file.fileno()).st_mode & 0o777  # as new files of this process are; the library's are private
+            save_file(arrays, beside, notes or None)
             os.chmod(beside, mode)
-            os.fsync(file.fileno())
-        os.replace(beside, target)
     except SafetensorError as error:
         raise OSError(f"save: cannot write {target.name}: {error}") from error
-    finally:
-        with suppress(FileNotFoundError):
-            beside.unlink()
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """A path to write a file to, which then takes the place of `target`, see Note [Atomic]."""
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        yield beside
+        with open(beside, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
     flush_folder(target.parent)
 
 

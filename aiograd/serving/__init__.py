@@ -30,48 +30,26 @@ from typing import TYPE_CHECKING
 from aiograd.running.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from aiograd.serving.answers import Answer as Answer
-    from aiograd.serving.buffer import ReplayBuffer as ReplayBuffer
-    from aiograd.serving.delta import apply_delta as apply_delta
-    from aiograd.serving.delta import encode_delta as encode_delta
-    from aiograd.serving.follower import Follower as Follower
-    from aiograd.serving.follower import lead as lead
-    from aiograd.serving.gate import Gate as Gate
-    from aiograd.serving.log import VersionLog as VersionLog
-    from aiograd.serving.metrics import ServingMetrics as ServingMetrics
-    from aiograd.serving.server import Server as Server
-    from aiograd.serving.statistics import Comparison as Comparison
-    from aiograd.serving.statistics import ServingStatistics as ServingStatistics
-    from aiograd.serving.trainer import Trainer as Trainer
-    from aiograd.serving.versions import Version as Version
-    from aiograd.serving.web import HTTPError as HTTPError
-    from aiograd.serving.web import aiohttp_middleware as aiohttp_middleware
-    from aiograd.serving.web import exception_handlers as exception_handlers
-    from aiograd.serving.web import http_error as http_error
+    from aiograd.serving.answers import Answer
+    from aiograd.serving.buffer import ReplayBuffer
+    from aiograd.serving.delta import apply_delta, encode_delta
+    from aiograd.serving.follower import Follower, lead
+    from aiograd.serving.gate import Gate
+    from aiograd.serving.log import VersionLog
+    from aiograd.serving.metrics import ServingMetrics
+    from aiograd.serving.server import Server
+    from aiograd.serving.statistics import Comparison, ServingStatistics
+    from aiograd.serving.trainer import Trainer
+    from aiograd.serving.versions import Version
+    from aiograd.serving.web import HTTPError, aiohttp_middleware, exception_handlers, http_error
 else:
-    __getattr__, __dir__ = on_first_use(
-        __name__,
-        {
-            "Answer": "aiograd.serving.answers",
-            "Comparison": "aiograd.serving.statistics",
-            "Follower": "aiograd.serving.follower",
-            "Gate": "aiograd.serving.gate",
-            "ReplayBuffer": "aiograd.serving.buffer",
-            "Server": "aiograd.serving.server",
-            "ServingMetrics": "aiograd.serving.metrics",
-            "ServingStatistics": "aiograd.serving.statistics",
-            "Trainer": "aiograd.serving.trainer",
-            "Version": "aiograd.serving.versions",
-            "VersionLog": "aiograd.serving.log",
-            "HTTPError": "aiograd.serving.web",
-            "aiohttp_middleware": "aiograd.serving.web",
-            "exception_handlers": "aiograd.serving.web",
-            "http_error": "aiograd.serving.web",
-            "apply_delta": "aiograd.serving.delta",
-            "encode_delta": "aiograd.serving.delta",
-            "lead": "aiograd.serving.follower",
-        },
-    )
+    _NAMES = {
+        "answers": "Answer", "buffer": "ReplayBuffer", "delta": "apply_delta encode_delta", "follower": "Follower lead", "gate": "Gate",
+        "log": "VersionLog", "metrics": "ServingMetrics", "server": "Server", "statistics": "Comparison ServingStatistics", "trainer": "Trainer",
+        "versions": "Version", "web": "HTTPError aiohttp_middleware exception_handlers http_error",
+    }  # fmt: skip
+    _homes = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names.split()}
+    __getattr__, __dir__ = on_first_use(__name__, _homes)
 
 __all__ = [
     "Answer", "Comparison", "Follower", "Gate", "HTTPError", "ReplayBuffer", "Server", "ServingMetrics", "ServingStatistics", "Trainer",

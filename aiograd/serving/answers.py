@@ -12,6 +12,7 @@ import numpy as np
 from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.plain import plain_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +55,13 @@ def rows_of(columns: Sequence[Any], what: str = "predict") -> tuple[Any, ...]:
 
 
 def _column(what: str, n: int, column: Any) -> Any:
-    if isinstance(column, TensorCore):
-        array = host_array(column)
-    else:
+    array = host_array(column) if isinstance(column, TensorCore) else plain_array(column)
+    if not isinstance(array, np.ndarray):
         try:
             array = np.asarray(column)
         except ValueError as error:
             raise ArgumentError(f"{what}: column {n} has rows of different lengths, expected one shape for all ({error})") from None
-        if array.dtype == np.float64 and not isinstance(column, np.ndarray):
+        if array.dtype == np.float64:
             array = array.astype(np.float32)
     if array.dtype.kind not in "bifuc" and array.dtype.name != "bfloat16":
         raise ArgumentTypeError(f"{what}: column {n} is a {type(column).__name__} of dtype {array.dtype}; expected numbers")

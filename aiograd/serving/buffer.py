@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
-from aiograd.running.digest import STATE_DTYPES
+from aiograd.errors import ArgumentError, ServingError
 from aiograd.running.random_streams import RandomStream, stream_of
+from aiograd.serving.answers import rows_of
 from aiograd.serving.versions import Array
-from aiograd.tensors.core import TensorCore, host_array
-from aiograd.tensors.plain import plain_array
+from aiograd.tensors.core import host_array
 
 
 class ReplayBuffer:
@@ -142,19 +141,7 @@ class ReplayBuffer:
 
     def _checked(self, what: str, columns: Any) -> tuple[list[Array], int]:
         """Columns like those before as arrays in the byte order of this machine, and the most rows like these."""
-        try:
-            arrays = [host_array(column) if isinstance(column, TensorCore) else np.asarray(plain_array(column)) for column in columns]
-        except ArgumentError:  # masked elements
-            raise
-        except ValueError as error:
-            raise ArgumentError(f"{what}: rows do not fit together ({error})") from error
-        for place, array in enumerate(arrays):
-            if array.dtype.name not in STATE_DTYPES:
-                raise ArgumentTypeError(f"{what}: column {place} has dtype {array.dtype}, expected numbers")
-        lengths = {array.shape[:1] for array in arrays}
-        if len(lengths) != 1 or lengths <= {(), (0,)}:
-            shapes = f"columns of shapes {', '.join(str(list(array.shape)) for array in arrays)}" if arrays else "no columns"
-            raise ArgumentError(f"{what}: found {shapes}, expected at least one row, and as many in each")
+        arrays = [host_array(column) for column in rows_of(columns, what)]
         found, expected = (", ".join(f"{array.dtype.name} {list(array.shape[1:])}" for array in each) for each in (arrays, self._columns))
         if self._columns and found != expected:
             raise ArgumentError(f"{what}: found rows of {found}, expected {expected} as in the first add; cast or reshape them")

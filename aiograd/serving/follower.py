@@ -29,7 +29,7 @@ from aiograd.distributed.scope import current_worker
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, DeltaError, DistributedError, ServingError
+from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, DeltaError, DistributedError, ServingError
 from aiograd.nn.module import Module
 from aiograd.serving.delta import apply_delta, encode_delta
 from aiograd.serving.server import Server
@@ -50,6 +50,8 @@ PART, _SURPLUS = 1 << 22, 1 << 20
 PAYLOADS, DELAYS = 4, 1000
 #: seconds between two attempts to reach the leader: the first, and the longest
 RETRY, LONGEST_RETRY = 0.05, 1.0
+#: handshakes in a row that fail before the first version until entering raises; fewer may be due to a leader that closes
+MOST_REFUSALS = 4
 
 
 def zeros_of(state: Mapping[str, Any]) -> Version:
@@ -175,7 +177,8 @@ class Follower(Server):
         behind: of the last 1,000 versions but the first, the seconds from serving on the leader to serving here, by the clocks of both hosts.
 
     Raises:
-        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: the leader serves another model.
+        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: ArgumentError, the leader serves another model. AuthenticationError: the
+            worker has another secret than the leader's.
 
     >>> service, server = dist.Service(), ag.serving.Server(ag.nn.Linear(2, 1))
     >>> ag.serving.lead(service, server)
@@ -250,16 +253,18 @@ class Follower(Server):
 
     async def _follow(self, first: asyncio.Future[None]) -> None:
         """Ask the leader for the next version, for ever."""
-        pause, has_base = RETRY, True
+        pause, has_base, refusals = RETRY, True, 0
         while True:
             try:
                 await self._ask(has_base)
             except Exception as error:
-                if isinstance(error, ArgumentError) and not first.done():  # no leader in sight will do
+                refusals = refusals + 1 if isinstance(error, AuthenticationError) else 0
+                if not first.done() and (isinstance(error, ArgumentError) or refusals == MOST_REFUSALS):
                     first.set_exception(error)
                     return
                 if self.connected or self.error is None:
-                    logger.warning("%r is without its leader %r and serves its last version: %s", self, self.leader, error)
+                    so = " and serves its last version" if self._serving else ", so it has no version yet"
+                    logger.warning("%r is without its leader %r%s: %s", self, self.leader, so, error)
                 self.connected, self.error = False, error
                 has_base = has_base and not isinstance(error, DeltaError)
                 await asyncio.sleep(pause)

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from typing import Any
 from aiograd.errors import AiogradError, ArgumentError, VersionLogError, VersionNotFoundError
 from aiograd.running.caller import warn_caller
 from aiograd.running.digest import state_digest
-from aiograd.saving.serialization import flush_folder, load, load_metadata, save
+from aiograd.saving.serialization import flush_folder, load, load_metadata, replacing, save
 from aiograd.serving.versions import Version
 from aiograd.tensors.core import host_array
 
@@ -36,8 +35,8 @@ except ImportError:  # a system without it has no lock
 
 FORMAT = 1
 _NAME = re.compile(r"(\d{8,})\.safetensors")
-#: files that a crash left unfinished, of this class and of `save`
-_UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest)\.[0-9a-f]{16}\.tmp")
+#: files that a crash left unfinished
+_UNFINISHED = re.compile(r"\.(\d{8,}\.safetensors|manifest\.json)\.[0-9a-f]{16}\.tmp")
 
 
 class VersionLog:
@@ -91,12 +90,6 @@ class VersionLog:
         """The number of the promoted version; None if none was promoted yet."""
         served, _ = self._manifest()
         return served[-1] if served else None
-
-    @property
-    def highest(self) -> int:
-        """The highest number that was ever given; 0 before the first."""
-        _, highest = self._manifest()
-        return max([highest, *self.numbers()])
 
     def load(self, number: int) -> Version:
         """Read a version.
@@ -215,14 +208,10 @@ class VersionLog:
             before = served[: served.index(number)] if number in served else served
             self._write_manifest([*before, number], max(number, highest))
 
-    def open(self) -> Version | None:
-        """Take the lock until `close`, remove unfinished files of a crash, and read the `last` version.
+    def _open(self) -> tuple[Version | None, int]:
+        """Take the lock until `_close`, remove unfinished files of a crash, and read the `last` version and the highest number ever given.
 
-        Returns:
-            The version, or None if the log has no promoted version.
-
-        Raises:
-            VersionLogError: the folder cannot be used, or another server uses it; or as `last`. The lock is free again.
+        Raises a VersionLogError if the folder cannot be used, or another server uses it, or as `last`; the lock is free again.
         """
         with self._failing("open it"):
             self._lock_file = self._lock()
@@ -230,12 +219,16 @@ class VersionLog:
                 flush_folder(self.folder.parent)
                 for name in filter(_UNFINISHED.fullmatch, os.listdir(self.folder)):
                     (self.folder / name).unlink()
-                return self.last()
+                return self.last(), self._highest()
             except BaseException:
-                self.close()
+                self._close()
                 raise
 
-    def close(self) -> None:
+    def _highest(self) -> int:
+        """The highest number that was ever given; 0 before the first."""
+        return max([self._manifest()[1], *self._numbers()])
+
+    def _close(self) -> None:
         """Release the lock. Idempotent."""
         if self._lock_file is not None:
             os.close(self._lock_file)
@@ -272,17 +265,8 @@ class VersionLog:
             raise VersionLogError(f"the log {self.folder}: cannot {what}: {error}") from error
 
     def _write_manifest(self, served: list[int], highest: int) -> None:
-        beside = self.folder / f".manifest.{secrets.token_hex(8)}.tmp"
-        try:
-            with open(beside, "x", encoding="utf-8") as file:
-                file.write(json.dumps(_content(served, highest)))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, self.folder / "manifest.json")
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        flush_folder(self.folder)
+        with replacing(self.folder / "manifest.json") as beside, open(beside, "x", encoding="utf-8") as file:
+            file.write(json.dumps(_content(served, highest)))
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:08}.safetensors"

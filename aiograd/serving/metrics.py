@@ -46,40 +46,35 @@ class ServingMetrics:
 
         if self.server._serving is None:
             return
-        statistics, trainer, follower = self.server.statistics(), self.trainer, self.server if isinstance(self.server, Follower) else None
-        gauges: list[tuple[str, str, float]] = [
-            ("version", "Number of the version that serves", statistics.version),
-            ("versions", "Versions that are kept", statistics.versions),
-            ("queue_rows", "Rows that wait", statistics.queued),
-        ]
-        counters = [
-            ("batches", "Batches that ran", statistics.batches),
-            ("rows", "Rows in the batches", statistics.rows),
-            ("published", "Versions that were published", statistics.published),
-            ("promotions", "Promotions", statistics.promoted),
-            ("rollbacks", "Rollbacks", statistics.rollbacks),
-        ]
-        if trainer is not None:
-            counters += [("steps", "Steps of the trainer", trainer.steps), ("failed_steps", "Steps of the trainer that failed", trainer.failures)]
-            counters += [("rejected", "Candidates that the gate dropped", trainer.rejected)]
-        if follower is not None:
-            gauges += [("follower_connected", "1 if the last request to the leader succeeded", int(follower.connected))]
-            gauges += [("follower_behind_seconds", "From publishing to serving of the last version", seconds) for seconds in [*follower.behind][-1:]]
-            counters += [("follower_received_bytes", "Bytes of payloads from the leader", follower.bytes_received)]
-        for family, rows in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
-            for name, text, value in rows:
-                metric = family(f"aiograd_serving_{name}", text, labels=["server"])
-                metric.add_metric([self.name], value)
-                yield metric
+        statistics, trainer, follower = self.server.statistics(), self.trainer, self.server
+
+        def metric(family: Any, name: str, text: str, values: Any, label: str | None = None) -> Any:
+            """A family with one value, or with one by each value of a label."""
+            found = family(f"aiograd_serving_{name}", text, labels=["server", label] if label else ["server"])
+            for key, value in values.items() if label else [("", values)]:
+                found.add_metric([self.name, str(key)] if label else [self.name], value)
+            return found
+
+        yield metric(GaugeMetricFamily, "version", "Number of the version that serves", statistics.version)
+        yield metric(GaugeMetricFamily, "versions", "Versions that are kept", statistics.versions)
+        yield metric(GaugeMetricFamily, "queue_rows", "Rows that wait", statistics.queued)
+        yield metric(CounterMetricFamily, "batches", "Batches that ran", statistics.batches)
+        yield metric(CounterMetricFamily, "rows", "Rows in the batches", statistics.rows)
+        yield metric(CounterMetricFamily, "published", "Versions that were published", statistics.published)
+        yield metric(CounterMetricFamily, "promotions", "Promotions", statistics.promoted)
+        yield metric(CounterMetricFamily, "rollbacks", "Rollbacks", statistics.rollbacks)
+        yield metric(CounterMetricFamily, "answers", "Answers by version", statistics.answers_by_version, "version")
         unanswered = {reason: getattr(statistics, reason) for reason in ("refused", "expired", "cancelled", "failed")}
-        for name, text, label, counts in (
-            ("answers", "Answers by version", "version", statistics.answers_by_version),
-            ("unanswered", "Requests without an answer", "reason", unanswered),
-        ):
-            metric = CounterMetricFamily(f"aiograd_serving_{name}", text, labels=["server", label])
-            for key, count in counts.items():
-                metric.add_metric([self.name, str(key)], count)
-            yield metric
+        yield metric(CounterMetricFamily, "unanswered", "Requests without an answer", unanswered, "reason")
+        if trainer is not None:
+            yield metric(CounterMetricFamily, "steps", "Steps of the trainer", trainer.steps)
+            yield metric(CounterMetricFamily, "failed_steps", "Steps of the trainer that failed", trainer.failures)
+            yield metric(CounterMetricFamily, "rejected", "Candidates that the gate dropped", trainer.rejected)
+        if isinstance(follower, Follower):
+            yield metric(GaugeMetricFamily, "follower_connected", "1 if the last request to the leader succeeded", int(follower.connected))
+            if follower.behind:
+                yield metric(GaugeMetricFamily, "follower_behind_seconds", "From publishing to serving of the last version", follower.behind[-1])
+            yield metric(CounterMetricFamily, "follower_received_bytes", "Bytes of payloads from the leader", follower.bytes_received)
         latency = HistogramMetricFamily("aiograd_serving_latency_seconds", "From a request to its answer", labels=["server"])
         bounds = ["+Inf" if bound == float("inf") else str(bound) for bound in statistics.latency]
         buckets = list(zip(bounds, accumulate(statistics.latency.values()), strict=True))

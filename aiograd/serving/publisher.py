@@ -31,8 +31,7 @@ from aiograd.serving.batcher import Batcher
 from aiograd.serving.copying import copy_of_state
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
-from aiograd.serving.shadow import Shadow
-from aiograd.serving.statistics import DifferenceSum
+from aiograd.serving.shadow import DifferenceSum, Shadow
 from aiograd.serving.versions import Precision, Version, VersionSplit, VersionStore, check_fits
 from aiograd.tensors.core import host_array
 
@@ -97,9 +96,9 @@ class Publisher:
         self.model.load_state_dict(last.state)
 
     async def _open(self, log: VersionLog) -> Version | None:
-        last = await current_engine().offload(log.open)
+        last, highest = await current_engine().offload(log._open)
         self._log_is_open = True
-        self._store.skip(await current_engine().offload(lambda: log.highest))
+        self._store.skip(highest)
         return last  # type: ignore[no-any-return]
 
     async def _close_versions(self) -> None:
@@ -112,7 +111,7 @@ class Publisher:
         async with self._publishing:
             if self._log is not None and self._log_is_open:
                 self._log_is_open = False
-                self._log.close()
+                self._log._close()
 
     # ---------------------------------------------------------------- reading
 
@@ -255,7 +254,7 @@ class Publisher:
         state = check_fits(version.state, {path: host_array(tensor) for path, tensor in self.model.state_dict().items()})
         if list(state) != list(version.state):  # the digest covers the order
             version = replace(version, state=MappingProxyType(state), digest=state_digest(state))
-        self._store.adopt(version)
+        self._store.admit(version, promote=True)
         self._serve()
 
     def promote(self, number: int) -> Version:
@@ -347,7 +346,7 @@ class Publisher:
     def _retain(self) -> None:
         """Keep pinned versions and the versions of the split and the shadow, besides the last ones and the one that serves."""
         shadow = () if self._shadow is None else (self._shadow.bound.version.number,)
-        self._store.pinned = {*self._pinned, *shadow, *(self._split.shares if self._split else ())}
+        self._store.retain({*self._pinned, *shadow, *(self._split.shares if self._split else ())})
         for version in self._bound.keys() - set(self.versions):
             del self._bound[version]
 

@@ -6,12 +6,45 @@ import asyncio
 from collections import deque
 from typing import Any
 
+import numpy as np
+
 from aiograd.serving.batching import TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
-from aiograd.serving.statistics import DifferenceSum
+from aiograd.serving.statistics import Comparison
+from aiograd.tensors.core import host_array
 
 #: batches that wait to be computed; further ones are left out
 MOST_WAITING = 4
+
+
+class DifferenceSum:
+    """The sum of differences between a shadow's outputs and the answers."""
+
+    def __init__(self) -> None:
+        self.requests = self.errors = 0
+        self._sum = 0.0
+        self._count = 0
+
+    def add(self, requests: int, answered: Any, found: Any) -> None:
+        """Add the outputs of a batch; a Tensor or a tuple of them each."""
+        left, right = _arrays(answered), _arrays(found)
+        if [array.shape for array in left] != [array.shape for array in right]:
+            self.fail(requests)
+            return
+        self.requests += requests
+        for one, other in zip(left, right, strict=True):
+            self._sum += float(np.abs(one.astype(np.float64) - other.astype(np.float64)).sum())
+            self._count += one.size
+
+    def fail(self, requests: int) -> None:
+        """Count a batch for which the shadow raised."""
+        self.requests += requests
+        self.errors += requests
+
+    @property
+    def comparison(self) -> Comparison:
+        """The figures so far."""
+        return Comparison(self.requests, self.errors, self._sum / self._count if self._count else 0.0)
 
 
 class Shadow:
@@ -59,3 +92,7 @@ class Shadow:
                 self._difference_sum.fail(len(parts))
             else:
                 self._difference_sum.add(len(parts), outputs, found)
+
+
+def _arrays(outputs: Any) -> list[Any]:
+    return [host_array(output) for output in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))]

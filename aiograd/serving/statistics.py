@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-
-from aiograd.tensors.core import host_array
 
 #: upper bounds of the latency histogram, in seconds
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
@@ -84,37 +79,3 @@ class ServingStatistics:
     comparisons: Mapping[int, Comparison]
     latency_sum: float = 0.0
     states: Mapping[int, str] = field(default_factory=dict)
-
-
-class DifferenceSum:
-    """The sum of differences between a shadow's outputs and the answers."""
-
-    def __init__(self) -> None:
-        self.requests = self.errors = 0
-        self._sum = 0.0
-        self._count = 0
-
-    def add(self, requests: int, answered: Any, found: Any) -> None:
-        """Add the outputs of a batch; a Tensor or a tuple of them each."""
-        left, right = _arrays(answered), _arrays(found)
-        if [array.shape for array in left] != [array.shape for array in right]:
-            self.fail(requests)
-            return
-        self.requests += requests
-        for one, other in zip(left, right, strict=True):
-            self._sum += float(np.abs(one.astype(np.float64) - other.astype(np.float64)).sum())
-            self._count += one.size
-
-    def fail(self, requests: int) -> None:
-        """Count a batch for which the shadow raised."""
-        self.requests += requests
-        self.errors += requests
-
-    @property
-    def comparison(self) -> Comparison:
-        """The figures so far."""
-        return Comparison(self.requests, self.errors, self._sum / self._count if self._count else 0.0)
-
-
-def _arrays(outputs: Any) -> list[Any]:
-    return [host_array(output) for output in (outputs if isinstance(outputs, (tuple, list)) else (outputs,))]

@@ -24,9 +24,7 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self
-
-import numpy as np
+from typing import Any, Self
 
 from aiograd.coordination.module_calls import BufferSnapshot
 from aiograd.engine.loop_budget import ROUNDS
@@ -37,9 +35,9 @@ from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
-from aiograd.serving.gate import Gate, Verdict
+from aiograd.serving.gate import Gate, GateComparison, Verdict
 from aiograd.serving.server import Server
-from aiograd.serving.versions import Version
+from aiograd.serving.versions import Version, is_finite
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor
 
@@ -49,14 +47,6 @@ CATCH_UP = 0.1
 EMPTY_PAUSE = 0.01
 
 log = structured_logger("aiograd.serving")
-
-
-class _ComparedVersions(NamedTuple):
-    """Two versions that a gate compares."""
-
-    newer: Version
-    older: Version
-    serving: Version  #: the one of them that serves
 
 
 class Trainer:
@@ -121,7 +111,7 @@ class Trainer:
         self.max_failures, self.patience = max_failures, patience
         self.steps = self.failures = self.rejected = self.rollbacks = 0
         self.error: Exception | None = None
-        self._compared_versions: _ComparedVersions | None = None
+        self._comparison: GateComparison | None = None
         self._since_publication = 0
         #: rollbacks of the server after which the model has gone on from the version that serves
         self._followed_rollbacks = server._rollbacks
@@ -339,25 +329,23 @@ class Trainer:
             raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
         self._since_publication = 0
         if self.gate is not None:
-            self.gate.begin()
-            serving = self.server.current
-            self._compared_versions = _ComparedVersions(version, serving, serving)
-            self.server._pin(version.number, serving.number)
+            self._comparison = GateComparison(self.gate, version, self.server.current)
+            self.server._pin(version.number, self.server.current.number)
 
     async def _judge(self, gate: Gate, rows: tuple[Any, ...]) -> None:
         """Let the gate judge two versions by these rows, and act on its verdict."""
-        compared = self._running_comparison()
-        if compared is None:
+        comparison = self._running_comparison()
+        if comparison is None:
             return
-        newer, older, _ = compared
+        newer, older = comparison.newer, comparison.older
         inputs, targets = rows[: self.inputs], [host_array(column) for column in rows[self.inputs :]]
-        values = [gate.measure(await self._outputs(version, inputs), *targets, rows=rows[0].shape[0]) for version in (newer, older)]
-        if self._running_comparison() is not compared:
+        outputs = [await self._outputs(version, inputs) for version in (newer, older)]
+        if self._running_comparison() is not comparison:
             return  # decided meanwhile
-        verdict = gate.judge(*values).verdict
+        verdict = comparison.judge(outputs, targets, rows[0].shape[0])
         if verdict is Verdict.PROMOTE:
             self.server.promote(newer.number)
-            self._compared_versions = compared._replace(serving=newer)
+            self._comparison = GateComparison(gate, newer, older, is_probation=True)
         elif verdict is not Verdict.WAIT:
             self.rejected += verdict is Verdict.DROP
             if verdict is Verdict.ROLLBACK:
@@ -372,16 +360,15 @@ class Trainer:
         self.server._check_open()
         return await self.server._forward(self.server._bind(version), [columns], columns[0].shape[0])
 
-    def _running_comparison(self) -> _ComparedVersions | None:
-        """The versions that the gate compares; none any more where a version was made to serve by hand."""
-        if self._compared_versions is not None and self.server.current is not self._compared_versions.serving:
+    def _running_comparison(self) -> GateComparison | None:
+        """The comparison of the gate; none any more where a version was made to serve by hand."""
+        if self._comparison is not None and self.server.current is not self._comparison.serving:
             self._end_comparison()
-        return self._compared_versions
+        return self._comparison
 
     def _end_comparison(self) -> None:
-        if self.gate is not None and self._compared_versions is not None:
-            self._compared_versions = None
-            self.gate.abandon()
+        if self._comparison is not None:
+            self._comparison = None
             self.server._pin()
 
     def _follow_rollback(self) -> bool:
@@ -394,4 +381,4 @@ class Trainer:
 
 
 def _are_finite(tensors: Sequence[Any]) -> bool:
-    return all(np.isfinite(host_array(tensor)).all() for tensor in tensors)
+    return all(is_finite(host_array(tensor)) for tensor in tensors)

@@ -92,8 +92,6 @@ def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precisio
     Paths that share one array share one copy, as tied weights do. With the precision "bfloat16", float32 arrays are rounded to the nearest
     bfloat16, ties to even, and stay float32 arrays with low 16 bits of zero.
     """
-    if precision not in ("exact", "bfloat16"):
-        raise ArgumentError(f"snapshot: precision {precision!r}, expected 'exact' or 'bfloat16'")
     before: Mapping[str, Array] = {} if base is None else base.state
     copies: dict[str, Array] = {}
     copied: dict[object, Array] = {}
@@ -143,10 +141,11 @@ def _same_bits(left: Array, right: Array) -> bool:
 def all_finite(state: Mapping[str, Array], base: Version | None = None) -> bool:
     """True if a state has neither NaN nor infinity; arrays of a `base` that is finite are not looked at again."""
     known = {id(array) for array in base.state.values()} if base is not None and base.is_finite else set[int]()
-    return all(_is_finite(array) for array in state.values() if id(array) not in known)
+    return all(is_finite(array) for array in state.values() if id(array) not in known)
 
 
-def _is_finite(array: Array) -> bool:
+def is_finite(array: Array) -> bool:
+    """True if an array has neither NaN nor infinity."""
     if array.dtype.kind in "biu" or not array.size:
         return True
     if array.dtype.name == "bfloat16":
@@ -158,14 +157,10 @@ def _is_finite(array: Array) -> bool:
 
 def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dict[str, Array]:
     """The arrays of `state` in the order of `template`; an ArgumentError names the first differences in paths, shapes and dtypes."""
-    if not isinstance(state, Mapping):
-        raise ArgumentTypeError(f"the state of a version: expected arrays by path, found {type(state).__name__}")
     faults = [f"no {path!r}" for path in template if path not in state] + [f"unexpected {path!r}" for path in state if path not in template]
     for path, wanted in template.items():
         array = state.get(path, wanted)
-        if not isinstance(array, np.ndarray):
-            faults.append(f"{path!r} is a {type(array).__name__}, expected an array")
-        elif array.shape != wanted.shape or array.dtype != wanted.dtype:
+        if array.shape != wanted.shape or array.dtype != wanted.dtype:
             faults.append(f"{path!r} is {array.dtype} {list(array.shape)}, expected {wanted.dtype} {list(wanted.shape)}")
     if faults:
         more = f", and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
@@ -174,17 +169,15 @@ def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dic
 
 
 class VersionStore:
-    """The versions of a server. Kept are the last `keep` that arrived, the one that serves, and the pinned ones; numbers begin with `first`."""
+    """The versions of a server. Kept are the last `keep` that arrived, the one that serves, and the pinned ones."""
 
-    def __init__(self, keep: int, first: int = 1) -> None:
-        if not all(type(each) is int and each >= 1 for each in (keep, first)):
-            raise ArgumentError(f"VersionStore(keep={keep!r}, first={first!r}): expected ints of at least 1")
+    def __init__(self, keep: int) -> None:
         self._keep = keep
         #: number of the next version
-        self.next_number = first
+        self.next_number = 1
         self._kept: dict[int, Version] = {}  # in the order of arrival
         self._served: list[int] = []  # each number once, the present one last
-        self._pinned = frozenset[int]()
+        self.pinned: frozenset[int] = frozenset()
         #: numbers of kept versions that have never served
         self.candidates: set[int] = set()
 
@@ -200,16 +193,6 @@ class VersionStore:
         """All versions that are kept, candidates too, by number."""
         return tuple(self._kept[number] for number in sorted(self._kept))
 
-    @property
-    def pinned(self) -> frozenset[int]:
-        """Numbers that are kept besides, such as the versions of a split or a shadow; may be set."""
-        return self._pinned
-
-    @pinned.setter
-    def pinned(self, numbers: Iterable[int]) -> None:
-        self._pinned = frozenset(self.get(number).number for number in numbers)
-        self._retain()
-
     def get(self, number: int) -> Version:
         """The version of a number; a VersionNotFoundError says which are kept."""
         version = self._kept.get(number) if isinstance(number, int) else None
@@ -219,7 +202,7 @@ class VersionStore:
         return version
 
     def admit(self, version: Version, *, promote: bool) -> None:
-        """Keep a version that has the `next_number`; it serves if `promote`, otherwise it is a candidate."""
+        """Keep a version; it serves if `promote`, otherwise it is a candidate. One of a leader or a log replaces another of its number."""
         if promote:
             self._serve(version)
         else:
@@ -227,22 +210,17 @@ class VersionStore:
         self._kept.pop(version.number, None)  # the last in the order of arrival is the new one
         self._kept[version.number] = version
         self.skip(version.number)
-        self._retain()
+        self.retain()
 
     def skip(self, number: int) -> None:
         """Give only higher numbers than this one from now on."""
         self.next_number = max(self.next_number, number + 1)
 
-    def adopt(self, version: Version) -> Version:
-        """Let a version of a leader or a log serve under its own number, which may be any, and replace another version of that number."""
-        self.admit(version, promote=True)
-        return version
-
     def promote(self, number: int) -> Version:
         """Let a version serve that is kept."""
         version = self.get(number)
         self._serve(version)
-        self._retain()
+        self.retain()
         return version
 
     def rollback(self, number: int | None = None) -> Version:
@@ -255,7 +233,7 @@ class VersionStore:
         if version.number not in self._served:
             return self.promote(version.number)
         del self._served[self._served.index(version.number) + 1 :]
-        self._retain()
+        self.retain()
         return version
 
     def _serve(self, version: Version) -> None:
@@ -264,9 +242,13 @@ class VersionStore:
         self._served = [each for each in self._served if each != version.number] + [version.number]
         self.candidates.discard(version.number)
 
-    def _retain(self) -> None:
-        """Drop all but the last versions, the present one and the pinned; forget what served before a version that was dropped."""
-        stay = {*list(self._kept)[-self._keep :], *self._served[-1:], *self._pinned}
+    def retain(self, pinned: Iterable[int] | None = None) -> None:
+        """Drop all but the last versions, the present one and the pinned; forget what served before a version that was dropped.
+
+        `pinned` are the numbers that are pinned from now on, such as the versions of a split or a shadow; None for those before.
+        """
+        self.pinned = self.pinned if pinned is None else frozenset(pinned)
+        stay = {*list(self._kept)[-self._keep :], *self._served[-1:], *self.pinned}
         self._kept = {number: version for number, version in self._kept.items() if number in stay}
         self.candidates &= stay
         dropped = [place for place, number in enumerate(self._served) if number not in stay]

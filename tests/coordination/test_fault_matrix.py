@@ -24,7 +24,7 @@ OUTCOMES = {
     ("in doubt", "all but b"): "L",  # which knows that it lacks it, or is named by the error
     ("done", "all but b"): "R",  # which gets the state of another replica, or whose group fails
     ("killed", "all"): "K",
-    ("killed", "all but b"): "H",  # which knows that it lacks it: members ask those that they exchange values with
+    ("killed", "all but b"): "H",  # which knows that it lacks it
     ("killed", "none"): "D",
     ("killed", "none, in doubt"): "?",
     ("killed", "some"): "P",  # of optimizers, which take a step in one phase
@@ -45,9 +45,9 @@ a member is frozen for longer than its lease      | AAAUUC | AAAUUC   | AACCCC  
 a member is killed                                | AAAUUU | AAAUUU   | AACCCC   | AAAUUU              | AACCC     | AAACCC    | UUU
 a member is killed silently                       | AAAUUU | AAAUUU   | AACCCC   | AAAUUU              | AACCC     | AAACCC    | UUU
 the coordinator is frozen for a moment            | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
-the coordinator is frozen for longer than a lease | AAAUUC | AAACCC   | AAACCC   | AAALCC              | AACCC     | AAACCC    | CCC
-the coordinator is killed                         | DDD?KK | DD??KK   | D???KK   | D???HK              | ???KK     | D???KK    | DPK
-the coordinator is killed silently                | DDD?KK | DD??KK   | D???KK   | D???HK              | ???KK     | D???KK    | DPK
+the coordinator is frozen for longer than a lease | AAAUUC | AAACCC   | AAACCC   | AAACCC              | AACCC     | AAACCC    | CCC
+the coordinator is killed                         | DDD?KK | DD??KK   | D???KK   | D???KK              | ???KK     | D???KK    | DPK
+the coordinator is killed silently                | DDD?KK | DD??KK   | D???KK   | D???KK              | ???KK     | D???KK    | DPK
 """
 
 

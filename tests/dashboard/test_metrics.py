@@ -12,12 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd import serving
 from aiograd.dashboard import metrics
 from aiograd.dashboard.monitor import DashboardMonitor
 from aiograd.distributed import loop_lag
 from aiograd.distributed.rpc.http.pages import PageRequest
 from tests.distributed.http_support import get
 from tests.distributed.workers import until, workers
+from tests.serving.models import Two, ones
 from tests.support import assert_awaiting_raises
 
 service = dist.Service()
@@ -91,9 +93,41 @@ async def test_every_name_is_documented_and_the_grafana_file_asks_for_names_that
                 names.add(line.split()[2])
     documented = set(re.findall("`(aiograd_[a-z_]+)`", metrics.__doc__ or ""))
     assert names == documented
-    panels = json.loads(GRAFANA.read_text())["panels"]
-    asked = {name for panel in panels for target in panel.get("targets", ()) for name in re.findall("aiograd_[a-z_]+", target["expr"])}
+    asked = {name for name in re.findall("aiograd_[a-z_]+", " ".join(asked_of_grafana())) if not name.startswith("aiograd_serving_")}
     assert len(asked) > 8 and {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= documented
+
+
+def asked_of_grafana() -> list[str]:
+    """The expressions of all panels."""
+    return [target["expr"] for panel in json.loads(GRAFANA.read_text())["panels"] for target in panel.get("targets", ())]
+
+
+async def test_the_grafana_file_shows_every_figure_of_a_server_by_labels_that_exist() -> None:
+    leading = dist.Service()
+    async with workers("driver", "left", service=leading) as (driver, left), serving.Server(Two(2.0)) as server:
+        serving.lead(leading, server)
+        optimizer, buffer = ag.optim.SGD(server.model.parameters(), 0.1), serving.ReplayBuffer(10)
+        trainer = serving.Trainer(server, optimizer, lambda model, x, y: ((model(x) - y) ** 2).mean(), buffer=buffer)
+        await trainer.learn(ones(4), ones(4))
+        await trainer.step()
+        async with serving.Follower(left, "driver", Two()) as follower:
+            await server.publish()
+            await follower.reach(3)
+            await until(lambda: follower.behind)
+            await follower.predict(ones())
+            samples = [sample for core in (driver._core, left._core) for family in families(core).values() for sample in family.samples]
+    labels: dict[str, set[str]] = {}
+    for sample in samples:
+        if sample.name.startswith("aiograd_serving_") and not sample.name.endswith("_created"):
+            labels.setdefault(sample.name, set()).update(sample.labels)
+    shown = set()
+    for expression in asked_of_grafana():
+        for name in re.findall("aiograd_serving_[a-z_]+", expression):
+            grouped = {label.strip() for labels in re.findall(r"by \((.*?)\)", expression) for label in labels.split(",")}
+            matched = set(re.findall(r"(\w+)=~", expression))
+            assert name in labels and grouped | matched <= labels[name], (name, expression)
+            shown.add(re.sub("_bucket$", "", name))
+    assert shown == {re.sub("_(bucket|sum|count)$", "", name) for name in labels}
 
 
 def request(**changes: Any) -> PageRequest:

@@ -46,7 +46,7 @@ class Scene:
         """An open worker that knows the leader."""
         transport = self.transports[name] = self.board.transport(name)
         options.setdefault("peers", {peer: url for peer, url in PEERS.items() if peer != name})
-        async with dist.Worker(name, secret=SECRET, transport=transport, **options) as worker:
+        async with dist.Worker(name, transport=transport, **{"secret": SECRET, **options}) as worker:
             yield worker
 
     @contextlib.asynccontextmanager

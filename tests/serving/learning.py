@@ -56,6 +56,12 @@ def everything(trainer: serving.Trainer) -> Any:
     )
 
 
+def phase_of(trainer: serving.Trainer) -> str:
+    """"candidate" or "probation" while the gate of a trainer compares two versions, else "idle"."""
+    comparison = trainer._comparison
+    return "idle" if comparison is None else "probation" if comparison.is_probation else "candidate"
+
+
 @contextlib.asynccontextmanager
 async def learning(
     loss: Any = squares, model: Any = None, *, rows: int = 40, optimizer: Any = None, serve: Any = None, **options: Any

@@ -196,14 +196,14 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
         ((np.arange(2), np.zeros((2, 3), np.float32)), "float32 [3], expected int64 [], float32 [2]"),
         ((np.arange(2), np.zeros((2, 2))), "found rows of int64 [], float64 [2]"),
         ((np.arange(2), np.zeros((2, 2), np.float32), np.zeros(2)), "expected int64 [], float32 [2] as in the first add"),
-        ((np.arange(2), np.zeros((3, 2), np.float32)), "found columns of shapes [2], [3, 2], expected at least one row, and as many in each"),
+        ((np.arange(2), np.zeros((3, 2), np.float32)), "expected columns with the same number of rows, at least one; found shapes [2], [3, 2]"),
         ((np.arange(0), np.zeros((0, 2), np.float32)), "shapes [0], [0, 2]"),
-        ((np.array(1), np.zeros((1, 2), np.float32)), "shapes [], [1, 2]"),
-        ((["a", "b"], np.zeros((2, 2), np.float32)), "column 0 has dtype <U1, expected numbers"),
-        (("text", np.zeros((2, 2), np.float32)), "column 0 has dtype <U4"),
-        (([None, 1], np.zeros((2, 2), np.float32)), "column 0 has dtype object"),
+        ((np.array(1), np.zeros((1, 2), np.float32)), "column 0 is a single number; expected rows"),
+        ((["a", "b"], np.zeros((2, 2), np.float32)), "column 0 is a list of dtype <U1; expected numbers"),
+        (("text", np.zeros((2, 2), np.float32)), "column 0 is a str of dtype <U4"),
+        (([None, 1], np.zeros((2, 2), np.float32)), "column 0 is a list of dtype object"),
         ((np.ma.array([1, 2], mask=[True, False]), np.zeros((2, 2), np.float32)), "expected no masked elements"),
-        (([[1], [1, 2]], np.zeros((2, 2), np.float32)), "rows do not fit together"),
+        (([[1], [1, 2]], np.zeros((2, 2), np.float32)), "column 0 has rows of different lengths"),
     ],
 )
 def test_columns_that_do_not_fit(columns: Any, text: str) -> None:
@@ -224,8 +224,9 @@ def test_columns_that_do_not_fit(columns: Any, text: str) -> None:
 def test_other_byte_orders_are_the_same_numbers() -> None:
     buffer = ReplayBuffer(8)
     buffer.add(np.array([1.0, 2.0], ">f8"))
-    buffer.add([3.0])
-    assert sorted(buffer.sample(3)[0].tolist()) == [1, 2, 3]
+    buffer.add(np.array([3.0]))
+    column = buffer.sample(3)[0]
+    assert sorted(column.tolist()) == [1, 2, 3] and column.dtype.isnative
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.0, "3", None, True])

@@ -15,9 +15,18 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import serving
 from aiograd.distributed.rpc.encodings import Encoding
-from aiograd.errors import ArgumentError, ArgumentTypeError, DeadlineError, ServingError, VersionNotFoundError
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AuthenticationError,
+    DeadlineError,
+    ServingError,
+    VersionNotFoundError,
+    WorkerLostError,
+)  # fmt: skip
 from aiograd.serving import follower as module
 from aiograd.serving.follower import FORGET, Leader
+from aiograd.testing.virtual_clock import VirtualClock
 from tests.serving.leaders import Scene, Vector, same
 from tests.serving.models import Two, ones, values
 from tests.support import assert_awaiting_raises, assert_raises, cancel
@@ -126,7 +135,7 @@ async def test_a_follower_whose_version_the_leader_has_dropped_gets_a_whole_stat
         scene.board.let_go()
         await agree(follower, server)
         assert encoded[0] == (0, 1) and encoded[-1][1] == 4 and encoded[-1][0] in (0, 2, 3)
-        follower._store.adopt(serving.Version.of(3, follower.current.state, digest="of another"))
+        follower._store.admit(serving.Version.of(3, follower.current.state, digest="of another"), promote=True)
         follower._serve()
         model.set(5.0)
         await server.publish()
@@ -284,6 +293,38 @@ async def test_reading_what_was_written(scene: Scene) -> None:
         await asyncio.sleep(0)
     await assert_awaiting_raises(ServingError, "closed", reaching)
     await assert_awaiting_raises(ServingError, "closed", follower.reach(1))
+
+
+async def test_a_wrong_secret_is_an_error_on_entry(scene: Scene, virtual_clock: VirtualClock) -> None:
+    async with scene.leader(Two(1.0)) as server:
+        with pytest.raises(AuthenticationError, match="may not have the same secret"):
+            async with scene.follower(Two(), worker={"secret": b"another secret of 32 bytes and 1"}):
+                pass
+        assert virtual_clock.time() < 2.0
+        async with scene.follower(Two()) as follower:
+            assert same(follower, server)
+
+
+async def test_a_leader_that_closes_in_the_middle_of_handshakes_is_waited_for(scene: Scene, virtual_clock: VirtualClock) -> None:
+    """Before its first version a follower takes a few failed handshakes for a leader that closes; afterwards it never raises."""
+    async with scene.worker("follower") as own:
+        follower = serving.Follower(own, "leader", Two())
+        failures: list[Exception] = [*map(AuthenticationError, "abc"), WorkerLostError("d"), *map(AuthenticationError, "efg")]
+        call = own.call_apart
+
+        async def failing(*args: Any, **options: Any) -> Any:
+            if failures:
+                raise failures.pop(0)
+            return await call(*args, **options)
+
+        own.call_apart = failing  # type: ignore[method-assign]
+        async with scene.leader(Two(1.0)) as server, follower:
+            assert same(follower, server) and failures == []
+            failures += map(AuthenticationError, "hijklmn")
+            for number in (2, 3):
+                await server.publish()
+                await follower.reach(number, timeout=60.0)
+            assert same(follower, server) and failures == []
 
 
 async def test_what_followers_and_leaders_refuse(scene: Scene) -> None:

@@ -61,9 +61,9 @@ def test_a_version_comes_back_to_the_bit(tmp_path: Path) -> None:
         drawn["half"] = rng.standard_normal(4).astype("bfloat16")
     version = version_of(7, drawn, parent=3, metrics={"loss": 0.1, "worst": float("inf")}, created=1.7e9 + 0.1)
     log = serving.VersionLog(tmp_path / "deep" / "log")
-    assert log.numbers() == [] and log.last() is None and log.promoted is None and log.highest == 0
+    assert log.numbers() == [] and log.last() is None and log.promoted is None and log._highest() == 0
     log.append(version)
-    assert log.numbers() == [7] and log.highest == 7 and log.last() is None, "a candidate"
+    assert log.numbers() == [7] and log._highest() == 7 and log.last() is None, "a candidate"
     log.promote(7)
     found = log.last()
     assert found is not None and log.promoted == 7
@@ -162,12 +162,12 @@ async def test_a_server_starts_from_the_version_before_a_damaged_one(tmp_path: P
 
 def test_files_of_a_crash_are_removed_and_others_stay(tmp_path: Path) -> None:
     log = filled(tmp_path, 1)
-    unfinished = [tmp_path / f".{name}.0123456789abcdef.tmp" for name in ("00000002.safetensors", "manifest")]
+    unfinished = [tmp_path / f".{name}.0123456789abcdef.tmp" for name in ("00000002.safetensors", "manifest.json")]
     others = [tmp_path / name for name in (".mine.tmp", ".manifest.x.tmp", "readme")]
     for path in (*unfinished, *others):
         path.touch()
-    assert log.open() is not None
-    log.close()
+    assert log._open()[0] is not None
+    log._close()
     assert not any(path.exists() for path in unfinished) and all(path.exists() for path in others)
 
 
@@ -281,7 +281,7 @@ def test_a_publication_with_a_log_is_cancelled_whole_or_not_at_all(tmp_path: Pat
                 await server.publish(promote=False)
             finally:
                 highest = server.versions[-1].number
-                assert (log.promoted, log.highest) == (server.current.number, highest)
+                assert (log.promoted, log._highest()) == (server.current.number, highest)
                 outcomes.add(highest)
                 assert (await server.publish()).number == highest + 1
         assert log.promoted == highest + 1
@@ -291,8 +291,8 @@ def test_a_publication_with_a_log_is_cancelled_whole_or_not_at_all(tmp_path: Pat
         with contextlib.suppress(asyncio.CancelledError):
             simulated_run(main, tmp_path / f"{n}", cancel_at=n)
         log = serving.VersionLog(tmp_path / f"{n}")
-        log.open()
-        log.close()
+        log._open()
+        log._close()
     assert outcomes == {1, 2, 3}, "before the first is written, after it, after both"
 
 
@@ -396,5 +396,5 @@ async def test_closing_waits_for_the_log(tmp_path: Path, monkeypatch: pytest.Mon
         found = await asyncio.gather(publishing, closing, return_exceptions=True)
     log = serving.VersionLog(tmp_path)
     assert isinstance(found[0], ServingError) or log.promoted == found[0].number
-    assert log.open() is not None
-    log.close()
+    assert log._open()[0] is not None
+    log._close()

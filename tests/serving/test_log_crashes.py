@@ -62,7 +62,7 @@ async def test_a_crash_at_every_system_call_leaves_the_version_before_or_the_new
         found = held(serving.VersionLog(folder).last())
         assert found in (3.0, after), calls[n - 1]
         seen.add(found)
-        model, highest = Two(0.0), serving.VersionLog(folder).highest
+        model, highest = Two(0.0), serving.VersionLog(folder)._highest()
         async with serving.Server(model, log=folder) as server:
             assert model.first.item() == found and not list(folder.glob(".*.tmp"))
             assert (await server.publish()).number == highest + 1, "a number that was written is not given again"
@@ -185,7 +185,7 @@ def test_a_process_that_is_killed_loses_no_version_that_it_has_reported(tmp_path
             assert int(number) >= reported - 1, "a version that was reported, or the one before it after a rollback"
             for _ in range(rng.integers(5, 30)):
                 reported = int(child.stdout.readline())
-            assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path).open)
+            assert_raises(VersionLogError, "in use by another server", serving.VersionLog(tmp_path)._open)
             child.send_signal(signal.SIGKILL)
             reported = max([reported, *(int(line) for line in child.stdout.read().split("\n")[:-1])])
         last = serving.VersionLog(tmp_path).last()
@@ -233,7 +233,7 @@ async def test_damage_of_any_byte_of_the_manifest_is_an_error(tmp_path: Path, st
     whole = path.read_bytes()
     for content in (*_damaged(whole, step), b"[]", b"null", b"3", b"{}", b"[" * 10_000, b"\xff"):
         path.write_bytes(content)
-        for read in (log.last, lambda: log.promoted, lambda: log.highest, lambda: log.promote(1), lambda: log.append(version_of(4, state(4)))):
+        for read in (log.last, lambda: log.promoted, log._highest, lambda: log.promote(1), lambda: log.append(version_of(4, state(4)))):
             assert_raises(VersionLogError, "manifest.json is damaged or cannot be read|has format", read)
     model = Two(8.0)
     server = serving.Server(model, log=tmp_path)

@@ -477,6 +477,7 @@ BAD_COLUMNS: dict[str, tuple[tuple[Any, ...], type[Exception]]] = {
     "no rows": ((np.ones((0, 1), np.float32),), ArgumentError),
     "different numbers of rows": ((ones(2), ones(3)), ArgumentError),
     "rows of different lengths": (([[1.0], [1.0, 2.0]],), ArgumentError),
+    "a masked array": ((np.ma.array([[1.0]], mask=True),), ArgumentTypeError),
     "more rows than may wait": ((ones(17),), ArgumentError),
 }
 

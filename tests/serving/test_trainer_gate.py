@@ -14,10 +14,9 @@ import pytest
 import aiograd as ag
 from aiograd import serving
 from aiograd.errors import ArgumentError, ServingError
-from aiograd.serving.gate import GatePhase
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
-from tests.serving.learning import Mover, learning
+from tests.serving.learning import Mover, learning, phase_of
 from tests.serving.models import Two, TwoSlowly, ones, values
 from tests.support import assert_awaiting_raises, cancel
 
@@ -54,22 +53,22 @@ async def teach(trainer: serving.Trainer, value: float, times: int = WINDOW // 4
 def state_of(trainer: serving.Trainer) -> tuple[Any, ...]:
     """The version that serves, the phase of the gate, and the counts of candidates that were dropped and promotions that were taken back."""
     assert trainer.gate is not None
-    return trainer.server.current.number, trainer.gate.phase, trainer.rejected, trainer.rollbacks
+    return trainer.server.current.number, phase_of(trainer), trainer.rejected, trainer.rollbacks
 
 
 async def test_a_good_candidate_is_promoted_and_kept() -> None:
     async with judging() as trainer:
         await trainer.step()
-        assert state_of(trainer) == (1, GatePhase.CANDIDATE, 0, 0) and values(await trainer.server.predict(ones())) == {0.0}
+        assert state_of(trainer) == (1, "candidate", 0, 0) and values(await trainer.server.predict(ones())) == {0.0}
         await teach(trainer, 5.0, 1)
         await trainer.step()
         assert len(trainer.server.versions) == 2, "one candidate at a time"
         await teach(trainer, 5.0, 1)
-        assert state_of(trainer) == (2, GatePhase.PROBATION, 0, 0) and values(await trainer.server.predict(ones())) == {1.0}
+        assert state_of(trainer) == (2, "probation", 0, 0) and values(await trainer.server.predict(ones())) == {1.0}
         await teach(trainer, 5.0)
-        assert state_of(trainer) == (2, GatePhase.IDLE, 0, 0)
+        assert state_of(trainer) == (2, "idle", 0, 0)
         await trainer.step()
-        assert state_of(trainer) == (2, GatePhase.CANDIDATE, 0, 0) and trainer.server.version(3).metrics["step"] == 3
+        assert state_of(trainer) == (2, "candidate", 0, 0) and trainer.server.version(3).metrics["step"] == 3
         assert trainer.server.model.first.item() == 3.0
 
 
@@ -77,10 +76,10 @@ async def test_a_bad_candidate_is_dropped_and_learning_goes_on() -> None:
     async with judging() as trainer:
         await trainer.step()
         await teach(trainer, -5.0)
-        assert state_of(trainer) == (1, GatePhase.IDLE, 1, 0)
+        assert state_of(trainer) == (1, "idle", 1, 0)
         assert trainer.server.model.first.item() == 1.0 and trainer.optimizer.state_dict()["state"]
         await trainer.step()
-        assert state_of(trainer) == (1, GatePhase.CANDIDATE, 1, 0) and trainer.server.version(3).metrics["step"] == 2
+        assert state_of(trainer) == (1, "candidate", 1, 0) and trainer.server.version(3).metrics["step"] == 2
 
 
 async def test_a_promotion_is_taken_back_when_the_stream_drifts() -> None:
@@ -91,10 +90,10 @@ async def test_a_promotion_is_taken_back_when_the_stream_drifts() -> None:
             await trainer.step()
         assert trainer.server.model.first.item() == 4.0 and trainer.optimizer.state_dict()["state"]
         await teach(trainer, -5.0)
-        assert state_of(trainer) == (1, GatePhase.IDLE, 0, 1) and values(await trainer.server.predict(ones())) == {0.0}
+        assert state_of(trainer) == (1, "idle", 0, 1) and values(await trainer.server.predict(ones())) == {0.0}
         assert trainer.server.model.first.item() == 0.0 and trainer.optimizer.state_dict()["state"] == {}
         await trainer.step()
-        assert state_of(trainer) == (1, GatePhase.CANDIDATE, 0, 1) and trainer.server.statistics().rollbacks == 1
+        assert state_of(trainer) == (1, "candidate", 0, 1) and trainer.server.statistics().rollbacks == 1
         assert trainer.server.version(3).state["first"].tolist() == [1.0]
 
 
@@ -106,7 +105,7 @@ async def test_a_metric_that_is_not_finite_is_the_worst(bad: float) -> None:
     async with judging(metric=metric) as trainer:
         await trainer.step()
         await teach(trainer, 5.0)
-        assert state_of(trainer) == (1, GatePhase.IDLE, 1, 0)
+        assert state_of(trainer) == (1, "idle", 1, 0)
 
 
 async def test_examples_are_judged_before_they_are_learned_from() -> None:
@@ -136,10 +135,10 @@ async def test_errors_of_a_metric_go_to_the_caller_and_leave_the_examples_out(me
         assert trainer.gate is not None
         trainer.gate.metric = metric
         await assert_awaiting_raises(error, None, trainer.learn(ones(4), targets(5.0)))
-        assert trainer.buffer.seen == 8 and state_of(trainer) == (1, GatePhase.CANDIDATE, 0, 0)
+        assert trainer.buffer.seen == 8 and state_of(trainer) == (1, "candidate", 0, 0)
         trainer.gate.metric = distance
         await teach(trainer, 5.0, 1)
-        assert state_of(trainer) == (2, GatePhase.PROBATION, 0, 0)
+        assert state_of(trainer) == (2, "probation", 0, 0)
 
 
 async def test_the_columns_beyond_the_inputs_are_targets() -> None:
@@ -163,36 +162,35 @@ async def test_calls_at_the_same_time_end_a_window_once(virtual_clock: VirtualCl
     async with judging(model) as trainer:
         await trainer.step()
         await asyncio.gather(*(trainer.learn(ones(4), targets(5.0)) for _ in range(10)))
-        assert state_of(trainer) == (2, GatePhase.PROBATION, 0, 0) and trainer.buffer.seen == 44
+        assert state_of(trainer) == (2, "probation", 0, 0) and trainer.buffer.seen == 44
         await teach(trainer, -5.0, 1)
-        assert state_of(trainer) == (2, GatePhase.PROBATION, 0, 0), "what was computed before the promotion is not part of the second window"
+        assert state_of(trainer) == (2, "probation", 0, 0), "what was computed before the promotion is not part of the second window"
         await asyncio.gather(*(trainer.learn(ones(4), targets(-5.0)) for _ in range(10)))
-        assert state_of(trainer) == (1, GatePhase.IDLE, 0, 1) and trainer.server.statistics().rollbacks == 1
+        assert state_of(trainer) == (1, "idle", 0, 1) and trainer.server.statistics().rollbacks == 1
 
 
-@pytest.mark.parametrize("phase", [GatePhase.CANDIDATE, GatePhase.PROBATION])
+@pytest.mark.parametrize("phase", ["candidate", "probation"])
 @pytest.mark.parametrize("change", ["publish", "promote", "rollback"])
-async def test_a_version_that_is_made_to_serve_by_hand_ends_the_comparison(phase: GatePhase, change: str) -> None:
+async def test_a_version_that_is_made_to_serve_by_hand_ends_the_comparison(phase: str, change: str) -> None:
     async with judging() as trainer:
-        server, gate = trainer.server, trainer.gate
-        assert gate is not None
+        server = trainer.server
         other = await server.publish({"first": np.float32([9.0]), "second": np.float32([9.0])}, promote=change == "rollback")
         await trainer.step()
         candidate = server.versions[-1].number
-        if phase is GatePhase.PROBATION:
+        if phase == "probation":
             await teach(trainer, 1.0)
-        assert gate.phase is phase
+        assert phase_of(trainer) == phase
         if change == "publish":
             await server.publish()
         elif change == "promote":
-            server.promote(other.number if phase is GatePhase.PROBATION else candidate)
+            server.promote(other.number if phase == "probation" else candidate)
         else:
             server.rollback()
         serving_now = server.current.number
         await teach(trainer, 1.0, 4)
-        assert state_of(trainer) == (serving_now, GatePhase.IDLE, 0, 0)
+        assert state_of(trainer) == (serving_now, "idle", 0, 0)
         await trainer.step()
-        assert gate.phase is GatePhase.CANDIDATE and server.versions[-1].parent == serving_now
+        assert phase_of(trainer) == "candidate" and server.versions[-1].parent == serving_now
 
 
 async def test_a_version_made_to_serve_while_examples_are_judged(virtual_clock: VirtualClock) -> None:
@@ -204,7 +202,7 @@ async def test_a_version_made_to_serve_while_examples_are_judged(virtual_clock: 
         await asyncio.sleep(1.5)
         await trainer.server.publish()
         await judged
-        assert state_of(trainer) == (3, GatePhase.IDLE, 0, 0) and trainer.buffer.seen == 4 + WINDOW
+        assert state_of(trainer) == (3, "idle", 0, 0) and trainer.buffer.seen == 4 + WINDOW
 
 
 async def test_both_versions_are_kept_while_they_are_compared() -> None:
@@ -223,7 +221,7 @@ async def test_both_versions_are_kept_while_they_are_compared() -> None:
         await teach(trainer, 5.0)
         assert (await crowd())[:2] == [1, 2]
         await teach(trainer, -5.0)
-        assert state_of(trainer) == (1, GatePhase.IDLE, 0, 1)
+        assert state_of(trainer) == (1, "idle", 0, 1)
         assert 2 not in await crowd()
 
 
@@ -243,7 +241,7 @@ async def test_a_step_that_runs_while_the_promotion_is_taken_back_is_not_publish
         await asyncio.sleep(0.1)
         assert trainer.server.current.number == 1 and not running.done()
         await asyncio.gather(running, judged)
-        assert state_of(trainer) == (1, GatePhase.IDLE, 0, 1) and len(trainer.server.versions) == 2
+        assert state_of(trainer) == (1, "idle", 0, 1) and len(trainer.server.versions) == 2
         assert trainer.server.model.first.item() == 0.0 and trainer.optimizer.state_dict()["state"] == {}
 
 
@@ -269,10 +267,10 @@ async def _cancelled_learn(step: int) -> tuple[bool, Any]:
         await asyncio.wait([running, stepping])
         assert trainer.buffer.seen - seen == (0 if running.cancelled() else WINDOW)
         found = state_of(trainer)
-        if found[1] is GatePhase.PROBATION:
+        if found[1] == "probation":
             await teach(trainer, -5.0)
         await trainer.step()
-        assert state_of(trainer) == (1, GatePhase.CANDIDATE, 0, 1)
+        assert state_of(trainer) == (1, "candidate", 0, 1)
         assert trainer.server.versions[-1].state["first"].tolist() == [trainer.server.model.first.item()] == [1.0]
         return running.cancelled(), found
 
@@ -282,27 +280,27 @@ def test_learn_cancelled_at_every_turn() -> None:
     found = [simulated_run(_cancelled_learn, step) for step in range(1, undisturbed.steps + 1)]
     assert not any(each.leftover_tasks for each in found)
     kinds = {(is_cancelled, state[1]) for is_cancelled, state in (each.value for each in found)}
-    assert kinds >= {(False, GatePhase.IDLE), (True, GatePhase.PROBATION), (True, GatePhase.IDLE)}, "also while it waits for the step to end"
+    assert kinds >= {(False, "idle"), (True, "probation"), (True, "idle")}, "also while it waits for the step to end"
 
 
 async def test_leaving_ends_the_comparison() -> None:
     async with judging(keep=1, rate=0.001) as trainer:
         async with trainer:
             await trainer.step()
-            assert state_of(trainer)[:2] == (1, GatePhase.CANDIDATE)
-        assert state_of(trainer) == (1, GatePhase.IDLE, 0, 0)
+            assert state_of(trainer)[:2] == (1, "candidate")
+        assert state_of(trainer) == (1, "idle", 0, 0)
         await trainer.server.publish()
         assert [version.number for version in trainer.server.versions] == [trainer.server.current.number]
 
 
-async def test_a_gate_that_is_in_use_is_an_error() -> None:
-    async with judging() as trainer:
-        assert trainer.gate is not None
-        trainer.gate.begin()
-        await assert_awaiting_raises(ServingError, "compares versions already", trainer.step())
-        trainer.gate.abandon()
-        await trainer.step()
-        assert state_of(trainer) == (1, GatePhase.CANDIDATE, 0, 0)
+async def test_trainers_may_share_a_gate() -> None:
+    async with judging() as one:
+        async with learning(Mover(1.0), Two(), optimizer=functools.partial(ag.optim.SGD, lr=1.0), rows=0, gate=one.gate) as other:
+            other.buffer.add(ones(4), targets(0.0))
+            for trainer in (one, other):
+                await trainer.step()
+            await asyncio.gather(teach(one, 5.0), teach(other, -5.0))
+            assert (state_of(one), state_of(other)) == ((2, "probation", 0, 0), (1, "idle", 1, 0))
 
 
 async def test_candidates_that_are_not_finite_are_rejected() -> None:
@@ -311,7 +309,7 @@ async def test_candidates_that_are_not_finite_are_rejected() -> None:
         trainer.optimizer.param_groups[0]["lr"] = 2.0
         with np.errstate(over="ignore"):
             await assert_awaiting_raises(ServingError, "not finite", trainer.step())
-        assert state_of(trainer) == (1, GatePhase.IDLE, 1, 0) and len(trainer.server.versions) == 1
+        assert state_of(trainer) == (1, "idle", 1, 0) and len(trainer.server.versions) == 1
 
 
 async def test_good_bad_and_drifting_streams_in_the_background(virtual_clock: VirtualClock) -> None:

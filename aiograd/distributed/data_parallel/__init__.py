@@ -3,8 +3,10 @@
 =============================  ====================================================================================================
 `controller`                   replicas that one process drives (`DataParallel`)
 `coordinator`                  all replicas as that process sees them: a step, its commit, joining and lost replicas
+`module_coordinator`           equal modules on workers, as that process makes and drops them
 `replica_member`               one replica on its worker, as a member of steps
 `remote_replica`               such a replica, as the coordinating process sees it
+`loss_module`                  a module with the method that computes its loss
 `replica`                      the module, the optimizer and the rest of the state of a replica
 `replica_step`                 one step of it, up to the commit
 `staged_optimizer`             an optimizer step with a result that waits until it is written or dropped

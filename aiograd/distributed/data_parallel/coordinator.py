@@ -20,10 +20,11 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aiograd.coordination.coordinator import StepCoordinator, restarted
+from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
-from aiograd.coordination.session import StepWork
+from aiograd.coordination.session import WITNESSES, StepWork
+from aiograd.distributed.data_parallel.module_coordinator import ModuleCoordinator
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
@@ -31,8 +32,6 @@ from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_s
 from aiograd.distributed.messages.library import CreateOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
-from aiograd.engine.run import current_engine
-from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import CommitUnknown, DistributedError, ReferenceLostError, WorkerLostError
@@ -42,8 +41,6 @@ from aiograd.transaction import Prepared
 T = TypeVar("T")
 ReplicaDecision = StepDecision[StepWork, RemoteReplica]
 
-#: replicas that one which is in doubt may ask, beside this process
-NEIGHBOURS = 8
 #: a part of the state of all that may be missing, and the advice for that
 SHARD = (
     "a shard of the state of the optimizer, which is divided among the replicas (shard_optimizer=True)",
@@ -51,7 +48,7 @@ SHARD = (
 )
 
 
-class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
+class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
     """All replicas.
 
     Args:
@@ -72,10 +69,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         options: Mapping[str, Any],
         timeout: float | None,
     ) -> None:
-        super().__init__(WORDING, timeout)
-        self.worker = worker
-        self._module_class = module_class
-        self._args = args
+        super().__init__(WORDING, worker, module_class, args, timeout)
         self._optimizer = optimizer
         self._optimizer_options = dict(optimizer_options)
         self._options = dict(options)
@@ -92,31 +86,6 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
 
     # ---------------------------------------------------------------- replicas
 
-    def find(self, name: str) -> RemoteReplica | None:
-        """The replica on a worker."""
-        return next((each for each in self.remotes if each.owner == name), None)
-
-    async def make(self, names: Sequence[str]) -> list[RemoteReplica]:
-        """Make replicas on workers. Cancelled or failed, none is left, as far as workers answer in time."""
-        making = asyncio.get_running_loop().create_task(self._make_all(names), name="aiograd:replicas:make")
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:  # a replica that is being made can be dropped once it has a reference
-            await asyncio.wait([making], timeout=current_engine().cancel_grace)
-            await end([making], current_engine().cancel_grace)
-            if not making.cancelled() and making.exception() is None:
-                await self.drop(making.result())
-            raise
-
-    async def _make_all(self, names: Sequence[str]) -> list[RemoteReplica]:
-        """Make replicas; all are awaited, even after a failure, since a replica abandoned midway could not be dropped."""
-        made = await asyncio.gather(*map(self._make, names), return_exceptions=True)
-        failed = [each for each in made if isinstance(each, BaseException)]
-        if failed:
-            await self.drop([each for each in made if not isinstance(each, BaseException)])
-            raise failed[0]
-        return [each for each in made if not isinstance(each, BaseException)]
-
     async def _make(self, name: str) -> RemoteReplica:
         refs: list[RemoteRef] = []
         worker, timeout = self.worker, self._timeout
@@ -130,20 +99,6 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
             await self._forget(refs)
             raise
         return RemoteReplica(name, *refs)
-
-    async def drop(self, replicas: Sequence[RemoteReplica]) -> None:
-        """Let workers forget replicas, as far as they can be reached."""
-        await self._forget(ref for each in replicas for ref in (each.ref, each.optimizer, each.module) if ref is not None)
-
-    async def check_equal(self, replicas: Sequence[RemoteReplica]) -> None:
-        """Raise unless the models of all are like the first one's; see `check_alike`."""
-        await self.check_alike(replicas, f"replicas of {getattr(self._module_class, '__name__', self._module_class)}")
-
-    async def aclose(self) -> None:
-        """Let every worker forget its replica. Unreachable workers are left alone."""
-        refs = [ref for each in self.remotes for ref in (each.optimizer, each.module)]
-        await super().aclose()
-        await self._forget(refs)
 
     async def leave(self, replica: RemoteReplica) -> None:
         """Go on without a replica."""
@@ -212,7 +167,7 @@ class ReplicaCoordinator(StepCoordinator[StepWork, RemoteReplica]):
         if self.is_sharded:
             shards = await self._divide()
         refs = [each.ref for each in self.remotes]
-        others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
+        others = [[*refs[rank + 1 :], *refs[:rank]][:WITNESSES] for rank in range(len(refs))]
         asked = zip(self.remotes, others, shards, strict=True)
         names, group = self.gathering(self.remotes, self.worker)
         version, outcomes = list(self.version), self.refer(self.worker)

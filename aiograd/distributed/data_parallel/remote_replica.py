@@ -24,6 +24,11 @@ class RemoteReplica:
         self.ref: Any = ref
 
     @property
+    def parts(self) -> tuple[RemoteRef, ...]:
+        """References to its module and optimizer."""
+        return self.optimizer, self.module
+
+    @property
     def name(self) -> str:
         """Its name in messages."""
         return f"the replica on {self.owner}"

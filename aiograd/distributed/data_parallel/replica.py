@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import functools
-import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
-from aiograd.coordination.module_calls import ModuleCalls
+from aiograd.distributed.data_parallel.loss_module import LossModule
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
-from aiograd.engine.evaluate import suspends
-from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError
+from aiograd.errors import DistributedError
 from aiograd.running.modes import no_grad
-from aiograd.running.offloading import ready
 from aiograd.running.types import Array
 
 
@@ -29,7 +23,7 @@ class HoldsOptimizer(Protocol):
     optimizer: Any
 
 
-class Replica:
+class Replica(LossModule):
     """A module with its optimizer.
 
     Args:
@@ -55,15 +49,8 @@ class Replica:
         bucket_bytes: int,
         shard_optimizer: bool = False,
     ) -> None:
-        if not callable(getattr(module, method, None)):
-            raise ArgumentTypeError(f"{type(module).__name__} has no method {method!r}: it computes the loss of a shard, a 0-d Tensor")
-        self.module = module
-        self.method = method
-        self.clip_norm = clip_norm
+        super().__init__(module, method, clip_norm)
         self.accumulate = accumulate
-        self.parameters: list[Any] = [each for each in module.parameters() if each.requires_grad]
-        if not self.parameters:
-            raise ArgumentError(f"{type(module).__name__} has no parameters that require grad, so there is nothing to train")
         self.buckets = GradientBuckets([ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters], bucket_bytes)
         self._holder = holder
         kind = ShardedOptimizer if shard_optimizer else StagedOptimizer
@@ -76,8 +63,6 @@ class Replica:
         self.running: list[Array | None] = [None] * len(self.parameters)
         #: how often a state was loaded, and the number of steps taken
         self.loads = self.taken = 0
-        self._turn = asyncio.Lock()
-        self._calls = ModuleCalls()
 
     @property
     def version(self) -> tuple[int, int]:
@@ -171,35 +156,6 @@ class Replica:
             raise DistributedError("no state of the optimizer is being loaded")
         self._loading.loads, self._loading.taken = loads, self.taken
         self._divided, self._loading, self._holder.optimizer = self._loading, None, self.optimizer
-
-    @contextlib.asynccontextmanager
-    async def alone(self) -> AsyncIterator[None]:
-        """A block in which nothing else uses the module; it begins when no call that was given up runs on any more, see `release`."""
-        async with self._turn:
-            await self._calls.settled()
-            yield
-
-    async def call(self, method: Any, shard: Sequence[Any]) -> Any:
-        """Call a function of the module: on the loop if it makes a coroutine, else on the executor. `release` has to follow, however it ends.
-
-        Args:
-            method: the function.
-            shard: its arguments.
-
-        Returns:
-            The result.
-        """
-        forward = getattr(self.module, "forward", None)
-        if inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(forward):
-            value = method(*shard)
-        else:
-            value = await self._calls.offload(functools.partial(method, *shard))
-        value = await value if suspends(value) else value
-        return await ready(value)
-
-    def release(self, undo: Callable[[], None]) -> None:
-        """Undo the changes that a call has made to the module; see `ModuleCalls.release`."""
-        self._calls.release(undo)
 
     async def evaluate(self, shard: Sequence[Any]) -> Any:
         """The output of the module for a shard, without gradients and in evaluation mode; the mode is then as it was. Cancelling stops waiting."""

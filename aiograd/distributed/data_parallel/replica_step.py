@@ -23,15 +23,13 @@ from aiograd.coordination.reduced_pass import ReducedPass
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
-from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
 from aiograd.running.random import Generator, drawing_from
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import make
 from aiograd.tensors.creation import asarray
-from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
 from aiograd.tensors.passes import grad
 
 
@@ -112,8 +110,7 @@ class ReplicaStep:
             if not weight:
                 return make(np.asarray(np.nan, replica.parameters[0].dtype))
             with drawing_from(Generator(tuple(seed))):
-                loss = await replica.call(getattr(replica.module, replica.method), shard)
-            self._check(loss)
+                loss = await replica.loss(shard)
             for index, parameter in enumerate(replica.parameters):
                 hooks.append(parameter.register_hook(functools.partial(self._take, sums, index)))
             part = make(np.full(loss.shape, weight, loss.dtype)).to(loss.device)
@@ -133,25 +130,10 @@ class ReplicaStep:
             array = before if array is None else before + array
         sums.take(index, array)
 
-    def _check(self, loss: Any) -> None:
-        """Raise unless this is a loss."""
-        name = f"{type(self._replica.module).__name__}.{self._replica.method}"
-        expected = "expected a 0-d Tensor, the mean loss over the rows of the shard"
-        if not isinstance(loss, TensorCore):
-            raise ArgumentTypeError(f"{name} returned a {type(loss).__name__}; {expected}")
-        if loss.size != 1:
-            raise ArgumentError(f"{name} returned a Tensor of shape {list(loss.shape)}; {expected}")
-
     def _update(self, grads: Sequence[Array | None], withdrawn: Sequence[Any]) -> None:
         """Clip the gradients and compute the optimizer's step."""
         replica = self._replica
-        if replica.clip_norm is not None:
-            present = [index for index, each in enumerate(grads) if each is not None]
-            arrays = [grads[index] for index in present]
-            factor = factor_for(norm_of(sum_of((size_of(array, 2.0) for array in arrays), 2.0), 2.0), replica.clip_norm) if arrays else 1.0
-            if factor != 1.0:
-                clipped = dict(zip(present, scaled(arrays, factor), strict=True))
-                grads = [clipped.get(index) for index in range(len(grads))]
+        grads = replica.clipped(grads)
         replica.optimizer.compute(
             [None if each is None else asarray(each).to(parameter.device)._data for parameter, each in zip(replica.parameters, grads, strict=True)],
             withdrawn,

@@ -28,7 +28,7 @@ import numpy as np
 from aiograd.coordination.coordinator import GONE, StepCoordinator
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
-from aiograd.coordination.session import COORDINATOR, PAUSE
+from aiograd.coordination.session import COORDINATOR, PAUSE, WITNESSES
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.microbatch import Call
@@ -93,7 +93,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         self._has_joined = not is_replicated
         #: of the running step: of its random numbers; the share of each replica; whether members say how large gradients are, and the factor for them
         self.seed: tuple[int, ...] = ()
-        self._shares: Mapping[int, list[Any]] = {}
+        self._shares: Mapping[int, tuple[float, int]] = {}
         self._measures = False
         self._factor: Any = None
         self._replacing = asyncio.Lock()
@@ -184,8 +184,10 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             await self.leave(replica)
             raise
 
-    def shares(self, calls: Sequence[Call], scales: bool) -> list[list[Any]] | None:
-        """The share of each replica in a batch, see `StageMember.run`: they weigh by their rows. None: there are no replicas.
+    def shares(self, calls: Sequence[Call], scales: bool) -> list[tuple[float, int]] | None:
+        """The share of each replica in a batch: the factor of losses, and the number of the first microbatch. None: there are no replicas.
+
+        Replicas weigh by their rows.
 
         Args:
             calls: the microbatches.
@@ -203,7 +205,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             )
         rows = [sum(map(rows_of, calls[first : first + size])) for first in range(0, len(calls), size)]
         weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
-        return [encode(ReplicaShare(weight / size if scales else 1.0, number * size)) for number, weight in enumerate(weights)]
+        return [(weight / size if scales else 1.0, number * size) for number, weight in enumerate(weights)]
 
     def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
         """The places of all ranks but these, of one replica or of all."""
@@ -224,14 +226,14 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         return decision
 
     async def run(
-        self, decision: PipelineDecision, trains: bool, shares: Sequence[list[Any]] | None = None, clip_norm: float | None = None
+        self, decision: PipelineDecision, trains: bool, shares: Sequence[tuple[float, int]] | None = None, clip_norm: float | None = None
     ) -> StageResults:
         """Carry out a step on every member, up to the commit.
 
         Args:
             decision: the step.
             trains: with backward.
-            shares: of the replicas in the batch, see `StageMember.run`.
+            shares: of the replicas in the batch, see `shares`.
             clip_norm: the largest norm of all gradients together; None: any.
 
         Returns:
@@ -309,10 +311,18 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             self._busy += 1
             await self._run_elsewhere(remote, step, True)  # which scales as well, and returns the known results
 
+    def _share_of(self, remote: RemoteStages) -> list[Any] | None:
+        share = self._shares.get(id(remote.replica))
+        if share is None:
+            return None
+        place = self.remotes.index(remote)
+        others = [each.ref for each in (*self.remotes[place:], *self.remotes[:place]) if each.replica is not remote.replica]
+        return encode(ReplicaShare(*share, others[:WITNESSES]))  # type: ignore[no-any-return]
+
     async def _run(self, remote: RemoteStages, step: int, trains: bool) -> StageResults:
         try:
             peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
-            share = self._shares.get(id(remote.replica))
+            share = self._share_of(remote)
             answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)

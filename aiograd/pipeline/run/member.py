@@ -57,7 +57,7 @@ class StageMember(StepMember[PipelineWork]):
         return self._ranks.work(step)
 
     def _others(self, session: StepSession[PipelineWork]) -> Iterable[Any]:
-        return session.work.outbox.members
+        return [*session.work.outbox.members, *session.work.witnesses]
 
     def _work_of(self, step: int) -> PipelineWork | None:
         session = self._find(step)
@@ -122,13 +122,12 @@ class StageMember(StepMember[PipelineWork]):
             PipelineError: a stage failed, or the step comes too late. CommitUnknown: an earlier step is in doubt here.
         """
         random = StepRandom(seed)
-        scale = self._ranks.assignment.scale
-        if share is not None:
-            found = parse(ReplicaShare, share)
-            scale, random.first = found.scale, found.first
+        found = ReplicaShare(self._ranks.assignment.scale, 0, []) if share is None else parse(ReplicaShare, share)
+        random.first = found.first
         session = self._begin_to_run(step, coordinator, is_read_only=not trains)
+        session.work.witnesses = found.witnesses
         session.work.outbox.route(peers)
-        return encode(await self._ranks.run(session, trains, random, scale, measures))  # type: ignore[no-any-return]
+        return encode(await self._ranks.run(session, trains, random, found.scale, measures))  # type: ignore[no-any-return]
 
     async def scale(self, step: int, factor: Any) -> bool:
         """See `StageRanks.scale`."""

@@ -56,6 +56,8 @@ class ReplicaShare(WireMessage):
     scale: float
     #: number of the first microbatch
     first: Count
+    #: references to members of other replicas, which may know the outcome of the step
+    witnesses: list[Any]
 
 
 @message(code="pipeline", wire=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiograd.coordination.session import StepWork
@@ -20,7 +20,7 @@ class PipelineWork(StepWork):
         recovers: lost workers are replaced.
     """
 
-    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo")
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses")
 
     def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
         super().__init__(step)
@@ -30,6 +30,8 @@ class PipelineWork(StepWork):
         self.keeps_outputs = False
         #: undoes the step's changes beside gradients, if it is prepared and then dropped
         self.undo: Callable[[], None] | None = None
+        #: references to members of other replicas, which may know the outcome
+        self.witnesses: Sequence[Any] = ()
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere."""

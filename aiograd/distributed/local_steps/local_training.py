@@ -1,0 +1,170 @@
+"""LocalTraining: the module of a member with its inner optimizer, which takes local steps away from the base.
+
+Note [Local steps]
+    Every local computation begins at the base. Its result, the pseudo-gradient, is kept as a contribution until a round has it: a round that fails
+    is taken again with the same contributions. The inner optimizer goes on from one computation to the next. After one that has failed, or whose
+    contribution is dropped, it begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed.data_parallel.loss_module import LossModule
+from aiograd.distributed.local_steps.base_state import BaseState
+from aiograd.distributed.local_steps.batch_order import order_of
+from aiograd.distributed.local_steps.payload_form import PayloadForm
+from aiograd.distributed.local_steps.round_messages import LocalResult
+from aiograd.errors import ArgumentTypeError, DistributedError
+from aiograd.running.offloading import offload
+from aiograd.running.random import Generator, drawing_from
+from aiograd.running.types import Array
+from aiograd.tensors import inplace
+from aiograd.tensors.core import make
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.passes import grad
+
+
+class LocalTraining(LossModule):
+    """The state of a member.
+
+    Args:
+        module: the module.
+        inner, outer: holders of its optimizers: objects with `optimizer`.
+        method, data: names of methods of the module: of the loss, and of the loader.
+        clip_norm: as of `LossModule`.
+        seed: of the random numbers of all batches.
+
+    Attributes:
+        base: the state of all members; None before `adopt`.
+        contribution: the number of the computation whose result waits for a round; None: there is none.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: the module has no such methods, or no such loader.
+    """
+
+    def __init__(self, module: Any, inner: Any, outer: Any, method: str, data: str, clip_norm: float | None, seed: Sequence[int]) -> None:
+        super().__init__(module, method, clip_norm)
+        load = getattr(module, data, None)
+        what = f"{type(module).__name__}.{data}()"
+        if not callable(load):
+            raise ArgumentTypeError(f"{type(module).__name__} has no method {data!r}: it returns an ag.data.DataLoader over the whole data set")
+        self.loader = load()
+        self.order = order_of(self.loader, what)
+        self._inner, self._outer = inner.optimizer, outer
+        self._fresh = copy.deepcopy(self._inner.state_dict())
+        self._seed = tuple(seed)
+        self._base: BaseState | None = None
+        self.contribution: int | None = None
+        #: the last computation has failed
+        self._is_broken = False
+
+    @property
+    def base(self) -> BaseState:
+        """The state of all members.
+
+        Raises:
+            DistributedError: there is none yet.
+        """
+        if self._base is None:
+            raise DistributedError("this member has no base yet")
+        return self._base
+
+    def adopt(self, version: int, buffers: Iterable[tuple[str, Array]], *, is_new: bool) -> str:
+        """Take the state of the module, and of the outer optimizer, as the base. May run on any thread.
+
+        Args:
+            version: of the base.
+            buffers: all of them.
+            is_new: nothing of the member's own state is kept.
+
+        Returns:
+            The digest of the base.
+        """
+        parameters = dict(self.module.named_parameters())
+        trained = [path for path, each in parameters.items() if each.requires_grad]
+
+        def make_outer(tensors: list[Any]) -> Any:
+            return copy.deepcopy(self._outer.optimizer, {id(mine): each for mine, each in zip(parameters.values(), tensors, strict=True)})
+
+        arrays = {path: _host(each).copy() for path, each in parameters.items()}
+        base = BaseState(arrays, dict(buffers), trained, make_outer, version)
+        self._base, self.form = base, PayloadForm(base.specs)
+        if is_new:
+            self.contribution = None
+            self._inner.load_state_dict(copy.deepcopy(self._fresh))
+        return base.digest()
+
+    # ---------------------------------------------------------------- local steps
+
+    async def compute(self, number: int, batches: Sequence[tuple[int, int]], *, is_fresh: bool) -> LocalResult:
+        """Take a local step for each of some batches; see Note [Local steps]. Cancelled or failed, nothing is left of it.
+
+        Args:
+            number: of this computation.
+            batches: epoch and number of each.
+            is_fresh: the inner optimizer begins anew.
+
+        Returns:
+            The result.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the loss is none, or a pseudo-gradient is not finite. Exceptions of the loss and of the data.
+        """
+        is_fresh, self._is_broken, self.contribution = is_fresh or self._is_broken, True, None
+        begin = asyncio.get_running_loop().time()
+        self._reset(is_fresh)
+        self.module.train()
+        found = [self.order.indices(*batch) for batch in batches]
+        losses = 0.0
+        try:
+            for batch, indices in zip(batches, found, strict=True):
+                with drawing_from(Generator((*self._seed, *batch))):
+                    losses += len(indices) * await self._step(await self.loader.read(indices))
+        finally:
+            self.release(lambda: None)
+        base = self.base
+        payload = await offload(lambda: self.form.pack([mine - _host(each) for mine, each in zip(base.arrays, self.parameters, strict=True)]))
+        self._is_broken, self.contribution = False, number
+        rows = sum(map(len, found))
+        indices_sent = found if self.order.outline.sampler else None
+        return LocalResult(rows, losses / rows, asyncio.get_running_loop().time() - begin, make(payload), indices_sent)
+
+    def _reset(self, is_fresh: bool) -> None:
+        """Begin at the base."""
+        if is_fresh:
+            self._inner.load_state_dict(copy.deepcopy(self._fresh))
+        base = self.base
+        for parameter, values in zip(self.parameters, base.arrays, strict=True):
+            inplace.write(parameter, asarray(values).to(parameter.device)._data)
+        for path, buffer in self.module.named_buffers():
+            inplace.write(buffer, asarray(base.buffers[path]).to(buffer.device)._data)
+
+    async def _step(self, batch: Any) -> float:
+        """One local step; returns the loss."""
+        loss = await self.loss(batch if isinstance(batch, (tuple, list)) else (batch,))
+        grads = await grad(loss, self.parameters, allow_unused=True)
+        arrays = self.clipped([None if each is None else each.detach()._data for each in grads])
+        given = {parameter: each for parameter, each in zip(self.parameters, arrays, strict=True) if each is not None}
+        await offload(functools.partial(self._inner.step, given))
+        return float(loss.detach().item())
+
+    @property
+    def buffers(self) -> dict[str, Array]:
+        """The buffers of the module by path, as local steps have left them."""
+        return {path: _host(each) for path, each in self.module.named_buffers()}
+
+    def changed_buffers(self) -> dict[str, Array]:
+        """Copies of the buffers that differ from the base."""
+        return {path: values.copy() for path, values in self.buffers.items() if values.tobytes() != self.base.buffers[path].tobytes()}
+
+
+def _host(tensor: Any) -> Array:
+    """The values of a Tensor in the memory of the host."""
+    return np.asarray(tensor.detach().to("cpu")._data)

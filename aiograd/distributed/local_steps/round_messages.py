@@ -1,0 +1,117 @@
+"""The messages of rounds: arguments and results of calls of a `LocalStepsMember`. Pure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+from aiograd.coordination.message_code import Bound
+from aiograd.coordination.message_form import Count, Positive, WireMessage, message
+from aiograd.coordination.outline import ModuleOutline
+from aiograd.distributed.data_parallel.replica_messages import Norm
+from aiograd.distributed.objects.references import RemoteRef
+
+MethodName: TypeAlias = Annotated[str, Bound("the name of a public method", lambda name: bool(name) and not name.startswith("_"))]
+
+
+@message(code="local-steps", wire=dict)
+class MemberOptions(WireMessage):
+    """Options of a member."""
+
+    #: of the module: the method that computes the loss, and the one that returns the loader
+    method: MethodName
+    data: MethodName
+    #: None: gradients are not scaled
+    clip_norm: Norm | None
+    #: of the random numbers of all batches
+    seed: list[int]
+    optimizer: RemoteRef
+    outer: RemoteRef
+
+
+@message(code="local-steps", wire=dict)
+class LoaderOutline(WireMessage):
+    """The data set of a member and the order of its batches."""
+
+    examples: Count
+    #: of an epoch
+    batches: Positive
+    batch_size: Count
+    drop_last: bool
+    #: JSON of the state of the generator from which the order of each epoch is forked; "": the loader does not shuffle
+    generator: str
+    #: the digest of the batches of a sampler in the first epoch; "": there is no sampler
+    sampler: str
+
+
+@message(code="local-steps", wire=dict)
+class MemberOutline(WireMessage):
+    """The model and the data set of a member."""
+
+    model: ModuleOutline
+    #: the path of a parameter or buffer in `model`, by path in the state dict of the module
+    state: dict[str, str]
+    loader: LoaderOutline
+
+
+@message(code="local-steps", wire=list)
+class DealtBatch(WireMessage):
+    """A batch that a member is to read."""
+
+    epoch: Count
+    number: Count
+
+
+@message(code="local-steps", wire=dict)
+class LocalResult(WireMessage):
+    """The local steps of one member, as they enter a round."""
+
+    rows: Positive
+    #: the mean over the rows
+    loss: float
+    #: seconds that the steps took
+    seconds: float
+    #: the pseudo-gradients: a Tensor of bytes
+    payload: Any
+    #: of the examples, by batch, if a sampler draws them
+    indices: list[list[int]] | None = None
+
+
+@message(code="local-steps", wire=list)
+class ChangedBuffer(WireMessage):
+    """A buffer with other values than in the base before."""
+
+    name: str
+    #: a Tensor
+    values: Any
+
+
+@message(code="local-steps", wire=dict)
+class RoundAnswer(WireMessage):
+    """The result of a round, of which every member makes the same next base."""
+
+    #: of the base that it leads to
+    version: Positive
+    #: of each contributor
+    rows: list[Positive]
+    #: the payload of each contributor; or, if there is one value and several contributors, the mean; Tensors of bytes
+    payloads: list[Any]
+    is_mean: bool
+    buffers: list[ChangedBuffer]
+
+
+@message(code="local-steps", wire=dict)
+class PreparedRound(WireMessage):
+    """A round that is prepared."""
+
+    #: seconds from the request on for which it is kept
+    kept: float
+    #: of the next base
+    digest: str
+
+
+@message(code="local-steps", wire=list)
+class MemberDigest(WireMessage):
+    """The base of a member."""
+
+    version: Count
+    digest: str
