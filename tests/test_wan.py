@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from aiograd.running import cli
 from aiograd.running.cli.wan.plot import Curve, plot_svg
-from aiograd.running.cli.wan.simulated_methods import Setting, methods
+from aiograd.running.cli.wan.simulated_methods import Measurement, Setting, SimulatedLines, methods, payload_round
+from aiograd.testing import simulated_run
 
 SMALL = ["wan", "--workers", "12", "--few", "3", "--parameters", "6e4", "--step-seconds", "0.1", "--steps", "5", "--latency", "0.01"]
 
@@ -31,7 +34,7 @@ def test_the_table_says_what_was_run_and_a_seed_repeats_it(capsys: pytest.Captur
     printed, svg = texts[0]
     assert "60,000 parameters, 0.1 s per step, rounds of 5 steps; seed 3" in printed and "1 % of the packets lost" in printed
     assert re.search(r"^A  DataParallel, 3 workers: 2 steps of the library$", printed, re.MULTILINE)
-    assert re.search(r"^\w  LocalSteps, 12 workers: 1 round: .* payloads of TopK", printed, re.MULTILINE)
+    assert re.search(r"^\w  LocalSteps, 12 workers: requests of a round with payloads of TopK.*no parameters", printed, re.MULTILINE)
     table = _table(printed)
     assert list(table) == [1, 10], "ascending"
     assert ElementTree.fromstring(svg).get("class") == "aiograd-plot"  # noqa: S314 - it was made here
@@ -41,30 +44,40 @@ def test_the_table_says_what_was_run_and_a_seed_repeats_it(capsys: pytest.Captur
     assert _table(capsys.readouterr().out)[10] != table[10], "another seed loses other packets"
 
 
+def _setting(**options: Any) -> Setting:
+    given = {"parameters": 60_000, "step_seconds": 0.05, "steps": 5, "mbit": 1.0, "coordinator_mbit": 1000, "latency": 1e-4, "loss": 0, "seed": 1}
+    return Setting(**{**given, **options})
+
+
 def test_the_figures_are_those_of_the_lines() -> None:
-    """Two lines that differ by ten: what a step sends does not change, and takes a tenth of the time."""
-    parameters, seconds, few = 60_000, 0.05, 3
-    fast, slow = (
-        {
-            method.name: method.measure(
-                Setting(parameters=parameters, step_seconds=seconds, steps=5, mbit=mbit, coordinator_mbit=1000, latency=1e-4, loss=0, seed=1)
-            )
-            for method in methods(few, few)
-        }
-        for mbit in (1.0, 0.1)
-    )
-    assert list(fast) == list(dict.fromkeys(method.name for method in methods(few, few)))
-    sent = 2 * (few - 1) / few * 4 * parameters
-    for name in ("DataParallel", "DistributedDataParallel"):
-        assert 2 * sent < fast[name].bytes < 2 * sent * 1.1, "a ring sends and receives so much"
-        assert fast[name].seconds == pytest.approx(sent / 125_000, rel=0.15)
-        assert slow[name].seconds == pytest.approx(sent / 12_500, rel=0.15)
-        assert fast["LocalSteps"].bytes < fast[name].bytes / 20
-    for measurements in (fast, slow):
-        for measurement in measurements.values():
-            assert measurement.utilisation == pytest.approx(seconds / measurement.seconds)
-            assert measurement.seconds > seconds
-    assert slow["LocalSteps"].utilisation < fast["LocalSteps"].utilisation
+    """Two lines that differ by ten: what a step sends does not change, and takes ten times as long."""
+    few, each_way = 3, 4 * 60_000
+    for method, rows_each_way in zip(methods(few, few), (4 / 3, 4 / 3, 1 / 5, None), strict=True):
+        fast, slow = (method.measure(_setting(mbit=mbit)) for mbit in (1.0, 0.1))
+        for measurement in (fast, slow):
+            assert measurement.utilisation == pytest.approx(0.05 / measurement.seconds) and measurement.seconds > 0.05
+        assert fast.utilisation > slow.utilisation
+        if rows_each_way is not None:
+            sent = rows_each_way * each_way
+            assert 2 * sent < fast.bytes < 2 * sent * 1.1, method.name
+            lines = 2 if method.name == "LocalSteps" else 1  # up, then down; a ring does both at once
+            assert slow.seconds - fast.seconds == pytest.approx(lines * sent * (1 / 12_500 - 1 / 125_000), rel=0.15)
+        else:
+            assert fast.bytes < 4000
+
+
+def test_payloads_take_the_time_of_the_rounds_that_they_stand_for() -> None:
+    """A round of requests with payloads of the right size takes as long as a round of the library, where that is known."""
+    size = 4 * 60_000
+
+    async def payloads(setting: Setting) -> Measurement:
+        return await SimulatedLines(setting, 3).coordinate(partial(payload_round, sizes=(size, size)), are_peers=False)
+
+    for setting in (_setting(mbit=0.25), _setting(mbit=10.0, latency=0.05)):
+        rounds = methods(3, 3)[2].measure(setting)
+        modelled = simulated_run(payloads, setting).value
+        assert modelled.seconds == pytest.approx(rounds.seconds, rel=0.01)
+        assert modelled.bytes == pytest.approx(rounds.bytes, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ class Pipe:
         self._target = target
         #: when each arrives at the earliest, ascending, when its first byte does, and its last byte on lines
         self._items: deque[tuple[float, bytes | EndOfStream, float, int]] = deque()
-        #: what has not passed the sender's line, and what has not passed the receiver's; None: frames arrive as wholes
+        #: bytes before the sender's line, and before the receiver's; None: frames arrive as wholes
         self._up: Flow | None = None
         self._down: Flow | None = None
         if link.is_shared:

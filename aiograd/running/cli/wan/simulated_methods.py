@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,8 +52,7 @@ class Setting:
     seed: int
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """The figures of a run.
 
     Attributes:
@@ -166,21 +166,39 @@ async def distributed_data_parallel(lines: SimulatedLines) -> Measurement:
     return measurements[-1]
 
 
-async def rounds_of_payloads(lines: SimulatedLines, coordinator: dist.Worker) -> Measurement:
-    """A round of LocalSteps as requests with payloads of its size: local steps, then the answer, then the outcome."""
+async def local_steps(lines: SimulatedLines, coordinator: dist.Worker) -> Measurement:
+    """Rounds of LocalSteps."""
     setting, names = lines.setting, lines.names
-    sent = UP.packed_size(setting.parameters)
-    answer = ag.zeros(ANSWER.packed_size(setting.parameters), dtype=ag.uint8)
-    await asyncio.gather(*(coordinator.call(name, "commit") for name in names))  # connects
+    batches = MEASURED * setting.steps * len(names)
+    made = dist.LocalSteps.create(
+        coordinator, names, ModelledNetwork, setting.parameters, setting.step_seconds, batches, steps=setting.steps, optimizer=ag.optim.SGD,
+        timeout=PATIENCE,
+    )  # fmt: skip
+    async with await made as training:
+        lines.begin()
+        for _ in range(MEASURED):
+            await training.round()
+        return lines.end(MEASURED * setting.steps)
+
+
+async def payload_round(lines: SimulatedLines, coordinator: dist.Worker, sizes: tuple[int, int]) -> Measurement:
+    """The requests of a round of LocalSteps with payloads of these sizes: local steps, then the answer, then the outcome."""
+    setting, (sent, answered) = lines.setting, sizes
+    answer = ag.zeros(answered, dtype=ag.uint8)
+
+    async def ask(function: str, *args: Any) -> None:
+        await asyncio.gather(*(coordinator.call(name, function, *args) for name in lines.names))
+
+    await ask("commit")  # connects
     lines.begin()
-    await asyncio.gather(*(coordinator.call(name, "local_steps", setting.steps * setting.step_seconds, sent) for name in names))
-    await asyncio.gather(*(coordinator.call(name, "prepare", answer) for name in names))
-    await asyncio.gather(*(coordinator.call(name, "commit") for name in names))
-    return lines.end(setting.steps)
+    for _ in range(MEASURED):
+        await ask("local_steps", setting.steps * setting.step_seconds, sent)
+        await ask("prepare", answer)
+        await ask("commit")
+    return lines.end(MEASURED * setting.steps)
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """A method of training, and how it is run.
 
     Attributes:
@@ -204,19 +222,21 @@ def methods(workers: int, few: int) -> list[Method]:
     """The methods to compare.
 
     Args:
-        workers: of the rounds of payloads.
+        workers: of the round of payloads.
         few: workers of everything else.
 
     Returns:
         The methods, in the order of the table.
     """
+
+    async def payloads(lines: SimulatedLines) -> Measurement:
+        sizes = (each.packed_size(lines.setting.parameters) for each in (UP, ANSWER))
+        return await lines.coordinate(partial(payload_round, sizes=tuple(sizes)), are_peers=False)
+
+    steps, rounds = f"{MEASURED} steps of the library", f"{MEASURED} rounds of the library, not compressed"
     return [
-        Method("DataParallel", few, f"{MEASURED} steps of the library", _run(few, lambda lines: lines.coordinate(data_parallel, are_peers=True))),
-        Method("DistributedDataParallel", few, f"{MEASURED} steps of the library", _run(few, distributed_data_parallel)),
-        Method(
-            "LocalSteps",
-            workers,
-            f"1 round: requests of the library with payloads of {UP}, answered by {ANSWER}; no parameters",
-            _run(workers, lambda lines: lines.coordinate(rounds_of_payloads, are_peers=False)),
-        ),
+        Method("DataParallel", few, steps, _run(few, lambda lines: lines.coordinate(data_parallel, are_peers=True))),
+        Method("DistributedDataParallel", few, steps, _run(few, distributed_data_parallel)),
+        Method("LocalSteps", few, rounds, _run(few, lambda lines: lines.coordinate(local_steps, are_peers=False))),
+        Method("LocalSteps", workers, f"requests of a round with payloads of {UP}, answers of {ANSWER}, no parameters", _run(workers, payloads)),
     ]
