@@ -112,8 +112,8 @@ class Oracle:
 
     def indices(self, epoch: int, number: int) -> list[int]:
         while len(self.orders) <= epoch:
-            self.loader._begin()
-            self.orders.append([list(batch) for batch in self.loader._batches()])
+            batches: Any = self.loader._begin().batches
+            self.orders.append([list(batches.indices_of(each)) for each in range(len(self.loader))])
         return self.orders[epoch][number]
 
     async def local(self, name: str, began: int, batches: Iterable[tuple[int, int]]) -> tuple[list[Any], dict[str, Any], float, int]:
