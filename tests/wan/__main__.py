@@ -206,7 +206,7 @@ def main() -> int:
     links: ShapedLinks = Namespaces(rate) if not options.proxies and Namespaces.is_permitted() else Proxies(rate)
     print(
         f"{len(NAMES)} processes, {8 * options.width + 3:,} parameters, {options.steps} local steps of {options.step_seconds:g} s\n"
-        f"{options.mbit:g} Mbit/s up and down: {links.kind}\n{NAMES[KILLED]} is killed in round {KILLED_IN} and joins again from round {JOINS_IN} on\n"
+        f"{options.mbit:g} Mbit/s up and down: {links.kind}\n{NAMES[KILLED]} is killed in round {KILLED_IN} and joins from round {JOINS_IN} on\n"
     )
     wrong = ag.run(train(links, options))
     print("\n".join(wrong) or "the same bits")

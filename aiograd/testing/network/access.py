@@ -2,7 +2,7 @@
 
 Note [How connections share a line]
     Either direction of a line is a queue of its own. Connections with bytes to carry take turns in the order in which they had
-    bytes, one chunk each: the packets of about 20 ms, from one of 1,460 bytes to 45. So n busy connections get an n-th each, a lone one gets
+    bytes, one chunk each: the packets of about 20 ms, from one of 1,460 bytes to 8. So n busy connections get an n-th each, a lone one gets
     everything, and a small message waits for one chunk of each other connection, not for a whole large message. Bytes of one connection stay in
     order: a frame arrives with its last chunk. A chunk passes the line of its sender (up), then the latency and the faults of the link, then the
     line of its receiver (down). The time of a chunk is its size through the rate; there is no congestion window.
@@ -21,7 +21,7 @@ from aiograd.errors import ArgumentError
 #: bytes of a packet
 PACKET = 1460
 #: the seconds of a turn, and the most packets in it
-TURN, MOST_PACKETS = 0.02, 45
+TURN, MOST_PACKETS = 0.02, 8
 
 
 @dataclass(frozen=True, slots=True)
