@@ -34,7 +34,7 @@ def test_the_table_says_what_was_run_and_a_seed_repeats_it(capsys: pytest.Captur
     printed, svg = texts[0]
     assert "60,000 parameters, 0.1 s per step, rounds of 5 steps; seed 3" in printed and "1 % of the packets lost" in printed
     assert re.search(r"^A  DataParallel, 3 workers: 2 steps of the library$", printed, re.MULTILINE)
-    assert re.search(r"^\w  LocalSteps, 12 workers: requests of a round with payloads of TopK.*no parameters", printed, re.MULTILINE)
+    assert re.search(r"^\w  LocalSteps, 12 workers: requests of 2 rounds, payloads of TopK.*no parameters", printed, re.MULTILINE)
     table = _table(printed)
     assert list(table) == [1, 10], "ascending"
     assert ElementTree.fromstring(svg).get("class") == "aiograd-plot"  # noqa: S314 - it was made here

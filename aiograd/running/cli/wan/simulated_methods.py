@@ -20,7 +20,7 @@ SECRET = b"one secret of simulated workers."
 #: bytes per second of 1 Mbit/s
 MBIT = 125_000.0
 #: of what members send, and of the answer to a thousand
-UP, ANSWER = dist.TopK(), dist.TopK(1 / 16, bits=4)
+UP, ANSWER = dist.TopK(1 / 64, bits=2), dist.TopK(1 / 16, bits=4)
 #: for everything: a step of DataParallel takes minutes on a slow line
 PATIENCE = 1e6
 #: steps or rounds that are run; the first is not measured, for connections learn of the speed of a line
@@ -229,13 +229,18 @@ def methods(workers: int, few: int) -> list[Method]:
     """
 
     async def payloads(lines: SimulatedLines) -> Measurement:
-        sizes = (each.packed_size(lines.setting.parameters) for each in (UP, ANSWER))
-        return await lines.coordinate(partial(payload_round, sizes=tuple(sizes)), are_peers=False)
+        sizes = UP.packed_size(lines.setting.parameters), ANSWER.packed_size(lines.setting.parameters)
+        return await lines.coordinate(partial(payload_round, sizes=sizes), are_peers=False)
 
     steps, rounds = f"{RUN} steps of the library", f"{RUN} rounds of the library, not compressed"
     return [
         Method("DataParallel", few, steps, _run(few, lambda lines: lines.coordinate(data_parallel, are_peers=True))),
         Method("DistributedDataParallel", few, steps, _run(few, distributed_data_parallel)),
         Method("LocalSteps", few, rounds, _run(few, lambda lines: lines.coordinate(local_steps, are_peers=False))),
-        Method("LocalSteps", workers, f"requests of a round with payloads of {UP}, answers of {ANSWER}, no parameters", _run(workers, payloads)),
+        Method(
+            "LocalSteps",
+            workers,
+            f"requests of {RUN} rounds, payloads of TopK(1/64, bits=2), answers of TopK(1/16, bits=4), no parameters",
+            _run(workers, payloads),
+        ),
     ]
