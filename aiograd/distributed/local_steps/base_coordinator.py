@@ -34,7 +34,7 @@ from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
 from aiograd.tensors.core import make
@@ -90,6 +90,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self._answers: deque[tuple[int, Any, int]] = deque()
         #: requests to forget members
         self._farewells: set[asyncio.Task[None]] = set()
+        self.decisions.has_tree = False  # members do not know each other
 
     @property
     def _replaces(self) -> bool:
@@ -105,8 +106,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             return await remote.ref.call(method, *args, timeout=self._timeout if timeout is None else timeout)
         except ReferenceLostError as error:
             raise restarted(remote, error) from error
-        except DeadlineError as error:
-            raise WorkerLostError(f"{remote.name} does not answer in time: {error}", worker=remote.owner, stage="local steps") from error
+        except (DeadlineError, UnknownPeerError) as error:
+            raise WorkerLostError(f"{remote.name} does not answer: {error}", worker=remote.owner, stage="local steps") from error
 
     # ---------------------------------------------------------------- making members
 

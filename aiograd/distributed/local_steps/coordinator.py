@@ -86,7 +86,7 @@ class RoundCoordinator(BaseCoordinator):
 
     def _check_quorum(self) -> None:
         if len(self.remotes) < self.options.quorum:
-            lost = tuple(dict.fromkeys(self.lost))
+            lost = tuple(sorted({*self.lost}))
             raise QuorumError(
                 f"a round of LocalSteps needs {self.options.quorum} members (quorum) and has {len(self.remotes)}: lost are {', '.join(lost)}. "
                 "Nothing has changed; take members in with `await training.add(name)`, and go on",
@@ -260,7 +260,7 @@ class RoundCoordinator(BaseCoordinator):
             epoch=min(min(each.batches) for each in contributors)[0],
             members=tuple(results),
             late=tuple(each.owner for each in self.remotes if each.computing is not None),
-            lost=tuple(dict.fromkeys(self.lost)),
+            lost=tuple(sorted({*self.lost})),
             losses={name: each.loss for name, each in results.items()},
             rows={name: each.rows for name, each in results.items()},
             began={each.owner: each.began for each in contributors},

@@ -62,6 +62,8 @@ class LocalTraining(LossModule):
         self._seed = tuple(seed)
         self._base: BaseState | None = None
         self.contribution: int | None = None
+        #: the buffers as the contribution has left them
+        self._left: dict[str, Array] = {}
         #: the last computation has failed
         self._is_broken = False
 
@@ -131,7 +133,7 @@ class LocalTraining(LossModule):
             self.release(lambda: None)
         base = self.base
         payload = await offload(lambda: self.form.pack([mine - _host(each) for mine, each in zip(base.arrays, self.parameters, strict=True)]))
-        self._is_broken, self.contribution = False, number
+        self._is_broken, self.contribution, self._left = False, number, self.buffers
         rows = sum(map(len, found))
         indices_sent = found if self.order.outline.sampler else None
         return LocalResult(rows, losses / rows, asyncio.get_running_loop().time() - begin, make(payload), indices_sent)
@@ -157,12 +159,12 @@ class LocalTraining(LossModule):
 
     @property
     def buffers(self) -> dict[str, Array]:
-        """The buffers of the module by path, as local steps have left them."""
-        return {path: _host(each) for path, each in self.module.named_buffers()}
+        """Copies of the buffers of the module by path."""
+        return {path: _host(each).copy() for path, each in self.module.named_buffers()}
 
     def changed_buffers(self) -> dict[str, Array]:
-        """Copies of the buffers that differ from the base."""
-        return {path: values.copy() for path, values in self.buffers.items() if values.tobytes() != self.base.buffers[path].tobytes()}
+        """The buffers as the contribution has left them, where they differ from the base."""
+        return {path: values for path, values in self._left.items() if values.tobytes() != self.base.buffers[path].tobytes()}
 
 
 def _host(tensor: Any) -> Array:

@@ -95,7 +95,7 @@ class LocalStepsMember(StepMember[StepWork]):
         if only_changed:
             found = training.changed_buffers()
         else:
-            found = {path: values.copy() for path, values in training.buffers.items()}
+            found = training.buffers
         return [encode(ChangedBuffer(path, make(values))) for path, values in found.items()]
 
     async def adopt(self, version: int, buffers: list[Any], is_new: bool) -> str:
