@@ -254,9 +254,8 @@ async def test_loaders_that_differ_are_named(other: Callable[[], Any], what: str
             await dist.DistributedDataParallel(net(), group, data=other() if group.rank else loader()).synchronize()
 
         for found in await everywhere(joined, begin):
-            assert isinstance(found, ArgumentError) and f"the data of w1 (rank 1) has {what}; every member needs a loader of the same data" in str(
-                found
-            )
+            assert isinstance(found, ArgumentError)
+            assert f"the data of w1 (rank 1) has {what}; every member needs a loader of the same data" in str(found)
 
 
 async def test_data_that_is_none_is_refused() -> None:
