@@ -5,11 +5,12 @@ Note [Slow links]
     bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, and the receiver answers
     with a `PONG`. The time to the answer, less the time to the quickest (`base`), is how long the bytes before the ping had to wait; these bytes by
     the time are the rate. As many bytes are on their way as the link carries in `base` and `LONGEST` seconds (the *window*); the others wait in
-    the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, so that the link never runs dry.
+    the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, and at most half of the bytes that wait, so
+    that the link never runs dry.
 
     A connection begins with a window of `FIRST` bytes. While nothing waits for longer than `LONGEST` / 2, the window grows with what has passed, to
     `GROWTH` times the bytes that were on their way together. Bytes that were sent before the last answer came may have arrived long ago, and do not
-    count. A ping follows each quarter of a window, half a window where none is unanswered: on a fast link that is one each few megabytes.
+    count. A ping follows each long frame, half a window where none is unanswered: on a fast link that is one each few megabytes.
 
 Note [Drained links]
     The quickest answer counts for `MEMORY` seconds, at most for twice as long, since routes change. On a link that is never idle no answer is
@@ -60,7 +61,7 @@ class FramePacer:
 
     __slots__ = (
         "frame_bytes", "is_full", "ping_due",
-        "_limit", "_window", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_quickest", "_quickest_before", "_until", "_is_draining",
+        "_limit", "_window", "_step", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_quickest", "_quickest_before", "_until", "_is_draining",
     )  # fmt: skip
 
     def __init__(self, limit: int, round_trip: float, now: float) -> None:
@@ -75,13 +76,13 @@ class FramePacer:
         #: seconds to the quickest answer, in this time of `MEMORY` seconds and in the one before; and the end of this one
         self._quickest, self._quickest_before, self._until = round_trip, math.inf, now + MEMORY
         self._is_draining = False
-        self._resize(FIRST)
+        self._resize(FIRST, round_trip)
 
     def sent(self, size: int) -> bool:
         """So many bytes were sent; returns True if a ping is to follow."""
         self._sent = sent = self._sent + size
         self._latest = size
-        return sent >= self._ping_at or (4 * size >= self._window and self.frame_bytes < self._limit)
+        return sent >= self._ping_at or (size >= self._step and self.frame_bytes < self._limit)
 
     def pinged(self, size: int, now: float) -> None:
         """A ping of `size` bytes is sent."""
@@ -116,15 +117,16 @@ class FramePacer:
             window = min(flight * part, 2 * window)
         else:
             window = max(flight * part, window / SHRINK)
-        self._resize(window)
+        self._resize(window, base)
         return (self.is_full or self._is_draining) and not self._pings
 
-    def _resize(self, window: float) -> None:
+    def _resize(self, window: float, base: float) -> None:
         self._window = int(min(max(window, LEAST), MOST))
-        self.frame_bytes = min(max(self._window // 4, SMALLEST), self._limit)
+        self._step = int(self._window * min(1 / 4, LONGEST / 2 / (base + LONGEST)))
+        self.frame_bytes = min(max(self._step, SMALLEST), self._limit)
         self._look()
 
     def _look(self) -> None:
         """The window, or the number of bytes on their way, has changed."""
         self.is_full = self._is_draining or self._sent - self._arrived >= self._window
-        self._ping_at = self._pings[-1][0] + self._window // 4 if self._pings else self._arrived + self._window // 2
+        self._ping_at = self._pings[-1][0] + self._step if self._pings else self._arrived + self._window // 2
