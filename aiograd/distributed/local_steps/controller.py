@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from aiograd.coordination.message_form import parse
 from aiograd.distributed.local_steps.base_coordinator import TrainingOptions
+from aiograd.distributed.local_steps.checkpoints import checkpoint_of, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.round_messages import MemberDigest
 from aiograd.distributed.local_steps.round_record import RoundRecord
@@ -281,6 +282,44 @@ class LocalSteps:
             coordinator = self._open()
             values = coordinator.base.values()
             return {path: make(values[mine].copy()) for path, mine in coordinator.outline.state.items()}
+
+    async def checkpoint(self) -> dict[str, Any]:
+        """A copy of the state that all members share: base, buffers, outer optimizer, and the place in the data. Cancelling changes nothing.
+
+        It fits any number of members. Batches that are dealt and not in a round yet count as not read.
+
+        Returns:
+            A dict for `restore`, which `ag.save` takes.
+
+        >>> state = await training.checkpoint()
+        >>> state["version"], list(state["parameters"])
+        (0, ['weight'])
+        """
+        async with self._turn:
+            return checkpoint_of(self._open())
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: all members begin at its base, with fresh inner optimizers, and read the batches that it has not read.
+
+        Batches that are dealt go back before. Cancelled or failed, either nothing has changed, or all members have the state before they
+        compute again.
+
+        Args:
+            state: the result of `checkpoint`.
+
+        Raises:
+            ArgumentError: it is no such state, or one of another model, data set or order of batches; nothing has changed.
+
+        >>> state = await training.checkpoint()
+        >>> record = await training.round()
+        >>> await training.restore(state)
+        >>> training.version
+        0
+        """
+        async with self._turn, self._entering:
+            coordinator = self._open()
+            await coordinator.replace_base(*restored(coordinator, state))
+            await coordinator.update_all()
 
     # ---------------------------------------------------------------- membership
 

@@ -173,6 +173,11 @@ class RoundCoordinator(BaseCoordinator):
             self.lose(member, error)
         return bool(lost)
 
+    async def update_all(self) -> None:
+        """Bring all members that compute nothing to the newest base; those that cannot be reached are lost."""
+        members = [each for each in self.remotes if each.computing is None and each.version != self.base.version]
+        self._lose_all(await self._each(members, self.update))
+
     async def _exchange(self) -> RoundRecord | None:
         """Take the results that are there into a round; None: no result is left."""
         while True:
@@ -186,7 +191,7 @@ class RoundCoordinator(BaseCoordinator):
             contributors = [each for each in members if each.result is not None]
             if not contributors:
                 return None
-            if self._lose_all(await self._each([each for each in members if each.version < self.base.version], self.update)):
+            if self._lose_all(await self._each([each for each in members if each.version != self.base.version], self.update)):
                 continue
             buffers: list[ChangedBuffer] = []
             if self.base.buffers:

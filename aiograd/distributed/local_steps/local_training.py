@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,6 @@ class LocalTraining(LossModule):
         inner, outer: holders of its optimizers: objects with `optimizer`.
         method, data: names of methods of the module: of the loss, and of the loader.
         clip_norm: as of `LossModule`.
-        seed: of the random numbers of all batches.
 
     Attributes:
         base: the state of all members; None before `adopt`.
@@ -49,7 +48,7 @@ class LocalTraining(LossModule):
         ArgumentError, ArgumentTypeError: the module has no such methods, or no such loader.
     """
 
-    def __init__(self, module: Any, inner: Any, outer: Any, method: str, data: str, clip_norm: float | None, seed: Sequence[int]) -> None:
+    def __init__(self, module: Any, inner: Any, outer: Any, method: str, data: str, clip_norm: float | None) -> None:
         super().__init__(module, method, clip_norm)
         load = getattr(module, data, None)
         what = f"{type(module).__name__}.{data}()"
@@ -59,7 +58,7 @@ class LocalTraining(LossModule):
         self.order = order_of(self.loader, what)
         self._inner, self._outer = inner.optimizer, outer
         self._fresh = copy.deepcopy(self._inner.state_dict())
-        self._seed = tuple(seed)
+        self._seed: tuple[int, ...] = ()
         self._base: BaseState | None = None
         self.contribution: int | None = None
         #: the buffers as the contribution has left them
@@ -78,11 +77,12 @@ class LocalTraining(LossModule):
             raise DistributedError("this member has no base yet")
         return self._base
 
-    def adopt(self, version: int, buffers: Iterable[tuple[str, Array]], *, is_new: bool) -> str:
+    def adopt(self, version: int, seed: Sequence[int], buffers: Mapping[str, Array], *, is_new: bool) -> str:
         """Take the state of the module, and of the outer optimizer, as the base. May run on any thread.
 
         Args:
             version: of the base.
+            seed: of the random numbers of all batches.
             buffers: all of them.
             is_new: nothing of the member's own state is kept.
 
@@ -97,7 +97,7 @@ class LocalTraining(LossModule):
 
         arrays = {path: _host(each).copy() for path, each in parameters.items()}
         base = BaseState(arrays, dict(buffers), trained, make_outer, version)
-        self._base, self.form = base, PayloadForm(base.specs)
+        self._base, self.form, self._seed = base, PayloadForm(base.specs), tuple(seed)
         if is_new:
             self.contribution = None
             self._inner.load_state_dict(copy.deepcopy(self._fresh))

@@ -66,7 +66,7 @@ class LocalStepsMember(StepMember[StepWork]):
             raise ArgumentError(f"a member of LocalSteps of {len(modules)} modules; expected one")
         found = parse(MemberOptions, options)
         optimizers = found.optimizer.local_value(), found.outer.local_value()
-        self._training = LocalTraining(modules[0], *optimizers, found.method, found.data, found.clip_norm, found.seed)
+        self._training = LocalTraining(modules[0], *optimizers, found.method, found.data, found.clip_norm)
 
     def _make_work(self, step: int) -> StepWork:
         return StepWork(step)
@@ -98,7 +98,7 @@ class LocalStepsMember(StepMember[StepWork]):
             found = training.buffers
         return [encode(ChangedBuffer(path, make(values))) for path, values in found.items()]
 
-    async def adopt(self, version: int, buffers: list[Any], is_new: bool) -> str:
+    async def adopt(self, version: int, seed: list[int], buffers: list[Any], is_new: bool) -> str:
         """Take the state that the module and the outer optimizer have now as the base; see `LocalTraining.adopt`. Earlier rounds are over.
 
         Returns:
@@ -108,7 +108,7 @@ class LocalStepsMember(StepMember[StepWork]):
         values = _values((parse(ChangedBuffer, each) for each in buffers), training.buffers)
         async with training.alone():
             self._forget_step()
-            return await offload(lambda: training.adopt(version, values.items(), is_new=is_new))
+            return await offload(lambda: training.adopt(version, seed, values, is_new=is_new))
 
     async def digest(self) -> list[Any]:
         """The `MemberDigest` of the base."""

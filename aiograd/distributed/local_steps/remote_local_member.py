@@ -18,7 +18,8 @@ class RemoteLocalMember:
         module, optimizer, outer, ref: the module, its optimizers and its `LocalStepsMember` there.
 
     Attributes:
-        version: of the base there.
+        version: of the base there; -1: it has none, or one of another training.
+        is_new: nothing of its own state is kept when it gets the base.
         number, batches, began: of the last computation: its number, its batches, and the version of the base at which it began.
         result: the result of it, until a round has it; None: there is none.
         computing: the task that waits for it.
@@ -32,6 +33,7 @@ class RemoteLocalMember:
         self.outer = outer
         self.ref: Any = ref
         self.version = -1
+        self.is_new = True
         self.number = self.began = 0
         self.batches: list[BatchPlace] = []
         self.result: LocalResult | None = None

@@ -22,8 +22,6 @@ class MemberOptions(WireMessage):
     data: MethodName
     #: None: gradients are not scaled
     clip_norm: Norm | None
-    #: of the random numbers of all batches
-    seed: list[int]
     optimizer: RemoteRef
     outer: RemoteRef
 

@@ -160,7 +160,7 @@ class Oracle:
 
 def seed_of(training: dist.LocalSteps) -> tuple[int, ...]:
     """The seed of the draws of a training."""
-    return training._coordinator.options.seed
+    return training._coordinator.seed
 
 
 def behind(training: dist.LocalSteps, opened: Sequence[dist.Worker]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class World:
 
     async def oracle(self) -> Oracle:
         """One process that has taken the same rounds; see that the training has its bits, and that no batch was read twice."""
-        oracle = Oracle(self.module(), seed=self.training._coordinator.options.seed)
+        oracle = Oracle(self.module(), seed=self.training._coordinator.seed)
         read: Counter[tuple[int, int]] = Counter()
         for event in self.history:
             if isinstance(event, tuple):
