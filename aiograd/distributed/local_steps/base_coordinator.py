@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiograd.coordination.compression import Compressor
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import difference
@@ -24,7 +25,7 @@ from aiograd.distributed.local_steps.batch_order import BatchOrder, loader_diffe
 from aiograd.distributed.local_steps.member import WORDING
 from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
-from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline, sent_form
 from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
@@ -37,6 +38,7 @@ from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
+from aiograd.running.types import Array
 from aiograd.tensors.core import make
 
 logger = structured_logger("aiograd.local_steps")
@@ -60,6 +62,9 @@ class TrainingOptions:
     method: str
     data: str
     clip_norm: float | None
+    compress: Compressor | None
+    answer: Compressor | None
+    overlap: int
     seed: tuple[int, ...]
 
 
@@ -88,6 +93,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.digest = ""
         #: names of the workers whose members were lost since the last round
         self.lost: list[str] = []
+        #: by parameter what the compressor of answers has left out
+        self.residuals: list[Array | None] = []
         #: answers by the version of the base that they lead to, with their bytes
         self._answers: deque[tuple[int, Any, int]] = deque()
         #: requests to forget members
@@ -132,7 +139,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         trained = [each.name for each in parameters if each.kind == "parameter"]
         found = {each.name: each.values._data for each in buffers}
         self.base = BaseState({each.name: tensors[each.name] for each in parameters}, found, trained, self.make_outer, 0)
-        self.form = PayloadForm(self.base.specs)
+        self.form = PayloadForm(self.base.specs, self.options.compress, self.options.answer)
         self.order = BatchOrder(self.outline.loader)
         self.ledger = BatchLedger(self.outline.loader.batches)
         self.digest = self.base.digest()
@@ -151,7 +158,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             refs.append(await worker.remote(name, self._module_class, *self._args, timeout=timeout))
             for optimizer, given in ((options.optimizer, options.optimizer_options), (options.outer, options.outer_options)):
                 refs.append(await ask_library(worker, name, CreateOptimizer(optimizer, refs[:1], dict(given)), timeout))
-            sent = MemberOptions(options.method, options.data, options.clip_norm, refs[1], refs[2])
+            sent = MemberOptions(options.method, options.data, options.clip_norm, sent_form(options.compress), sent_form(options.answer), refs[1], refs[2])
             refs.append(await refs[0].adapt(LOCAL_STEPS_ADAPTER, [], encode(sent), timeout=timeout))
         except BaseException:
             await self._forget(refs)
@@ -244,10 +251,12 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         while len(self._answers) > 1 and sum(each[2] for each in self._answers) > 2 * self.form.size:
             self._answers.popleft()
 
-    async def replace_base(self, base: BaseState, digest: str, ledger: BatchLedger, seed: tuple[int, ...]) -> None:
+    async def replace_base(
+        self, base: BaseState, digest: str, ledger: BatchLedger, seed: tuple[int, ...], residuals: list[Array | None]
+    ) -> None:
         """Go on from another base, with nothing of the members' own states."""
         await self.withdraw_all()
-        self.base, self.digest, self.ledger, self.seed = base, digest, ledger, seed
+        self.base, self.digest, self.ledger, self.seed, self.residuals = base, digest, ledger, seed, residuals
         self._answers.clear()
         for member in self.remotes:
             member.version, member.is_new = -1, True
@@ -271,17 +280,23 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self._later(self.drop([member]))
 
     def withdraw(self, member: RemoteLocalMember) -> asyncio.Task[None] | None:
-        """Forget the computation of a member. Its batches go back, and its next begins anew.
+        """Forget the computation and the contribution of a member. Its batches go back, and its next begins anew.
 
         Returns:
             The task that waits for it, cancelled by the caller.
         """
         computing, member.computing = member.computing, None
-        batches, member.batches = member.batches, []
+        contribution, member.contribution = member.contribution, None
+        self.give_back(member)
+        for batch in () if contribution is None else contribution.batches:
+            self.ledger.give_back(batch)
+        return computing
+
+    def give_back(self, member: RemoteLocalMember) -> None:
+        """The batches of a computation were not read, and the next begins anew."""
+        batches, member.batches, member.is_fresh = member.batches, [], True
         for batch in batches:
             self.ledger.give_back(batch)
-        member.result, member.is_fresh = None, True
-        return computing
 
     async def withdraw_all(self) -> None:
         """Forget all computations."""
