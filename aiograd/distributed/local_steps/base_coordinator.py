@@ -158,7 +158,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             refs.append(await worker.remote(name, self._module_class, *self._args, timeout=timeout))
             for optimizer, given in ((options.optimizer, options.optimizer_options), (options.outer, options.outer_options)):
                 refs.append(await ask_library(worker, name, CreateOptimizer(optimizer, refs[:1], dict(given)), timeout))
-            sent = MemberOptions(options.method, options.data, options.clip_norm, sent_form(options.compress), sent_form(options.answer), refs[1], refs[2])
+            compress, answer = map(sent_form, (options.compress, options.answer))
+            sent = MemberOptions(options.method, options.data, options.clip_norm, compress, answer, *refs[1:])
             refs.append(await refs[0].adapt(LOCAL_STEPS_ADAPTER, [], encode(sent), timeout=timeout))
         except BaseException:
             await self._forget(refs)
@@ -229,6 +230,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
     async def update(self, member: RemoteLocalMember) -> None:
         """Bring a member to the newest base; see Note [A star]."""
         while member.version != self.base.version:
+            member.can_carry = False
             missing = [(answer, size) for version, answer, size in self._answers if version > member.version]
             if len(missing) < self.base.version - member.version:
                 await self._give_base(member, is_new=member.is_new)

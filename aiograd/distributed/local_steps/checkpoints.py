@@ -16,7 +16,7 @@ from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 
 #: the parts of a checkpoint
-PARTS = ("version", "seed", "parameters", "buffers", "outer", "data", "order")
+PARTS = ("version", "seed", "parameters", "buffers", "outer", "answer", "data", "order")
 
 
 def checkpoint_of(coordinator: BaseCoordinator) -> dict[str, Any]:
@@ -35,12 +35,13 @@ def checkpoint_of(coordinator: BaseCoordinator) -> dict[str, Any]:
         "parameters": {path: make(each._data.copy()) for path, each in base.parameters.items()},
         "buffers": {path: make(values.copy()) for path, values in base.buffers.items()},
         "outer": {name: _by_text(value) for name, value in plain(base.outer.state_dict()).items()},
+        "answer": {path: make(each.copy()) for path, each in zip(base.trained, coordinator.residuals, strict=False) if each is not None},
         "data": coordinator.ledger.state_dict(),
         "order": {name: getattr(loader, name) for name in loader.form.names},
     }
 
 
-def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, BatchLedger, tuple[int, ...]]:
+def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, BatchLedger, tuple[int, ...], list[Array | None]]:
     """What a training goes on with.
 
     Args:
@@ -48,7 +49,7 @@ def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, 
         state: a checkpoint.
 
     Returns:
-        The base, its digest, the place in the data, and the seed of random numbers.
+        The base, its digest, the place in the data, the seed of random numbers, and the residuals of answers.
 
     Raises:
         ArgumentError: it is no checkpoint of this model and this data set.
@@ -59,6 +60,8 @@ def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, 
     base, loader = coordinator.base, coordinator.outline.loader
     parameters = _arrays("parameters", state["parameters"], {path: each._data for path, each in base.parameters.items()})
     buffers = _arrays("buffers", state["buffers"], base.buffers)
+    sums = {path: each._data.astype(np.float64) for path, each in base.parameters.items() if path in base.trained}
+    answer = _arrays("residuals of answers", state["answer"], sums) if state["answer"] else {}
     order = state["order"]
     for name in loader.form.names:
         if not isinstance(order, Mapping) or order.get(name) != getattr(loader, name):
@@ -73,7 +76,7 @@ def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, 
         raise ArgumentError(f"LocalSteps.restore: the state makes no sense: {type(error).__name__}: {error}") from error
     if version < 0:
         raise ArgumentError(f"LocalSteps.restore: version {version}; expected a number from 0 on")
-    return made, made.digest(), ledger, seed
+    return made, made.digest(), ledger, seed, list(answer.values())
 
 
 def _by_text(value: Any) -> Any:

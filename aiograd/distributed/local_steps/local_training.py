@@ -36,7 +36,6 @@ from aiograd.tensors.core import make
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.passes import grad
 
-
 #: of pseudo-gradients and of answers; None: they are sent as they are
 Compressors: TypeAlias = tuple[Compressor | None, Compressor | None]
 

@@ -156,7 +156,8 @@ class LocalStepsMember(StepMember[StepWork]):
         async with training.alone():
             if carried is None and training.base.version != version:
                 raise DistributedError(f"the base on {self._worker.name} has version {training.base.version}, expected {version}")
-            result = await training.compute(number, [(each.epoch, each.number) for each in dealt], is_fresh=is_fresh, carried=carried, overlap=overlap)
+            places = [(each.epoch, each.number) for each in dealt]
+            result = await training.compute(number, places, is_fresh=is_fresh, carried=carried, overlap=overlap)
         return encode(result)  # type: ignore[no-any-return]
 
     async def prepare(self, step: int, answer: dict[str, Any], number: int | None, coordinator: Any) -> dict[str, Any]:

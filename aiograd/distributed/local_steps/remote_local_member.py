@@ -33,6 +33,7 @@ class RemoteLocalMember:
         computing: the task that waits for a computation; None: there is none.
         number, batches: of this computation: its number, and its batches.
         contribution: the result of the computation before, until a round has it; None: there is none.
+        can_carry: the next computation may begin while the contribution is in exchange: the member is where its last has ended.
         is_fresh: the next computation begins with a fresh inner optimizer.
     """
 
@@ -48,7 +49,7 @@ class RemoteLocalMember:
         self.number = 0
         self.batches: list[BatchPlace] = []
         self.contribution: RemoteContribution | None = None
-        self.is_fresh = False
+        self.can_carry = self.is_fresh = False
 
     @property
     def name(self) -> str:

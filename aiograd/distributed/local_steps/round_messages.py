@@ -30,8 +30,8 @@ def sent_form(compressor: Compressor | None) -> CompressorForm | None:
     """The message of a compressor."""
     if compressor is None:
         return None
-    fraction = compressor.fraction if isinstance(compressor, TopK) else None
-    return CompressorForm(fraction, compressor.bits, compressor.block, compressor.decay)
+    fraction = getattr(compressor, "fraction", None)
+    return CompressorForm(fraction, compressor.bits, compressor.block, compressor.decay)  # type: ignore[attr-defined]
 
 
 def received_form(form: CompressorForm | None) -> Compressor | None:
