@@ -42,7 +42,7 @@ def checkpoint_of(coordinator: BaseCoordinator) -> dict[str, Any]:
 
 
 def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, BatchLedger, tuple[int, ...], list[Array | None]]:
-    """What a training goes on with.
+    """The state of a checkpoint, checked against the training that is to go on from it.
 
     Args:
         coordinator: of the training, which is not changed.

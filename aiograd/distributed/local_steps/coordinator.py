@@ -193,17 +193,17 @@ class RoundCoordinator(BaseCoordinator):
         """Ask members side by side; all are awaited.
 
         Returns:
-            The members that are lost, with their errors.
+            The members that are lost, or were left meanwhile, with their errors.
 
         Raises:
             The error of another kind that came first in the order of the members.
         """
         answers = await asyncio.gather(*map(ask, members), return_exceptions=True)
-        lost = [(each, answer) for each, answer in zip(members, answers, strict=True) if isinstance(answer, WorkerLostError)]
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, WorkerLostError):
-                raise answer
-        return lost
+        failed = [(each, answer) for each, answer in zip(members, answers, strict=True) if isinstance(answer, BaseException)]
+        for member, error in failed:
+            if not isinstance(error, WorkerLostError) and member in self.remotes:
+                raise error
+        return failed
 
     def _lose_all(self, lost: Sequence[tuple[RemoteLocalMember, BaseException]]) -> bool:
         for member, error in lost:
