@@ -160,7 +160,7 @@ def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.Te
                 builtins.exec(code, names)  # noqa: S102 - as above
 
         monkeypatch.setattr(doctest, "exec", execute, raising=False)
-        example.globs.update(ag=ag, np=np, asyncio=asyncio)
+        example.globs.update(ag=ag, np=np, asyncio=asyncio, dist=dist)
         if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline.", "aiograd.serving.")):
             example.globs.update(runner.run(ready(stack, example)))
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

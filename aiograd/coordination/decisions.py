@@ -47,13 +47,15 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
         work: the work of this process.
         remotes: the members.
         timeout: seconds for telling one; None: the worker's default.
+        has_tree: many are told by a tree of them; False: members do not call each other.
     """
 
-    __slots__ = ("remotes", "_timeout")
+    __slots__ = ("remotes", "has_tree", "_timeout")
 
-    def __init__(self, work: W, remotes: Iterable[R], timeout: float | None) -> None:
+    def __init__(self, work: W, remotes: Iterable[R], timeout: float | None, *, has_tree: bool = True) -> None:
         super().__init__(work, lambda decision: None)
         self.remotes: dict[str, R] = {remote.name: remote for remote in remotes if remote.ref is not None}
+        self.has_tree = has_tree
         self._timeout = timeout
         self.drive = CoordinatorDrive(Coordinator(COORDINATOR, pause=PAUSE), self)
         self.drive.handle(ParticipantsJoined(tuple(self.remotes)))
@@ -102,6 +104,8 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
 
     async def spread(self, peers: Sequence[str], outcome: Outcome) -> Mapping[str, BaseException | None]:
         """The same, for many members."""
+        if not self.has_tree:
+            return {}
         refs = [self.remotes[peer].ref for peer in peers]
         method = "commit" if outcome is Outcome.COMMITTED else "abort"
         answers = await refs[0].call_all(refs, method, self.step, timeout=self._timeout)
@@ -122,6 +126,8 @@ class StepDecisions(Generic[W, R]):
 
     def __init__(self, wording: StepWording, timeout: float | None) -> None:
         self.wording = wording
+        #: see `StepDecision`
+        self.has_tree = True
         self._timeout = timeout
         #: the last step
         self.last: StepDecision[W, R] | None = None
@@ -143,7 +149,7 @@ class StepDecisions(Generic[W, R]):
             if work.step <= self.last.step:
                 raise self.wording.failure(f"step {work.step} of {self.wording.subject} has been begun before")
             self.last.drive.handle(Failed())
-        self.last = StepDecision(work, remotes, self._timeout)
+        self.last = StepDecision(work, remotes, self._timeout, has_tree=self.has_tree)
         return self.last
 
     def _commit(self, decision: StepDecision[W, R]) -> AfterCommit:

@@ -14,7 +14,7 @@ from typing import Any
 
 from aiograd.dashboard.pass_graph import FoundPass, PassPart, last_pass, picture, read_rows
 from aiograd.dashboard.pipeline_steps import WorkerSteps, last_step, read_steps, step_picture
-from aiograd.dashboard.servers import MOST_SAMPLES, ServerHistory
+from aiograd.dashboard.servers import MOST_SAMPLES, ServerHistory, number_of
 
 #: events that are kept, and that one answer to the page holds; scalars alike
 EVENTS, MOST_EVENTS = 30_000, 3000
@@ -109,23 +109,23 @@ class Board:
             self._change(worker, "silent", "its report is malformed", now)
             return
         self._change(worker, "running", "", now)
-        pid = _number(state.get("pid"))
+        pid = number_of(state.get("pid"))
         if pid != worker.numbers.get("pid"):  # another process: its clock and its counts begin anew
             worker.narrowest, worker.peers = math.inf, {}
         if name != self.here and now - asked < worker.narrowest:
             worker.narrowest = now - asked
-            worker.offset = (asked + now) / 2 * 1e6 - _number(report.get("now"))
-        worker.numbers = {key: _number(state.get(key)) for key in NUMBERS}
+            worker.offset = (asked + now) / 2 * 1e6 - number_of(report.get("now"))
+        worker.numbers = {key: number_of(state.get(key)) for key in NUMBERS}
         self._take_peers(worker, state.get("peers"), now)
         windows = report.get("windows")
         worker.windows = [
-            [round(_number(row[0]) + worker.offset), round(_number(row[1]) + worker.offset) if row[1] else 0]
+            [round(number_of(row[0]) + worker.offset), round(number_of(row[1]) + worker.offset) if row[1] else 0]
             for row in (windows[-256:] if isinstance(windows, list) else ())
             if isinstance(row, list) and len(row) == 2
         ]
         cursor = report.get("cursor")
         worker.cursor = cursor if isinstance(cursor, int) else 0
-        self.dropped += int(_number(report.get("dropped")))
+        self.dropped += int(number_of(report.get("dropped")))
         self._take_events(worker, report.get("events"))
         self._take_scalars(worker, report.get("scalars"))
         self._servers.arrived(name, report.get("servers"), now)
@@ -150,8 +150,8 @@ class Board:
             match row:
                 case [str(peer), bool(connected), bytes_in, bytes_out, round_trip, busy]:
                     peer = peer[:TEXT]
-                    trip = -1.0 if round_trip is None else _number(round_trip)
-                    mine = worker.peers[peer] = [connected, _number(bytes_in), _number(bytes_out), trip, _number(busy)]
+                    trip = -1.0 if round_trip is None else number_of(round_trip)
+                    mine = worker.peers[peer] = [connected, number_of(bytes_in), number_of(bytes_out), trip, number_of(busy)]
                     if peer in before and seconds > 0:
                         rates = tuple(max(0.0, mine[i] - before[peer][i]) / seconds for i in (1, 2))
                         worker.rates[peer] = rates[0], rates[1]
@@ -164,8 +164,9 @@ class Board:
                     texts = [None if text is None else str(text)[:TEXT] for text in (shapes, line, peer)]
                     self._number += 1
                     kept = [
-                        worker.name, name[:TEXT], category[:20], operation[:TEXT], round(_number(at) + worker.offset), round(_number(duration), 1),
-                        thread[:40], int(_number(track)), _count(sequence), _count(number), texts[0], _count(nbytes), texts[1], texts[2],
+                        worker.name, name[:TEXT], category[:20], operation[:TEXT], round(number_of(at) + worker.offset),
+                        round(number_of(duration), 1), thread[:40], int(number_of(track)), _count(sequence), _count(number),
+                        texts[0], _count(nbytes), texts[1], texts[2],
                     ]  # fmt: skip
                     self._events.append((self._number, kept))
 
@@ -176,7 +177,7 @@ class Board:
                     worker.scalar_cursor = max(worker.scalar_cursor, number)
                     self._scalar_number += 1
                     finite = value if isinstance(value, (int, float)) and math.isfinite(value) else None
-                    entry = [worker.name if owner is None else str(owner)[:TEXT], name[:200], step, finite, round(_number(at), 3)]
+                    entry = [worker.name if owner is None else str(owner)[:TEXT], name[:200], step, finite, round(number_of(at), 3)]
                     self._scalars.append((self._scalar_number, entry))
 
     def draw_graph(self, now: float) -> None:
@@ -267,11 +268,6 @@ def _after(entries: deque[tuple[int, list[Any]]], number: int, most: int) -> lis
             break
         found.append(entry)
     return found[::-1]
-
-
-def _number(value: Any) -> float:
-    """A finite number, 0 for anything else."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e18 else 0
 
 
 def _count(value: Any) -> int | None:

@@ -112,19 +112,19 @@ def read_rows(rows: Any) -> list[dict[str, Any]]:
                 versions, trainer, follower = (row.get(key) for key in ("versions", "trainer", "follower"))
                 found.append({
                     "name": name[:TEXT],
-                    "latency": [_number(count) for count in latency],
+                    "latency": [number_of(count) for count in latency],
                     **_numbers(row, (*COUNTS, "kept", "max_queue")),
                     "versions": list(_versions(versions[:MOST_VERSIONS] if isinstance(versions, list) else ())),
                     "trainer": {**_numbers(trainer, LEARNED), "error": _text(trainer.get("error"))} if isinstance(trainer, dict) else None,
                     "follower": {"leader": _text(follower.get("leader")) or "", "connected": follower.get("connected") is True,
-                                 "behind": _finite(follower.get("behind")), "bytes": _number(follower.get("bytes"))}
+                                 "behind": _finite(follower.get("behind")), "bytes": number_of(follower.get("bytes"))}
                     if isinstance(follower, dict) else None,
                 })  # fmt: skip
     return found
 
 
 def _numbers(row: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    return {name: _number(row.get(name)) for name in names}
+    return {name: number_of(row.get(name)) for name in names}
 
 
 def _versions(rows: Iterable[Any]) -> Iterable[list[Any]]:
@@ -132,16 +132,16 @@ def _versions(rows: Iterable[Any]) -> Iterable[list[Any]]:
         match row:
             case [number, str(state), parent, age, answers, [*metrics]]:
                 kept = [[str(pair[0])[:TEXT], _finite(pair[1])] for pair in metrics[:MOST_METRICS] if isinstance(pair, list) and len(pair) == 2]
-                yield [_number(number), state[:TEXT], None if parent is None else _number(parent), _number(age), _number(answers), kept]
+                yield [number_of(number), state[:TEXT], None if parent is None else number_of(parent), number_of(age), number_of(answers), kept]
 
 
 def _finite(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300 else None
 
 
-def _number(value: Any) -> float:
+def number_of(value: Any) -> float:
     """A finite number of at most 1e18, 0 for anything else."""
-    return value if (_finite(value) is not None) and abs(value) < 1e18 else 0
+    return value if _finite(value) is not None and abs(value) < 1e18 else 0
 
 
 def _text(value: Any) -> str | None:

@@ -50,3 +50,20 @@ def collate(examples: Sequence[Any]) -> Any:
         parts = [collate(part) for part in zip(*examples, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return list(examples)
+
+
+def without_rows(example: Any) -> Any:
+    """A batch of no examples, each of which would be like this one.
+
+    Args:
+        example: as `collate` takes it.
+
+    Returns:
+        As `collate` returns it, with Tensors of no rows and empty lists.
+    """
+    if isinstance(example, Mapping):
+        return {key: without_rows(value) for key, value in example.items()}
+    if isinstance(example, (tuple, list)):
+        parts = [without_rows(part) for part in example]
+        return type(example)(*parts) if hasattr(example, "_fields") else type(example)(parts)
+    return collate([example])[:0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from aiograd.errors import ArgumentError, ModeError
 
@@ -22,8 +22,8 @@ class BatchPlace(NamedTuple):
 class BatchLedger:
     """Every batch is waiting, handed out (`take`) or read (`read`); `give_back` makes one that is handed out wait again.
 
-    Batches that were given back are handed out first, the lowest place first, then the others in their order. The state counts what was read: after
-    `load_state_dict` every other batch waits.
+    Batches that were given back are handed out first, the lowest place first, then the others in their order. The state has the batches that were
+    read: after it is loaded every other batch waits.
 
     Args:
         length: batches of every epoch; None: not known, and then all batches are of one epoch, which has no end here.
@@ -71,6 +71,12 @@ class BatchLedger:
             if place not in self._read:
                 yield place
             place = self._after(place)
+
+    @overload
+    def take(self) -> BatchPlace: ...
+
+    @overload
+    def take(self, epochs: int | None) -> BatchPlace | None: ...
 
     def take(self, epochs: int | None = None) -> BatchPlace | None:
         """Hand out the next place.
@@ -136,6 +142,7 @@ class BatchLedger:
         while self._first in self._read:
             self._read.remove(self._first)
             self._first = self._after(self._first)
+        self._next = max(self._next, self._first)  # behind places that a state says were read
 
     def __repr__(self) -> str:
         first = self._first

@@ -1,32 +1,29 @@
-"""DataLoader: batches by ``async for``, and by ``for`` where nothing has to be awaited.
+"""DataLoader: batches by ``async for``, and by ``for`` where nothing has to be awaited; leased, so that every one counts once.
 
 Note [Where an epoch stands]
-    The order of a shuffled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, and how many
-    batches have been taken. Batches that were read ahead and not taken do not count. A loader that continues draws the same order again and begins
-    behind the batches that were taken, without reading them. A stream is read from its beginning up to there, unless it has ``state_dict()`` and
-    ``load_state_dict()`` itself: then its state after the last batch that was taken is kept.
+    The order of a shuffled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, how many batches
+    have been taken, and the numbers of those beyond one that has not. Batches that were read ahead and not taken do not count. A loader that
+    continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its beginning up
+    to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state after the last batch that was taken is kept.
 """
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import inspect
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.array_functions.names import with_other_names
-from aiograd.data.collation import collate as stacked
+from aiograd.data.batch_reader import BatchReader
+from aiograd.data.epoch import Epoch, SequenceBatches, StreamBatches
+from aiograd.data.leases import BatchLeases
+from aiograd.data.ledger import BatchLedger
 from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
-from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.random import Generator, default_generator
-from aiograd.tensors.core import TensorCore
-from aiograd.tensors.creation import tensor
-
-_END = object()
 
 
 class DataLoader:
@@ -89,7 +86,7 @@ class DataLoader:
         if batch_size is not None and (isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1):
             raise ArgumentError(f"DataLoader(batch_size={batch_size!r}): expected an int above 0, or None")
         for name, number in (("workers", workers), ("prefetch", prefetch)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            if not _is_count(number):
                 raise ArgumentError(f"DataLoader({name}={number!r}): expected an int of at least 0")
         if batch_sampler is not None and (batch_size is not None or shuffle or drop_last):
             raise ArgumentError("DataLoader: a batch_sampler takes the place of batch_size, shuffle and drop_last; give one or the other")
@@ -109,14 +106,12 @@ class DataLoader:
         self.epoch = 0
         self._is_sequence = is_sequence
         self._is_async = inspect.iscoroutinefunction(getattr(type(source), "__getitem__", None))
-        #: batches taken in this epoch, the generator of its order, and the state of the source after the last one
-        self._taken = 0
-        self._order: Generator | None = None
-        self._source_state: Any = None
-        #: the next loop continues where these stand
+        #: the epoch that has begun and not ended
+        self._epoch: Epoch | None = None
+        #: the next loop continues it
         self._resumes = False
-        #: number of the loop that takes the batches
-        self._loop_number = 0
+        #: an epoch has begun
+        self._was_begun = False
 
     @property
     def dataset(self) -> Any:
@@ -140,14 +135,14 @@ class DataLoader:
         return len(self.source) // size if self.drop_last else -(-len(self.source) // size)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        number = self._begin()
+        epoch = self._begin()
         threads = ReaderThreads(self.workers)
-        batches = read_ahead(self._reads(threads), self.prefetch)
+        batches = read_ahead(self._reads(epoch, threads), self.prefetch)
         try:
             async for loaded in batches:
-                self._take(number, loaded)
+                self._take(epoch)
                 yield loaded.value
-            self._end(number)
+            self._end(epoch)
         finally:
             await batches.aclose()  # type: ignore[attr-defined]
             await threads.aclose()
@@ -160,89 +155,114 @@ class DataLoader:
         return self._in_turn()
 
     def _in_turn(self) -> Iterator[Any]:
-        number = self._begin()
-        for read in self._reads(ReaderThreads(0)):
+        epoch = self._begin()
+        for read in self._reads(epoch, ReaderThreads(0)):
             loaded = _at_once(read())
             if loaded is None:
                 break
-            self._take(number, loaded)
+            self._take(epoch)
             yield loaded.value
-        self._end(number)
+        self._end(epoch)
 
-    def _begin(self) -> int:
-        """Begin an epoch, or go on with one that was loaded; the number of the loop."""
-        self._loop_number += 1
-        if not self._resumes:
-            self._taken, self._source_state = 0, None
-            self._order = (self.generator or default_generator()).fork() if self.shuffle else None
+    def leases(self, rank: int = 0, size: int = 1) -> BatchLeases:
+        """The rest of the epoch, in batches of which each counts once: when the step with it is committed.
+
+        ::
+
+            async for lease in loader.leases():
+                async with lease as (inputs, classes):
+                    await replicas.step(...)                    # raises: the batch comes again next
+
+        A batch is read when its `BatchLease` is left without an error, or with one that says that the step was committed: `committed` is True, of the
+        error itself, of its cause (as for asyncio's `TimeoutError`), or of an error in a group. Else it comes again next. `state_dict` counts the
+        batches that were read. A loop that is left early keeps the place at once, for the next `leases()` and for `state_dict`. Where no epoch has
+        begun, one begins; `epoch` counts it when the loop finds its end. `load_state_dict` moves a loop that runs.
+
+        Random draws belong to the batch: within ``async with``, and where the batch is read, the default generator is one of this batch and rank,
+        from its start. So a batch that comes again, in another process too, is computed with the same draws. Several tasks may take from one loop.
+
+        Args:
+            rank, size: which rows of every batch: ``numpy.array_split(rows, size)[rank]``. A rank may have none in a small batch: its Tensors then
+                have no rows, and a `collate` of your own is given an empty list.
+
+        Returns:
+            An asynchronous iterator over `BatchLease`. `aclose` ends what reads; without it that ends with the iterator, or the epoch.
+
+        Raises:
+            ArgumentError: no such rank, or more than one where single examples are read. By the iterator, ModeError: the last lease was not entered;
+            DataError: an iterator that cannot begin again; and errors of the source and of `collate`. The place has not changed then.
+
+        >>> loader = ag.data.DataLoader(range(4), batch_size=2)
+        >>> async for lease in loader.leases():
+        ...     async with lease as batch:
+        ...         print(lease.epoch, lease.number, lease.indices, batch)
+        0 0 [0, 1] tensor([0, 1])
+        0 1 [2, 3] tensor([2, 3])
+        """
+        if not _is_count(rank) or not _is_count(size) or rank >= size:
+            raise ArgumentError(f"DataLoader.leases(rank={rank!r}, size={size!r}): expected ints with 0 <= rank < size")
+        if size > 1 and self.batch_size is None and self.batch_sampler is None:
+            raise ArgumentError(f"DataLoader.leases(rank={rank}, size={size}): single examples have no rows to divide; give the loader a batch_size")
+        return BatchLeases(self, rank, size)
+
+    def _begin(self) -> Epoch:
+        """Begin an epoch, or go on with one that was loaded."""
+        epoch = self._epoch
+        if not self._resumes or epoch is None:
+            order = (self.generator or default_generator()).fork() if self.shuffle else None
+            epoch = self._enter(order, order, BatchLedger(None, {"epoch": self.epoch, "batches": 0, "ahead": []}))
         self._resumes = False
-        return self._loop_number
+        self._was_begun = True
+        return epoch
 
-    def _take(self, number: int, loaded: LoadedBatch) -> None:
-        if number == self._loop_number:
-            self._taken += 1
-            self._source_state = loaded.source_state
+    def _go_on(self) -> Epoch:
+        """Go on with the epoch, or begin one; with draws that belong to its batches."""
+        self._resumes = True
+        epoch = self._begin()
+        if epoch.draws is None:
+            epoch.draws = (self.generator or default_generator()).fork()
+        return epoch
 
-    def _end(self, number: int) -> None:
-        if number == self._loop_number:
+    def _enter(self, order: Generator | None, draws: Generator | None, ledger: BatchLedger, source_state: Any = None) -> Epoch:
+        """Be in another epoch, or at another place of this one."""
+        self._leave()
+        reader = self._reader()
+        first = ledger.first.number
+        batches: SequenceBatches | StreamBatches
+        if self._is_sequence:
+            batches = SequenceBatches(reader, order, first)
+        else:
+            batches = StreamBatches(reader, first, source_state, self._was_begun)
+        self._epoch = Epoch(batches, ledger, order, draws)
+        return self._epoch
+
+    def _reader(self) -> BatchReader:
+        return BatchReader(self.source, self.batch_size, self.drop_last, self.collate, self.batch_sampler, self._is_async)
+
+    def _leave(self) -> None:
+        if self._epoch is not None:
+            self._epoch.return_unentered()
+        self._epoch = None
+
+    def _take(self, epoch: Epoch) -> None:
+        """The batch of an epoch that is next has been taken."""
+        epoch.read(epoch.ledger.take())
+
+    def _end(self, epoch: Epoch) -> None:
+        epoch.has_ended = True
+        if epoch is self._epoch:
             self.epoch += 1
-            self._taken, self._order, self._source_state = 0, None, None
+            self._leave()
 
-    # ---------------------------------------------------------------- reading
+    def _reads(self, epoch: Epoch, threads: ReaderThreads) -> Iterator[Read]:
+        """How to read each batch that is left of an epoch, and then its end, over and over."""
+        for place in epoch.ledger.upcoming():
+            yield functools.partial(epoch.batches.read, threads, place.number)
 
-    def _reads(self, threads: ReaderThreads) -> Iterator[Read]:
-        """How to read each batch that is left of the epoch."""
-        if not self._is_sequence:
-            yield from self._stream_reads(threads)
-            return
-        for indices in itertools.islice(self._batches(), self._taken, None):
-            yield _SequenceRead(self, threads, indices)
-
-    def _batches(self) -> Iterator[Any]:
-        """The indices of each batch; of each example without batches."""
-        if self.batch_sampler is not None:
-            yield from self.batch_sampler
-            return
-        count = len(self.source)
-        order = range(count) if self._order is None else self._order.clone().permutation(count).tolist()
-        if self.batch_size is None:
-            yield from order
-            return
-        for first in range(0, count, self.batch_size):
-            part = order[first : first + self.batch_size]
-            if len(part) == self.batch_size or not self.drop_last:
-                yield list(part)
-
-    def _stream_reads(self, threads: ReaderThreads) -> Iterator[Read]:
-        skip = self._taken * (self.batch_size or 1)
-        if self._source_state is not None:
-            self.source.load_state_dict(self._source_state)
-            skip = 0
-        stream = _StreamRead(self, threads, skip)
-        while True:
-            yield stream.read
-
-    async def _examples(self, threads: ReaderThreads, indices: Sequence[int]) -> Any:
-        if hasattr(self.source, "__getitems__"):
-            return await threads.call(self.source.__getitems__, list(indices))
-        if self._is_async:
-            return await together(self.source[i] for i in indices)
-        if self.workers:
-            return await threads.call(lambda: [self.source[i] for i in indices])
-        found = []
-        for i in indices:
-            found.append(self.source[i])
-            await asyncio.sleep(0)  # the loop's turn between two examples
-        return found
-
-    async def _batch(self, threads: ReaderThreads, indices: Any) -> Any:
-        if self.batch_size is None and self.batch_sampler is None:
-            example = (await together([self.source[indices]]))[0] if self._is_async else await threads.call(self.source.__getitem__, indices)
-            return example if self.collate is None else await threads.call(self.collate, example)
-        if self.collate is None and isinstance(self.source, (np.ndarray, TensorCore)):
-            whole: Any = self.source  # all rows at once
-            return await threads.call(lambda: tensor(whole[np.asarray(indices)]) if isinstance(whole, np.ndarray) else whole[list(indices)])
-        return await threads.call(self.collate or stacked, await self._examples(threads, indices))
+    @property
+    def is_within_lease(self) -> bool:
+        """True if a lease of the epoch has been entered and not left."""
+        return self._epoch is not None and self._epoch.entered > 0
 
     async def read(self, indices: Sequence[int]) -> Any:
         """The batch of some examples of a sequence, apart from any epoch: the place of the loader stays.
@@ -265,7 +285,7 @@ class DataLoader:
             raise ArgumentTypeError(f"DataLoader.read: {type(self.source).__name__} is a stream; expected a source with len() and indices")
         threads = ReaderThreads(self.workers)
         try:
-            return await self._batch(threads, indices)
+            return await self._reader().rows(threads, indices, indices)
         finally:
             await threads.aclose()
 
@@ -277,12 +297,17 @@ class DataLoader:
         Returns:
             Numbers, texts and dicts of them, which `ag.save` keeps.
         """
+        epoch = self._epoch
+        read: dict[str, Any] = {"batches": 0, "ahead": []} if epoch is None else epoch.ledger.state_dict()
+        order, draws = (None, None) if epoch is None else (epoch.order, epoch.draws)
         return {
             "epoch": self.epoch,
-            "batches": self._taken,
-            "order": None if self._order is None else self._order.state_dict(),
+            "batches": read["batches"],
+            "ahead": [number for _, number in read["ahead"]],
+            "order": None if order is None else order.state_dict(),
+            "draws": None if draws is None or draws is order else draws.state_dict(),
             "generator": None if self.generator is None else self.generator.state_dict(),
-            "source": self._source_state,
+            "source": None if epoch is None else epoch.batches.source_state,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -294,23 +319,36 @@ class DataLoader:
         Raises:
             ArgumentError: `state` is none, or one of another kind of loader; nothing has changed.
         """
-        if not isinstance(state, Mapping) or state.keys() != {"epoch", "batches", "order", "generator", "source"}:
+        if not isinstance(state, Mapping) or not _KEYS <= state.keys() <= _KEYS | _LATER_KEYS:
             raise ArgumentError("DataLoader.load_state_dict: expected epoch, batches, order, generator and source, as state_dict() returns them")
         if (state["generator"] is None) != (self.generator is None) or (state["order"] is not None and not self.shuffle):
             raise ArgumentError("DataLoader.load_state_dict: one of the two loaders shuffles, or has a generator of its own, and the other has not")
         if min(int(state["epoch"]), int(state["batches"])) < 0:
             raise ArgumentError(f"DataLoader.load_state_dict: epoch {state['epoch']}, batches {state['batches']}; expected numbers of at least 0")
-        order = None if state["order"] is None else Generator(0).load_state_dict(state["order"])
+        epoch = int(state["epoch"])
+        ahead = [[epoch, number] for number in state.get("ahead", ())]
+        ledger = BatchLedger(None, {"epoch": epoch, "batches": state["batches"], "ahead": ahead})
+        order, draws = (None if each is None else Generator(0).load_state_dict(each) for each in (state["order"], state.get("draws")))
         if self.generator is not None:
             self.generator.load_state_dict(state["generator"])
-        self.epoch, self._taken, self._source_state = int(state["epoch"]), int(state["batches"]), state["source"]
-        self._order = order
+        self.epoch = epoch
         self._resumes = order is not None or not self.shuffle
-        self._loop_number += 1  # a loop that still runs counts no more
+        self._leave()  # a loop over that epoch counts no more
+        if self._resumes:
+            self._enter(order, draws or order, ledger, state["source"])
 
     def __repr__(self) -> str:
+        taken = 0 if self._epoch is None else self._epoch.ledger.first.number
         size = f", batch_size={self.batch_size}" if self.batch_size is not None else ""
-        return f"DataLoader({type(self.source).__name__}{size}, epoch={self.epoch}, batches={self._taken})"
+        return f"DataLoader({type(self.source).__name__}{size}, epoch={self.epoch}, batches={taken})"
+
+
+#: keys of every state, and keys that are missing in states from before there were leases
+_KEYS, _LATER_KEYS = {"epoch", "batches", "order", "generator", "source"}, {"ahead", "draws"}
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
 
 
 def _awaits(what: str) -> ArgumentTypeError:
@@ -327,59 +365,3 @@ def _at_once(read: Awaitable[LoadedBatch | None]) -> LoadedBatch | None:
         return ended.value  # type: ignore[no-any-return]
     steps.close()
     raise _awaits("its source or its collate function awaits something")
-
-
-class _SequenceRead:
-    """The read of one batch of a sequence."""
-
-    __slots__ = ("_loader", "_threads", "_indices")
-
-    def __init__(self, loader: DataLoader, threads: ReaderThreads, indices: Any) -> None:
-        self._loader, self._threads, self._indices = loader, threads, indices
-
-    async def __call__(self) -> LoadedBatch:
-        return LoadedBatch(await self._loader._batch(self._threads, self._indices))
-
-
-class _StreamRead:
-    """Reads batches of a stream, one after the other."""
-
-    def __init__(self, loader: DataLoader, threads: ReaderThreads, skip: int) -> None:
-        self._loader, self._threads, self._skip = loader, threads, skip
-        self._turn = asyncio.Lock()
-        self._iterator: Any = None
-        self._ended = False
-
-    async def _next(self) -> Any:
-        source = self._loader.source
-        if hasattr(source, "__aiter__"):
-            if self._iterator is None:
-                self._iterator = aiter(source)
-            return await anext(self._iterator, _END)
-        if self._iterator is None:
-            self._iterator = await self._threads.call(iter, source)
-        await asyncio.sleep(0)  # the loop's turn between two examples
-        return await self._threads.call(next, self._iterator, _END)
-
-    async def read(self) -> LoadedBatch | None:
-        """The next batch; None at the end."""
-        loader = self._loader
-        async with self._turn:
-            examples: list[Any] = []
-            while not self._ended and len(examples) < (loader.batch_size or 1):
-                example = await self._next()
-                self._ended = example is _END
-                if self._ended:
-                    break
-                if self._skip:
-                    self._skip -= 1
-                else:
-                    examples.append(example)
-            if not examples or (loader.drop_last and len(examples) < (loader.batch_size or 1)):
-                return None
-            state = loader.source.state_dict() if hasattr(loader.source, "state_dict") else None
-        if loader.batch_size is None:
-            value = examples[0] if loader.collate is None else await self._threads.call(loader.collate, examples[0])
-        else:
-            value = await self._threads.call(loader.collate or stacked, examples)
-        return LoadedBatch(value, state)

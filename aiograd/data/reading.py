@@ -16,16 +16,18 @@ import contextvars
 import functools
 import inspect
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from aiograd.errors import ArgumentError
+
 
 class LoadedBatch(NamedTuple):
-    """A batch, and the state of its source after it was read, where the source has one."""
+    """A batch, and the indices of its examples; of a stream, their positions."""
 
     value: Any
-    source_state: Any = None
+    indices: list[Any]
 
 
 #: reads one batch; None where the stream has ended
@@ -36,20 +38,28 @@ class ReaderThreads:
     """Threads that read, or none: then reads happen on the event loop."""
 
     def __init__(self, workers: int) -> None:
+        self.count = workers
         self._executor = ThreadPoolExecutor(workers, "aiograd-data") if workers else None
         self._running: set[Future[Any]] = set()
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """The result of a function, awaited where it is a coroutine."""
-        if self._executor is None:
-            result = function(*args)
-        else:
-            call = functools.partial(contextvars.copy_context().run, function, *args)
-            future = self._executor.submit(call)
-            self._running.add(future)
-            future.add_done_callback(self._running.discard)
-            result = await asyncio.wrap_future(future)
+        result = function(*args) if self._executor is None else await asyncio.wrap_future(self.submit(function, *args))
         return await result if inspect.isawaitable(result) and inspect.iscoroutine(result) else result
+
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Call a function on a thread, of which there must be one."""
+        if self._executor is None:
+            raise ArgumentError("ReaderThreads.submit: there are no threads; call() does without")
+        future = self._executor.submit(contextvars.copy_context().run, function, *args)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)
+        return future
+
+    def abandon(self) -> None:
+        """End the threads when what runs has ended, without waiting."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
 
     async def aclose(self) -> None:
         """Wait for what runs and end the threads; see Note [Threads end with their epoch]."""
@@ -89,3 +99,59 @@ async def read_ahead(reads: Iterator[Read], prefetch: int) -> AsyncIterator[Load
 
 async def _of(read: Read) -> LoadedBatch | None:
     return await read()
+
+
+class ReadAhead:
+    """Batches read by number, some of them ahead of being asked for.
+
+    Args:
+        read: reads the batch of a number.
+        threads: threads that `read` uses; they end with this.
+    """
+
+    def __init__(self, read: Callable[[int], Awaitable[LoadedBatch | None]], threads: ReaderThreads) -> None:
+        self._read = read
+        self._threads = threads
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[int, asyncio.Task[LoadedBatch | None]] = {}
+
+    async def batch(self, number: int, ahead: Iterable[int]) -> LoadedBatch | None:
+        """A batch; its read goes on if this is cancelled, for the next call.
+
+        Args:
+            number: its number.
+            ahead: numbers of batches to read beside it.
+
+        Returns:
+            The batch; None behind the end, and where this was closed meanwhile. An error of the read is raised once: another call reads again.
+        """
+        for each in (number, *ahead):
+            if each not in self._tasks:
+                started = self._loop.create_task(_of(functools.partial(self._read, each)), name=f"aiograd:batch {each}")
+                started.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps no call asks for it
+                self._tasks[each] = started
+        task = self._tasks[number]
+        await asyncio.wait([task])
+        self._tasks.pop(number, None)
+        return None if task.cancelled() else task.result()
+
+    def abandon(self) -> None:
+        """Cancel the reads without waiting; also from another thread."""
+        self._threads.abandon()
+        try:
+            self._loop.call_soon_threadsafe(self._cancel)
+        except RuntimeError:  # the loop is closed, and has ended its tasks
+            pass
+
+    async def aclose(self) -> None:
+        """Cancel the reads and wait for their end."""
+        tasks = self._cancel()
+        self._threads.abandon()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._threads.aclose()
+
+    def _cancel(self) -> list[asyncio.Task[LoadedBatch | None]]:
+        tasks, self._tasks = list(self._tasks.values()), {}
+        for task in tasks:
+            task.cancel()
+        return tasks

@@ -42,6 +42,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiograd.coordination.compression import Blockwise as Blockwise
+from aiograd.coordination.compression import Compressor as Compressor
+from aiograd.coordination.compression import TopK as TopK
 from aiograd.distributed.autograd.context import Context as Context
 from aiograd.distributed.autograd.context import ContextGradients as ContextGradients
 from aiograd.distributed.autograd.nodes import RecvNode as RecvNode

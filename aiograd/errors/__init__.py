@@ -27,7 +27,7 @@
     │       └── NoRuleError           a numpy function, or an argument of one, for which there is no derivative
     ├── UnknownNameError (AttributeError) a tensor or a package has no attribute of that name; names the nearest
     ├── MissingExtraError (ImportError) a library that an extra brings is not installed; names the extra
-    ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
+    ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in, or a lease not entered once
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
     ├── NotReadyError (RuntimeError)   reading a value that is still being computed, inside a running loop
     ├── EngineClosedError (RuntimeError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 from aiograd.engine.run import current_engine
@@ -13,6 +14,9 @@ from aiograd.running import foreign_modes
 from aiograd.running.caller import called
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
+
+#: runs the functions that a step offloads, so that the step knows which of them outlast it, such as a `ModuleCalls`; None outside of such a step
+STEP_CALLS: ContextVar[Any] = ContextVar("aiograd.step_calls", default=None)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +51,7 @@ def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[
 
 
 async def _offload(name: str, function: Callable[[], T]) -> T:
-    result = await current_engine().offload(function)
+    result = await (STEP_CALLS.get() or current_engine()).offload(function)
     if inspect.iscoroutine(result):
         result.close()
         raise ArgumentTypeError(f"offload: {name} returned a coroutine, which runs on the event loop: call and await it directly")

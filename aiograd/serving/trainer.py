@@ -13,8 +13,8 @@ Note [A step is taken whole or not at all]
     that section, buffers and gradients are put back. A loss or a gradient that is not finite fails the step. Where parameters are not finite
     after the section, the model goes on from the version that serves and the optimizer's state is cleared. After the section the step is taken: a
     publication that fails is made up for by the next step. Random draws, of rows and in the model, are not taken back, so that rows which make
-    a step fail are not drawn at once again. A forward that the loss runs in a thread goes on when the step is cancelled, and may change buffers
-    once more.
+    a step fail are not drawn at once again. A function that the loss has offloaded runs on when the step is cancelled: buffers are put back once more
+    when it has ended, and the next step waits for that.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from aiograd.coordination.module_calls import BufferSnapshot
+from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.engine.loop_budget import ROUNDS
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError, ModeError, RejectedVersionError, ServingError
 from aiograd.optim.optimizer import Optimizer
 from aiograd.running import tracing
 from aiograd.running.log_fields import structured_logger
+from aiograd.running.offloading import STEP_CALLS
 from aiograd.serving.answers import rows_of
 from aiograd.serving.buffer import ReplayBuffer
 from aiograd.serving.gate import Gate, GateComparison, Verdict
@@ -116,6 +117,7 @@ class Trainer:
         #: rollbacks of the server after which the model has gone on from the version that serves
         self._followed_rollbacks = server._rollbacks
         self._stepping = asyncio.Lock()
+        self._calls = ModuleCalls()
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._task: asyncio.Task[None] | None = None
@@ -206,6 +208,7 @@ class Trainer:
         """
         async with self._stepping:
             self._take_over()
+            await self._calls.settled()
             self._follow_rollback()
             if not len(self.buffer):
                 raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
@@ -265,9 +268,13 @@ class Trainer:
         try:
             self.optimizer.zero_grad()
             await self._turn()
-            loss = self.loss(self.server.model, *columns)
-            if inspect.isawaitable(loss):
-                loss = await loss
+            token = STEP_CALLS.set(self._calls)
+            try:
+                loss = self.loss(self.server.model, *columns)
+                if inspect.isawaitable(loss):
+                    loss = await loss
+            finally:
+                STEP_CALLS.reset(token)
             if not isinstance(loss, Tensor) or loss.shape != () or loss.dtype.kind == "c":
                 found = f"a {loss.dtype} Tensor of shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
                 raise ArgumentTypeError(f"Trainer: the loss returned {found}; expected a Tensor of one real number, such as a mean")
@@ -289,6 +296,7 @@ class Trainer:
             await self._turn()
         except BaseException:
             buffers.restore()
+            self._calls.release(buffers.restore)
             for parameter, grad in zip(parameters, grads, strict=True):
                 parameter.grad = grad
             raise
@@ -320,11 +328,9 @@ class Trainer:
         """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
         if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
-        version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
-        if self._followed_rollbacks != self.server._rollbacks:  # while the copy was made
-            if self.gate is None:
-                self.server.rollback()
-            self._follow_rollback()
+        metrics = {"loss": loss, "step": self.steps}
+        version = await self.server._publish(None, metrics, lambda: self.gate is None and self._followed_rollbacks == self.server._rollbacks)
+        if self._follow_rollback():  # it came while the version was copied or written, which is a candidate
             return
         if not version.is_finite:
             raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")
@@ -354,6 +360,7 @@ class Trainer:
                 self.server.rollback(older.number)
             self._end_comparison()
             async with self._stepping:
+                await self._calls.settled()
                 self._follow_rollback()
 
     async def _outputs(self, version: Version, columns: tuple[Any, ...]) -> Any:

@@ -1,6 +1,6 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
-The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --serving --replay`` run on virtual time; ``--proxied`` and
+The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --serving --local-steps --replay`` run on virtual time; ``--proxied`` and
 ``--processes`` run in real time, and want a machine that is not busy with something else.
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
@@ -34,7 +34,7 @@ from tests.chaos.shrink import attempt, shrink
 from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
 
-PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "serving", "replay", "proxied", "processes")
+PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "serving", "local-steps", "replay", "proxied", "processes")
 #: runs in one piece of work
 PIECE = 50
 
@@ -56,6 +56,8 @@ class Size(NamedTuple):
     groups: int
     #: lives of servers
     serving: int
+    #: seeds of training with local steps
+    local_steps: int
     #: seeds that are run three times
     replay: int
     proxied: int
@@ -72,19 +74,19 @@ class Size(NamedTuple):
 
 
 CHAOS = Size(
-    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, serving=4_000, replay=20, proxied=20, kills=1,
-    stops=5, ends=20,
+    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, serving=4_000, local_steps=1_000,
+    replay=20, proxied=20, kills=1, stops=5, ends=20,
 )  # fmt: skip
 RELEASE = Size(
-    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, serving=100_000, replay=200, proxied=500,
-    kills=20, stops=100, ends=500, trainings=20,
+    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, serving=100_000,
+    local_steps=20_000, replay=200, proxied=500, kills=20, stops=100, ends=500, trainings=20,
 )  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--seeds", type=int, help=f"random runs (default {CHAOS.seeds:,})")
+    parser.add_argument("--seeds", type=int, help=f"random runs (default {CHAOS.seeds:,}); trainings by local steps (default {CHAOS.local_steps:,})")
     parser.add_argument("--first", type=int, default=0, help="the first of them, and of the seeds of other parts; ablations begin at 0")
     parser.add_argument("--scale", type=float, default=1.0, help="how much of everything, 0.1 for a tenth")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
@@ -92,8 +94,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--release", action="store_true", help="as much as before a release: many hours")
     parser.add_argument("--hashes", type=int, nargs=2, metavar=("FIRST", "LAST"), help="print the hashes of these seeds")
     for part in PARTS:
-        flag = "--only-seeds" if part == "seeds" else f"--{part}"
-        parser.add_argument(flag, action="store_true", dest=f"part_{part}", help=f"only the part {part!r}")
+        flags = ["--only-seeds"] if part == "seeds" else [f"--{part}", f"--only-{part}"]
+        parser.add_argument(*flags, action="store_true", dest=f"part_{part}", help=f"only the part {part!r}")
     options = parser.parse_args(arguments)
     batches.quietly()
     if options.seed is not None:
@@ -103,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     size = (RELEASE if options.release else CHAOS).scaled(options.scale)
     if options.seeds is not None:
-        size = size._replace(seeds=options.seeds)
+        size = size._replace(seeds=options.seeds, local_steps=options.seeds)
     parts = [part for part in PARTS if getattr(options, f"part_{part}")] or list(PARTS)
     return run(parts, size, options.first, options.jobs)
 
@@ -139,6 +141,8 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                     print(*_catches(gather(report, cells, missed), list(collectives.PROTECTIONS)), sep="\n")
                 case "serving":
                     gather(report, cells, _pieces(pool, batches.serving, first, first + size.serving))
+                case "local-steps":
+                    gather(report, cells, _pieces(pool, batches.local_steps, first, first + size.local_steps))
                 case "replay":
                     compare_hashes(report, first, size.replay)
                 case "proxied":

@@ -18,6 +18,7 @@ from tests.chaos.collectives import catch, run_group
 from tests.chaos.proxied import run_proxied
 from tests.chaos.replicas import ReplicaRun
 from tests.chaos.world import run_seed
+from tests.distributed.local_steps.scenario import LocalStepsRun
 from tests.serving.scenario import run_life
 
 #: seconds of the processor that one run may take: one that computes for ever is a hang as well
@@ -85,6 +86,15 @@ def serving(first: int, last: int) -> Batch:
         batch.counts.update({f"requests to a server: {what}": count for what, count in run_life(seed).items()})
 
     return _batch("serving", range(first, last), one)
+
+
+def local_steps(first: int, last: int) -> Batch:
+    """Trainings with local steps."""
+
+    def one(batch: Batch, seed: int) -> None:
+        batch.counts.update({f"local steps: {what}": count for what, count in LocalStepsRun(seed).run().items()})
+
+    return _batch("local steps", range(first, last), one)
 
 
 def group_ablation(protection: str, most: int) -> Batch:

@@ -80,6 +80,24 @@ def test_an_epoch_of_unknown_length_has_no_end() -> None:
     assert repr(ledger) == "BatchLedger(first=(2, 6), open=0, given back=1)"
 
 
+@given(st.integers(1, 6), st.sets(st.integers(0, 11)), st.randoms(use_true_random=False))
+def test_a_loaded_state_hands_out_all_that_it_does_not_say_was_read(length: int, read: set[int], random: Any) -> None:
+    places = [divmod(each, length) for each in range(12)]
+    unread = [place for index, place in enumerate(places) if index not in read]
+    first = unread[0] if unread else divmod(12, length)
+    ahead = [list(place) for place in places if place not in unread and place > first]
+    ledger = BatchLedger(length, {"epoch": first[0], "batches": first[1], "ahead": ahead})
+    open_places, found = [], []
+    while len(found) < len(unread):
+        if open_places and random.random() < 0.6:
+            ledger.read(open_places.pop(random.randrange(len(open_places))))
+        elif len(found) < len(unread):
+            place = ledger.take()
+            open_places.append(place)
+            found.append(place)
+    assert found == unread
+
+
 def test_what_is_not_handed_out_can_neither_be_read_nor_given_back() -> None:
     ledger = BatchLedger(3)
     place: Any = ledger.take()

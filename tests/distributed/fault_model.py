@@ -402,6 +402,17 @@ FAULTS: Mapping[int, Fault] = {
         ),
         ("seeds",),
     ),
+    35: Fault(
+        "in a training with local steps a member is killed, cut off, frozen or late, its loss fails, members join or leave, or a round is cancelled",
+        "base, outer optimizer, buffers and the place in the data change on all contributors of a round or nowhere, with the bits of one process; "
+        "a lost member is left out, and its batches are read by others, each once",
+        (
+            "distributed/local_steps/test_round_faults.py::test_a_member_that_is_killed_is_left_out",
+            "distributed/local_steps/test_round_faults.py::test_a_round_that_is_cancelled",
+            "distributed/local_steps/test_lives_of_trainings.py::test_rounds_have_the_bits_of_one_process_whatever_fails",
+        ),
+        ("local-steps",),
+    ),
 }
 
 

@@ -7,13 +7,15 @@ import random
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 import aiograd as ag
 from aiograd import serving
 from aiograd.errors import DeadlineError, DrainingError, QueueFullError, ServingError, VersionNotFoundError
 from aiograd.testing import simulated_run
 from tests.serving.models import Two, TwoSlowly, ones, state, values
 
-#: requests, and changes of versions, in one life
+#: requests, and changes of versions at most, in one life
 REQUESTS, CHANGES = 60, 30
 
 
@@ -42,19 +44,25 @@ class Life:
             model.seconds = draw.choice((0.0, 0.001, 0.02))
         options = {"max_batch": draw.choice((1, 3, 8)), "max_queue": draw.choice((8, 64)), "keep": draw.choice((1, 3, 10))}
         server = serving.Server(model, **options, max_delay=draw.choice((0.0, 0.005)), deadline=draw.choice((None, 0.05)))
-        optimizer = ag.optim.SGD(model.parameters(), 0.01)
-        trainer = serving.Trainer(
-            server, optimizer, lambda m, x, y: ((m.first + m.second) * 0 + ag.asarray(y)).sum(), buffer=serving.ReplayBuffer(4), rate=200
-        )
+        trainer = self._trainer(server, model)
+        admit = server._admit
+
+        def noted(version: serving.Version, promote: bool) -> None:
+            self.committed[version.digest] = float(version.state["first"][0])
+            admit(version, promote)
+
+        server._admit = noted  # type: ignore[method-assign]
         async with server:
-            self._note(server)
             requests = [asyncio.ensure_future(self._request(server, n)) for n in range(REQUESTS)]
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._change(server, model))
                 group.create_task(self._cancel(requests))
                 if draw.random() < 0.5:
                     async with trainer:
-                        await asyncio.sleep(draw.uniform(0.0, 0.1))
+                        await self._teach(trainer)
+                    assert trainer.failures == 0, trainer.error
+                    found = {"steps": trainer.steps, "candidates dropped": trainer.rejected, "promotions taken back": trainer.rollbacks}
+                    self.counts.update(found)
             for ended in await asyncio.gather(*requests, return_exceptions=True):
                 if isinstance(ended, Exception):
                     raise ended
@@ -64,9 +72,23 @@ class Life:
         assert statistics.failed == 0 and statistics.queued == 0, statistics
         return self.counts
 
-    def _note(self, server: serving.Server) -> None:
-        for version in server.versions:
-            self.committed[version.digest] = float(version.state["first"][0])
+    def _trainer(self, server: serving.Server, model: Two) -> serving.Trainer:
+        """A trainer of which each step adds the same to both weights, with a gate or without."""
+
+        async def loss(model: Any, x: Any, y: Any) -> Any:
+            await asyncio.sleep(seconds)
+            return -(model.first + model.second).sum()
+
+        draw, seconds = self.random, self.random.choice((0.0, 0.004))
+        gate = serving.Gate(lambda outputs, y: (outputs.numpy()[:, 0] - y[:, 0]) ** 2, window=2) if draw.random() < 0.5 else None
+        optimizer, every = ag.optim.SGD(model.parameters(), 0.01), draw.choice((1, 3))
+        return serving.Trainer(server, optimizer, loss, buffer=serving.ReplayBuffer(4), batch=2, rate=200, publish_every=every, gate=gate)
+
+    async def _teach(self, trainer: serving.Trainer) -> None:
+        draw = random.Random(self.random.random())
+        for _ in range(draw.randint(0, 40)):
+            await asyncio.sleep(draw.uniform(0.0, 0.01))
+            await trainer.learn(ones(2), np.full((2, 1), draw.uniform(-1.0, 2.0), np.float32))
 
     async def _request(self, server: serving.Server, number: int) -> None:
         draw = random.Random(self.random.random())
@@ -102,7 +124,7 @@ class Life:
 
     async def _change(self, server: serving.Server, model: Two) -> None:
         draw = random.Random(self.random.random())
-        for _ in range(CHANGES):
+        for _ in range(draw.choice((3, CHANGES))):
             await asyncio.sleep(draw.uniform(0.0, 0.01))
             numbers = [version.number for version in server.versions]
             try:
@@ -122,7 +144,6 @@ class Life:
                         server.shadow(draw.choice((None, *numbers)), draw.random())
             except ServingError:
                 self.counts["refused changes"] += 1
-            self._note(server)
 
     async def _cancel(self, requests: list[asyncio.Future[None]]) -> None:
         draw = random.Random(self.random.random())

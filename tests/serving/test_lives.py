@@ -16,6 +16,7 @@ from tests.sweeps import swept
 def test_every_answer_is_one_versions(first: int) -> None:
     counts: Counter[str] = sum((run_life(seed) for seed in range(first, first + 20)), Counter())
     assert counts["answered"] > 300 and counts["late"] and counts["unknown"] and counts["cancelled"], counts
+    assert counts["steps"] > 20 and counts["candidates dropped"] and counts["promotions taken back"], counts
 
 
 def test_an_answer_of_two_versions_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

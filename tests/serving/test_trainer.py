@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import threading
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import ticking
 from tests.serving.learning import Mover, by_one, cancels_itself, everything, examples, learning, network, squares
 from tests.serving.models import Two, ones
-from tests.support import assert_awaiting_raises, assert_raises, bits, custom_function, leaf
+from tests.support import assert_awaiting_raises, assert_raises, bits, cancel, custom_function, leaf
 
 # ---------------------------------------------------------------- the bits of a hand-written loop
 
@@ -174,11 +175,11 @@ async def test_weights_that_are_rounded_to_infinity_are_rejected(gate: Any) -> N
 async def test_a_publication_that_fails_is_made_up_for_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     async with learning() as trainer:
 
-        async def publish(**options: Any) -> Any:
+        async def publish(*args: Any) -> Any:
             raise VersionLogError("no space left")
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.server, "publish", publish)
+            patch.setattr(trainer.server, "_publish", publish)
             await assert_awaiting_raises(VersionLogError, "no space", trainer.step())
             assert (trainer.steps, trainer.failures, trainer.server.current.number) == (1, 1, 1)
         await trainer.step()
@@ -194,6 +195,30 @@ async def slowly(model: Any, x: Any, y: Any) -> Any:
     for _ in range(200):
         loss = loss * 1.0
     return loss + await ag.offload(squares, model, x, y)
+
+
+async def test_a_forward_in_a_thread_that_outlasts_its_step_leaves_no_trace_in_buffers() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def forward(*args: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return squares(*args)
+
+    async with learning(lambda *args: ag.offload(forward, *args)) as trainer:
+        before, norm = everything(trainer), trainer.server.model[1]
+        running = asyncio.ensure_future(trainer.step())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        await cancel(running)
+        assert everything(trainer) == before
+        trainer.loss = squares
+        following = asyncio.ensure_future(trainer.step())
+        await asyncio.sleep(0.01)
+        assert trainer.steps == 0 and norm.num_batches_tracked.item() == 0, "it waits for the thread"
+        go.set()
+        await following
+        assert trainer.steps == 1 and norm.num_batches_tracked.item() == 1
 
 
 async def _cancelled_step(step: int) -> str:

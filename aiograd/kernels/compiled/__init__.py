@@ -5,6 +5,7 @@ from __future__ import annotations
 from aiograd.kernels.compiled import (
     activation,
     attention,
+    compression,
     convolution,
     depthwise,
     depthwise_3x3,
@@ -21,6 +22,6 @@ from aiograd.kernels.compiled import gemm_microkernel as gemm_microkernel
 from aiograd.kernels.compiled.jit import compile_all
 
 __all__ = [
-    "activation", "attention", "compile_all", "convolution", "depthwise", "depthwise_3x3", "gemm", "layout", "normalization", "optimizer",
-    "recurrent", "reduction", "softmax", "gemm_microkernel", "window",
+    "activation", "attention", "compile_all", "compression", "convolution", "depthwise", "depthwise_3x3", "gemm", "layout", "normalization",
+    "optimizer", "recurrent", "reduction", "softmax", "gemm_microkernel", "window",
 ]  # fmt: skip

@@ -6,7 +6,8 @@ kernels that call them.
 
 Note [Which liberties the compiler may take]
     ``contract`` (fused multiply-add) everywhere; it is the same in every lane and every block. ``reassoc`` and ``nsz`` only in sums, to
-    let them use vector lanes. Never ``nnan`` or ``ninf`` where a value is computed: NaN and infinity come out as they go in.
+    let them use vector lanes. Never ``nnan`` or ``ninf`` where a value is computed: NaN and infinity come out as they go in. None at all in
+    kernels whose results have the bits of numpy's (``exact``).
 """
 
 from __future__ import annotations
@@ -74,16 +75,17 @@ def flag(real: Any) -> Any:
 _kernels: list[tuple[Any, tuple[Spec, ...]]] = []
 
 
-def kernel(*specs: Spec, sums: bool = False) -> Callable[[F], F]:
+def kernel(*specs: Spec, sums: bool = False, exact: bool = False) -> Callable[[F], F]:
     """Decorator: a function of arrays and numbers that `compile_all` compiles. Three ints (block, low, high) are added to `specs`.
 
     Args:
         specs: the type of each argument.
         sums: sums may be reordered into vector lanes.
+        exact: results have the bits that numpy's operations give: no fused multiply-add.
     """
 
     def decorate(function: F) -> F:
-        dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=SUMS if sums else _PLAIN)(function)
+        dispatcher: Any = numba.njit(nogil=True, error_model="numpy", fastmath=set() if exact else SUMS if sums else _PLAIN)(function)
         if _DIRECTORY is not None:
             dispatcher._cache = _PrivateCache(function)
         _kernels.append((dispatcher, (*specs, whole, whole, whole)))
@@ -94,7 +96,7 @@ def kernel(*specs: Spec, sums: bool = False) -> Callable[[F], F]:
 
 def inline(function: F | None = None, *, flags: set[str] | None = None) -> Any:
     """Decorator: a function that kernels call."""
-    decorate = numba.njit(nogil=True, forceinline=True, error_model="numpy", fastmath=flags or _PLAIN)
+    decorate = numba.njit(nogil=True, forceinline=True, error_model="numpy", fastmath=_PLAIN if flags is None else flags)
     return decorate if function is None else decorate(function)
 
 

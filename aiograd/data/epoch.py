@@ -1,0 +1,277 @@
+"""An epoch of a loader: its batches by number, and which of them were read.
+
+Note [Where a stream stands]
+    A stream is read forward only. Its iterator belongs to the epoch, not to the loop over it: batches that were read ahead when a loop is left wait
+    for the next loop, and so does an example that a thread still reads; a batch that is given back is not read again. An iterator that raised, or was
+    cancelled as it awaited something, gives nothing more, which must not pass for the end of the stream. So another one is made and goes to the same
+    place: by the state of the source, or past the examples before it. Where the source is an iterator itself and has no state, neither is possible,
+    and reading on is an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from aiograd.data.batch_reader import BatchReader
+from aiograd.data.ledger import BatchLedger, BatchPlace
+from aiograd.data.reading import LoadedBatch, ReaderThreads
+from aiograd.errors import DataError, ModeError
+from aiograd.running.random import Generator, generator_of
+from aiograd.running.random_streams import RandomStream, entropy_of
+
+_END = object()
+
+
+class SequenceBatches:
+    """The batches of a sequence in one epoch.
+
+    Args:
+        reader: reads them.
+        order: generator of the order; None: the order of the source.
+        first: number of the first batch that is read.
+    """
+
+    source_state = None
+
+    def __init__(self, reader: BatchReader, order: Generator | None, first: int) -> None:
+        self._reader = reader
+        self._generator = order
+        self._order: Any = None
+        self._sampler: Iterator[Any] | None = None
+        self._first, self._sampled = first, 0
+        #: indices that the sampler gave, by batch, until the batch is read: another iteration may give others
+        self._indices: dict[int, Any] = {}
+
+    async def read(self, threads: ReaderThreads, number: int, rank: int = 0, size: int = 1) -> LoadedBatch | None:
+        """Read the rows of a rank of a batch; None behind the end."""
+        indices = self.indices_of(number)
+        if indices is None:
+            return None
+        if self._reader.is_by_example:
+            return LoadedBatch(await self._reader.example(threads, indices), [indices])
+        own = share(indices, rank, size)
+        return LoadedBatch(await self._reader.rows(threads, indices, own), list(own))
+
+    def forget(self, number: int, first: int) -> None:
+        """A batch was read, and all before the first."""
+        self._indices.pop(number, None)
+
+    def indices_of(self, number: int) -> Any:
+        """The indices of a batch; by example: the index; None behind the end."""
+        reader = self._reader
+        if reader.batch_sampler is not None:
+            self._sampler = iter(reader.batch_sampler) if self._sampler is None else self._sampler
+            while self._sampled <= number and (indices := next(self._sampler, None)) is not None:
+                if self._sampled >= self._first:
+                    self._indices[self._sampled] = indices
+                self._sampled += 1
+            return self._indices.get(number)
+        if self._order is None:
+            count = len(reader.source)
+            self._order = range(count) if self._generator is None else self._generator.clone().permutation(count).tolist()
+        if reader.batch_size is None:
+            return self._order[number] if number < len(self._order) else None
+        indices = list(self._order[number * reader.batch_size : (number + 1) * reader.batch_size])
+        return None if not indices or (reader.drop_last and len(indices) < reader.batch_size) else indices
+
+
+class StreamBatches:
+    """The batches of a stream in one epoch; see Note [Where a stream stands].
+
+    Args:
+        reader: collates them.
+        first: number of the first batch that is read.
+        source_state: state of the source behind the batch before; None: it has none.
+        was_begun: True if the source has been read from before.
+    """
+
+    def __init__(self, reader: BatchReader, first: int, source_state: Any, was_begun: bool) -> None:
+        self._reader = reader
+        self._iterator: Any = None
+        #: the batch that the iterator is in, the examples of it that are there, and how many to leave out before
+        self._number = first
+        self._examples: list[Any] = []
+        self._skip = 0
+        self._has_ended = False
+        self._was_begun, self._has_started = was_begun, False
+        #: the call that reads an example on a thread
+        self._call: Future[Any] | None = None
+        #: batches that are not read, and states of the source behind batches, both by number
+        self._buffer: dict[int, list[Any]] = {}
+        self._states = {first - 1: source_state}
+        self._first = first
+        self._turn: asyncio.Lock | None = None
+        self._turn_loop: Any = None
+
+    @property
+    def source_state(self) -> Any:
+        """The state of the source behind the batches that were read; None: it has none."""
+        return self._states.get(self._first - 1) if self._first else None
+
+    async def read(self, threads: ReaderThreads, number: int, rank: int = 0, size: int = 1) -> LoadedBatch | None:
+        """Read the rows of a rank of a batch; None behind the end."""
+        async with self._one_at_a_time():
+            while number >= self._number and not self._has_ended:
+                await self._read_next(threads)
+        examples = self._buffer.get(number)
+        if examples is None:
+            return None
+        first = number * self._batch_size
+        indices = list(range(first, first + len(examples)))
+        if self._reader.is_by_example:
+            return LoadedBatch(await self._reader.collated_example(threads, examples[0]), indices)
+        return LoadedBatch(await self._reader.collated(threads, share(examples, rank, size), like=examples), share(indices, rank, size))
+
+    def forget(self, number: int, first: int) -> None:
+        """A batch was read, and all before the first."""
+        self._buffer.pop(number, None)
+        for before in range(self._first - 1, first - 1):
+            self._states.pop(before, None)
+        self._first = first
+
+    @property
+    def _batch_size(self) -> int:
+        return self._reader.batch_size or 1
+
+    def _one_at_a_time(self) -> asyncio.Lock:
+        loop: Any
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a plain `for`
+            loop = None
+        if self._turn is None or self._turn_loop is not loop:
+            self._turn, self._turn_loop = asyncio.Lock(), loop
+        return self._turn
+
+    async def _read_next(self, threads: ReaderThreads) -> None:
+        """Read the next batch, or find the end."""
+        while not self._has_ended and len(self._examples) < self._batch_size:
+            example = await self._next_example(threads)
+            if example is _END:
+                self._has_ended = True
+            elif self._skip:
+                self._skip -= 1
+            else:
+                self._examples.append(example)
+        examples, self._examples = self._examples, []
+        if examples and (len(examples) == self._batch_size or not self._reader.drop_last):
+            self._states[self._number] = self._state_of_source()
+            self._buffer[self._number] = examples
+            self._number += 1
+
+    async def _next_example(self, threads: ReaderThreads) -> Any:
+        source = self._reader.source
+        is_async = hasattr(source, "__aiter__")
+        if self._iterator is None:
+            self._go_to_place()
+            self._iterator = aiter(source) if is_async else await threads.call(iter, source)
+        if not is_async:
+            await asyncio.sleep(0)  # the loop's turn between two examples
+        if threads.count and not is_async:
+            return await self._on_thread(threads)
+        iterator, self._iterator = self._iterator, None
+        example = await anext(iterator, _END) if is_async else next(iterator, _END)
+        self._iterator = iterator  # it has neither raised nor been cancelled
+        return example
+
+    async def _on_thread(self, threads: ReaderThreads) -> Any:
+        """The next example, which the next call takes if this one is cancelled."""
+        if self._call is None or self._call.cancelled():
+            self._call = threads.submit(next, self._iterator, _END)
+        try:
+            example = await asyncio.shield(asyncio.wrap_future(self._call))
+        except Exception:
+            self._iterator = self._call = None
+            raise
+        self._call = None
+        return example
+
+    def _go_to_place(self) -> None:
+        """Prepare the source so that a new iterator goes on with the batch that is read next."""
+        source, state = self._reader.source, self._states.get(self._number - 1)
+        self._examples, self._skip = [], 0
+        if state is not None:
+            source.load_state_dict(state)
+            return
+        self._skip = self._number * self._batch_size
+        self._call = None
+        is_iterator = hasattr(source, "__anext__" if hasattr(source, "__aiter__") else "__next__")
+        if is_iterator and (self._has_started or (self._was_begun and self._skip)):
+            raise DataError(
+                f"DataLoader: reading batch {self._number} of {type(source).__name__}, which is an iterator: it raised, was cancelled as it waited, "
+                "or has gone past the place of a loaded state, and cannot begin again. Give the loader an object with __iter__ or __aiter__ that "
+                "makes a new iterator, or with state_dict() and load_state_dict()"
+            )
+        self._has_started = True
+        if not self._skip:
+            self._states[self._number - 1] = self._state_of_source()
+
+    def _state_of_source(self) -> Any:
+        source = self._reader.source
+        return source.state_dict() if hasattr(source, "state_dict") else None
+
+
+class Epoch:
+    """An epoch that has begun.
+
+    Args:
+        batches: its batches.
+        ledger: which of them were read.
+        order: generator of its order; None: the order of the source.
+        draws: generator that the generators of its batches come from; None: nothing of it is leased.
+    """
+
+    __slots__ = ("batches", "ledger", "order", "draws", "unentered", "entered", "has_ended")
+
+    def __init__(self, batches: SequenceBatches | StreamBatches, ledger: BatchLedger, order: Generator | None, draws: Generator | None) -> None:
+        self.batches = batches
+        self.ledger = ledger
+        self.order = order
+        self.draws = draws
+        #: leases that were handed out and not entered: place and generator, a new one for every lease
+        self.unentered: dict[BatchPlace, Generator] = {}
+        #: how many leases were entered and not left
+        self.entered = 0
+        self.has_ended = False
+
+    def read(self, place: BatchPlace) -> None:
+        """A batch that is handed out was read."""
+        self.ledger.read(place)
+        self.batches.forget(place.number, self.ledger.first.number)
+
+    def generator(self, number: int, rank: int) -> Generator:
+        """The generator of the draws of a batch; see `batch_generator`."""
+        if self.draws is None:
+            raise ModeError(f"batch {number} has no draws of its own: nothing of its epoch is leased")
+        return batch_generator(self.draws, number, rank)
+
+    def return_unentered(self) -> None:
+        """Batches of leases that were not entered wait again, and the leases can no longer be entered."""
+        places, self.unentered = list(self.unentered), {}
+        for place in places:
+            self.ledger.give_back(place)
+
+
+def batch_generator(draws: Generator, number: int, rank: int = 0) -> Generator:
+    """The generator of the draws that belong to a batch, from its start: the same wherever and whenever the batch is computed.
+
+    Args:
+        draws: the generator of the epoch; its state neither matters nor changes.
+        number: number of the batch in the epoch.
+        rank: the rank that computes its rows of the batch.
+
+    Returns:
+        A generator, independent of the order of the epoch and of the generators of other batches and ranks.
+    """
+    state = draws.state_dict()
+    return generator_of(RandomStream(entropy_of(state["seed"]), (*state["spawn_key"], number, rank)))
+
+
+def share(rows: Any, rank: int, size: int) -> Any:
+    """The rows of a rank, as ``numpy.array_split(rows, size)[rank]`` gives them."""
+    whole, rest = divmod(len(rows), size)
+    first = rank * whole + min(rank, rest)
+    return rows[first : first + whole + (rank < rest)]

@@ -1,0 +1,18 @@
+"""Trainings with local steps on networks and workers that fail, seed by seed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.distributed.local_steps.scenario import LocalStepsRun
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("block", range(4))
+def test_rounds_have_the_bits_of_one_process_whatever_fails(block: int) -> None:
+    seen: Counter[str] = Counter()
+    for seed in range(8 * block, 8 * block + 8):
+        seen += LocalStepsRun(seed).run()
+    assert seen["rounds"] > 16 and seen["left out"] + seen["cancelled"] + seen["no quorum"] > 0, seen
