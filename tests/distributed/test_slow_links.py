@@ -79,18 +79,43 @@ async def test_no_frame_occupies_a_link_for_longer_than_a_quarter_of_a_second(sl
     assert max(sizes) >= min(rate * LONGEST * 0.2, Limits().frame_bytes), "nor are they much shorter than they may be"
 
 
-@pytest.mark.parametrize("rate", [5e4, 5e5])
+@pytest.mark.parametrize("rate", [3.2e4, 1.25e5, 5e5])
 @at_rate
 async def test_small_calls_get_between_the_frames_of_a_large_one(slow: Slow, rate: float) -> None:
+    """And the large one is hardly slower for them."""
     loop = asyncio.get_running_loop()
-    large = asyncio.ensure_future(slow.a.request("b", ECHO, numbers(int(rate * 10 / 8)), 300.0))
+    sent = numbers(int(rate * 10 / 8))
+    began = loop.time()
+    large = asyncio.ensure_future(slow.a.request("b", ECHO, sent, 300.0))
     waits: list[float] = []
     while not large.done():
-        began = loop.time()
+        before = loop.time()
         assert await slow.a.request("b", ECHO, 1, 5.0) == 1
-        waits.append(loop.time() - began)
+        waits.append(loop.time() - before)
         await asyncio.sleep(0.1)
-    assert len(waits) > 10 and max(waits) < 5 * LONGEST
+    assert len(waits) > 10 and max(waits) < max(0.6, FIRST / rate + 0.1)
+    assert loop.time() - began < 1.1 * 2 * sent.array.nbytes / rate
+
+
+@pytest.mark.parametrize("rate", [3.2e4, 1.25e5])
+@at_rate
+async def test_small_calls_beside_large_ones_in_both_directions(slow: Slow, rate: float) -> None:
+    """The link is busy both ways, and the answers to pings wait too."""
+    loop = asyncio.get_running_loop()
+    sent = numbers(int(rate * 10 / 8))
+    began = loop.time()
+    large = [asyncio.ensure_future(slow.a.request("b", ECHO, sent, 300.0)) for _ in range(3)]
+    waits: list[float] = []
+    while not all(task.done() for task in large):
+        before = loop.time()
+        assert await slow.a.request("b", ECHO, 1, 5.0) == 1
+        waits.append(loop.time() - before)
+        await asyncio.sleep(0.1)
+    for task in large:
+        assert task.result().array.tobytes() == sent.array.tobytes()
+    assert np.percentile(waits, 95) < 0.6 and max(waits) < max(0.75, FIRST / rate + 0.1)
+    assert loop.time() - began < 1.1 * 6 * sent.array.nbytes / rate
+    assert slow.connections == 1
 
 
 @run_by(lambda main: Slow(1e6).run(main))
