@@ -144,10 +144,10 @@ async def test_a_peer_that_dies_in_the_middle_of_a_slow_answer_is_lost_in_time(s
 
 
 class Way:
-    """A link with a queue that no sender sees, both ways at the same rate. What is sent is in frames of the pacer, and small messages."""
+    """A link with a queue that no sender sees; after a pause `burst` bytes pass it at once."""
 
-    def __init__(self, rate: float, latency: float) -> None:
-        self.rate, self.latency = rate, latency
+    def __init__(self, rate: float, latency: float, burst: int = 0) -> None:
+        self.rate, self.latency, self.burst = rate, latency, burst
         self.pacer = FramePacer(1 << 20, 2 * latency + 100 / rate, 0.0)
         self.now = self.busy_until = 0.0
         #: answers to pings on their way, and times at which frames arrive
@@ -157,8 +157,8 @@ class Way:
 
     def put(self, size: int) -> float:
         """When bytes that are sent now have arrived."""
-        self.busy_until = max(self.busy_until, self.now) + size / self.rate
-        return self.busy_until + self.latency
+        self.busy_until = max(self.busy_until, self.now - self.burst / self.rate) + size / self.rate
+        return max(self.busy_until, self.now) + self.latency
 
     def send(self, size: int) -> None:
         self.waits.append(max(self.busy_until - self.now, 0.0))
@@ -186,6 +186,7 @@ class Way:
             if self.pacer.is_full:
                 self.until_pong()
             else:
+                assert len(self.pongs) < 1000, "more and more is sent, and nothing arrives"
                 self.send(self.pacer.frame_bytes)
         return sum(self.frames[sent:]) / self.rate / (self.now - began)
 
@@ -247,15 +248,23 @@ def test_small_messages_and_slow_answers_leave_a_fast_link_its_long_frames() -> 
     assert way.pacer.frame_bytes == 1 << 20 and not way.pacer.is_full
 
 
-def test_small_messages_do_not_open_the_window_of_a_slow_link() -> None:
+@pytest.mark.parametrize(("size", "pause"), [(10_000, 1.0), (2_000, 0.2), (100, 0.01)])
+def test_small_messages_do_not_open_the_window_of_a_slow_link(size: int, pause: float) -> None:
+    """What was sent since the last ping has arrived long before the next one, and tells nothing of the rate."""
     way = Way(1.25e5, 0.01)
-    for _ in range(200):
-        way.send(10_000)
-        way.now += 1.0
+    for _ in range(2000):
+        way.send(size)
+        way.now += pause
         while way.pongs:
             way.until_pong()
     way.fill(10.0)
     assert max(way.waits) < 2.5 * LONGEST
+
+
+def test_some_bytes_that_pass_at_once_are_no_fast_link() -> None:
+    way = Way(1.25e5, 0.001, burst=12_000)
+    way.fill(10.0)
+    assert max(way.waits) < 4 * LONGEST
 
 
 def test_an_answer_to_no_ping_is_refused() -> None:
