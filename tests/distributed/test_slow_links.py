@@ -149,7 +149,7 @@ class Way:
     def __init__(self, rate: float, latency: float, burst: int = 0) -> None:
         self.rate, self.latency, self.burst = rate, latency, burst
         self.pacer = FramePacer(1 << 20, 2 * latency + 100 / rate, 0.0)
-        self.now = self.busy_until = 0.0
+        self.now, self.busy_until = 0.0, -math.inf
         #: answers to pings on their way, and times at which frames arrive
         self.pongs: deque[float] = deque()
         self.waits: list[float] = []
