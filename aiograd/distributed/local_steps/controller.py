@@ -15,6 +15,7 @@ from aiograd.distributed.local_steps.checkpoints import checkpoint_of, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.round_messages import MemberDigest
 from aiograd.distributed.local_steps.round_record import RoundRecord
+from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
@@ -332,6 +333,17 @@ class LocalSteps:
             coordinator = self._open()
             await coordinator.replace_base(*restored(coordinator, state))
             await coordinator.update_all()
+
+    def statistics(self) -> LocalStepsStatistics:
+        """Figures of this training so far. Each round logs them with ``ag.log``, as ``local_steps/...``, beside its mean loss.
+
+        Returns:
+            Counts, bytes and seconds.
+
+        >>> training.statistics().rounds
+        0
+        """
+        return self._coordinator.statistics()
 
     # ---------------------------------------------------------------- membership
 

@@ -160,16 +160,16 @@ class LocalTraining(LossModule):
         self._is_broken = True
         self.module.train()
         found = [self.order.indices(*batch) for batch in batches]
-        losses = 0.0
+        losses = waited = 0.0
         try:
             for step, (batch, indices) in enumerate(zip(batches, found, strict=True)):
                 if step == overlap and sent is not None:
-                    await self._apply(sent)
+                    waited += await self._apply(sent)
                     sent = None
                 with drawing_from(Generator((*self._seed, *batch))):
                     losses += len(indices) * await self._step(await self.loader.read(indices))
             if sent is not None:
-                await self._apply(sent)
+                waited += await self._apply(sent)
         finally:
             self.release(lambda: None)
         began, arrays, residuals, form = self.base.version, self.base.arrays, self._residuals, self.form
@@ -179,16 +179,24 @@ class LocalTraining(LossModule):
         self._is_broken, self._last = False, Contribution(number, self.buffers, rest)
         rows = sum(map(len, found))
         indices_sent = found if self.order.outline.sampler else None
-        return LocalResult(began, rows, losses / rows, asyncio.get_running_loop().time() - begin, make(payload), indices_sent)
+        seconds = asyncio.get_running_loop().time() - begin - waited
+        return LocalResult(began, rows, losses / rows, seconds, make(payload), indices_sent)
 
-    async def _apply(self, sent: Sequence[Array]) -> None:
-        """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``."""
+    async def _apply(self, sent: Sequence[Array]) -> float:
+        """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``.
+
+        Returns:
+            The seconds that this waited.
+        """
+        begin = asyncio.get_running_loop().time()
         if self._last is not None:
             await self._last.exchanged.wait()
+        waited = asyncio.get_running_loop().time() - begin
         base = self.base
         for parameter, values, before in zip(self.parameters, base.arrays, sent, strict=True):
             inplace.write(parameter, asarray(values + (_host(parameter) - before)).to(parameter.device)._data)
         self._write_buffers()
+        return waited
 
     # ---------------------------------------------------------------- the contribution
 

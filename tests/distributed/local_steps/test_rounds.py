@@ -154,3 +154,19 @@ def test_default_outer_options() -> None:
     assert _outer_options(ag.optim.SGD, None, dist.Blockwise()) == {"lr": 0.7, "momentum": 0.9, "nesterov": True}
     assert _outer_options(ag.optim.SGD, None, dist.TopK()) == {"lr": 0.9, "momentum": 0.5, "nesterov": True}
     assert _outer_options(ag.optim.Adam, None, dist.TopK()) == {} and _outer_options("SGD", {"lr": 1}, dist.TopK()) == {"lr": 1}
+
+
+async def test_statistics_are_counted_and_logged() -> None:
+    from aiograd.running.scalars import LOG
+
+    async with trained(count=2) as (training, opened):
+        assert training.statistics().utilisation == 0.0
+        records = [record async for record in training.rounds(1)]
+        figures = training.statistics()
+        assert (figures.rounds, figures.members, figures.late, figures.lost, figures.rows) == (len(records), 2, 0, 0, 26)
+        assert figures.bytes_sent > 1000 < figures.bytes_received
+        assert 0 < figures.utilisation < 1 and figures.seconds_computing > 0
+        logged = {name: entry for (_, name), entry in LOG.latest.items() if name.startswith("local_steps/")}
+        assert logged["local_steps/loss"].step == len(records)
+        assert logged["local_steps/loss"].value == pytest.approx(records[-1].loss)
+        assert logged["local_steps/rounds"].value == len(records) and "local_steps/utilisation" in logged
