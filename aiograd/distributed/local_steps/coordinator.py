@@ -197,6 +197,26 @@ class RoundCoordinator(BaseCoordinator):
             self.give_back(member)
             raise error
 
+    async def rest(self) -> list[RemoteLocalMember]:
+        """Wait for the computations that end without a round; returns the members that compute nothing."""
+        running = [each.computing for each in self.remotes if each.computing is not None and each.contribution is None]
+        if running:
+            await asyncio.wait(running)
+        return [each for each in self.remotes if each.computing is None or (each.computing.done() and each.contribution is not None)]
+
+    def go_on(self, member: RemoteLocalMember, contribution: RemoteContribution | None, *, can_carry: bool) -> None:
+        """A member goes on with the state of an earlier one.
+
+        Args:
+            member: the member.
+            contribution: its contribution; the batches become dealt ones.
+            can_carry: it is where its local steps have ended.
+        """
+        member.is_fresh, member.can_carry = False, can_carry
+        if contribution is not None:
+            self._computations = max(self._computations, contribution.number)
+            member.contribution = contribution
+
     # ---------------------------------------------------------------- the exchange
 
     async def _each(self, members: Sequence[RemoteLocalMember], ask: Callable[[RemoteLocalMember], Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -26,7 +26,7 @@ from aiograd.distributed.data_parallel.loss_module import LossModule
 from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.batch_order import order_of
 from aiograd.distributed.local_steps.payload_form import PayloadForm
-from aiograd.distributed.local_steps.round_messages import LocalResult
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalResult, MemberProgress
 from aiograd.errors import ArgumentTypeError, DistributedError
 from aiograd.running.offloading import offload
 from aiograd.running.random import Generator, drawing_from
@@ -238,6 +238,32 @@ class LocalTraining(LossModule):
         given = {parameter: each for parameter, each in zip(self.parameters, arrays, strict=True) if each is not None}
         await offload(functools.partial(self._inner.step, given))
         return float(loss.detach().item())
+
+    def progress(self) -> MemberProgress:
+        """The state beside the base and the inner optimizer."""
+        last = None if self._last is None or self._last.exchanged.is_set() else self._last
+
+        def packed(values: Sequence[Array | None]) -> Any:
+            return make(self.form.pack([each for each in values if each is not None])[0]) if values else None
+
+        if last is None:
+            return MemberProgress(None, [], packed(self._residuals), None)
+        buffers = [ChangedBuffer(path, make(values)) for path, values in last.buffers.items()]
+        return MemberProgress(last.number, buffers, packed(self._residuals), packed(last.residuals))
+
+    def resume(self, progress: MemberProgress, buffers: Mapping[str, Array]) -> None:
+        """Go on with the state of an earlier member.
+
+        Args:
+            progress: as from `progress`.
+            buffers: those in it.
+        """
+
+        def unpacked(payload: Any) -> list[Array | None]:
+            return [] if payload is None else [each.copy() for each in self.form.unpack(payload)]
+
+        self._residuals, self._is_broken = unpacked(progress.residuals), False
+        self._last = None if progress.number is None else Contribution(progress.number, buffers, unpacked(progress.rest))
 
     @property
     def buffers(self) -> dict[str, Array]:
