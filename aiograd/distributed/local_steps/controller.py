@@ -320,8 +320,8 @@ class LocalSteps:
     async def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: all members begin at its base and read the batches that it has not read.
 
-        Their inner optimizers are fresh, unless the checkpoint has the state of a member of the same name. Batches that are dealt go back before. Cancelled or failed, either nothing has changed, or all members have the state before they
-        compute again.
+        Their inner optimizers are fresh, unless the checkpoint has the state of a member of the same name. Batches that are dealt go back before.
+        Cancelled or failed, either nothing has changed, or all members have the base before they compute again.
 
         Args:
             state: the result of `checkpoint`.

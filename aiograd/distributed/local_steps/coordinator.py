@@ -122,7 +122,8 @@ class RoundCoordinator(BaseCoordinator):
     def _deal(self, before: int | None) -> None:
         """Deal batches to the members that have none; with overlap also to members with a contribution."""
         for member in self.remotes:
-            carries = self.options.overlap > 0 and member.can_carry and not member.is_fresh
+            is_there = member.can_carry and not member.is_fresh and member.version == self.base.version
+            carries = self.options.overlap > 0 and is_there  # one that lacks rounds has to get them before it computes
             if member.computing is None and (member.contribution is None or carries):
                 dealt = [self.ledger.take(before) for _ in range(self.options.steps)]
                 member.batches = [place for place in dealt if place is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +15,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from tests.distributed.local_steps.learners import OUTER, Dropping, Learner, Oracle, behind, seed_of, service
 from tests.distributed.workers import workers
+from tests.documentation import TEXTS, blocks
 
 NAMES = ("w0", "w1", "w2", "w3", "w4")
 INNER: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": 0.05, "momentum": 0.9}}
@@ -170,3 +172,14 @@ async def test_statistics_are_counted_and_logged() -> None:
         assert logged["local_steps/loss"].step == len(records)
         assert logged["local_steps/loss"].value == pytest.approx(records[-1].loss)
         assert logged["local_steps/rounds"].value == len(records) and "local_steps/utilisation" in logged
+
+
+async def test_the_model_of_the_guide_learns() -> None:
+    module = types.ModuleType("slow_links")
+    (block,) = (code for code in blocks("python", TEXTS["docs/guides/local-steps.md"]) if code.startswith("# slow_links.py"))
+    exec(block, module.__dict__)  # noqa: S102 - the documentation's own code
+    options: dict[str, Any] = {"optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 1e-3}, "compress": dist.TopK(1 / 16, bits=4)}
+    async with workers("driver", "w0", "w1", service=module.service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], module.Net, 16, steps=10, **options) as training:
+            records = [record async for record in training.rounds(epochs=3)]
+    assert len(records) == 6 and records[-1].loss < records[0].loss
