@@ -180,7 +180,7 @@ class MissingExtraError(AiogradError, ImportError):
 
 
 class ModeError(AiogradError, RuntimeError):
-    """A mode was left in another context than the one it was entered in, or a lease of a batch was not entered exactly once."""
+    """A mode was left in another context than its own, a lease of a batch was not entered exactly once, or a server has a trainer already."""
 
 
 class LoopError(AiogradError, RuntimeError):

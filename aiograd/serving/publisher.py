@@ -87,7 +87,7 @@ class Publisher:
             raise ArgumentError(f"Server: {type(self.model).__name__} has no parameters and no buffers, so it has no versions")
         last = None if self._log is None else await uninterrupted(self._open(self._log))
         if last is None:
-            await self._publish(None, None, promote=True)
+            await self._publish(None, None, lambda: True)
             return
         try:
             self._adopt(last)
@@ -214,14 +214,15 @@ class Publisher:
         2
         """
         self._check_open()
-        return await self._publish(state, metrics, promote)
+        return await self._publish(state, metrics, lambda: promote)
 
-    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, promote: bool) -> Version:
+    async def _publish(self, state: Mapping[str, Any] | None, metrics: Mapping[str, float] | None, serves: Callable[[], bool]) -> Version:
+        """As `publish`; ``serves()`` at the commit tells a version that serves from a candidate."""
         async with self._publishing:
             with tracing.span("publish"):
                 base = None if self._serving is None else self._serving.version
                 arrays, digest, is_finite = await copy_of_state(self.model, state, base, self._precision)
-                if promote and not is_finite:
+                if serves() and not is_finite:
                     raise RejectedVersionError("publish: the state is not finite, so it may not serve; publish it with promote=False to look at it")
                 version = Version.of(
                     self._store.next_number, arrays, digest=digest, parent=self.current.number if base else None, metrics=metrics,
@@ -230,15 +231,16 @@ class Publisher:
                 if self._state == "closed":
                     raise ServingError("publish: the server has been closed")
                 if self._log is None:
-                    self._admit(version, promote)
+                    self._admit(version, serves())
                 else:
-                    await uninterrupted(self._write(self._log, version, promote))
+                    await uninterrupted(self._write(self._log, version, serves))
                 return version
 
-    async def _write(self, log: VersionLog, version: Version, promote: bool) -> None:
+    async def _write(self, log: VersionLog, version: Version, serves: Callable[[], bool]) -> None:
         pinned = {*self._store.pinned, *((self.current.number,) if self._serving else ())}
+        promote = serves()
         await current_engine().offload(lambda: log.append(version, promote=promote, pinned=pinned))
-        self._admit(version, promote)
+        self._admit(version, serves())
         if self._log_error is not None:
             self._log_promotion()
 

@@ -327,11 +327,9 @@ class Trainer:
         """Publish the model if that is due, with a gate as a candidate unless the gate compares others."""
         if self._since_publication < self.publish_every or self._running_comparison() is not None:
             return
-        version = await self.server.publish(metrics={"loss": loss, "step": self.steps}, promote=self.gate is None)
-        if self._followed_rollbacks != self.server._rollbacks:  # while the copy was made
-            if self.gate is None:
-                self.server.rollback()
-            self._follow_rollback()
+        metrics = {"loss": loss, "step": self.steps}
+        version = await self.server._publish(None, metrics, lambda: self.gate is None and self._followed_rollbacks == self.server._rollbacks)
+        if self._follow_rollback():  # it came while the version was copied or written, which is a candidate
             return
         if not version.is_finite:
             raise RejectedVersionError(f"Trainer: version {version.number} is not finite; the model goes on from the version that serves")

@@ -175,11 +175,11 @@ async def test_weights_that_are_rounded_to_infinity_are_rejected(gate: Any) -> N
 async def test_a_publication_that_fails_is_made_up_for_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     async with learning() as trainer:
 
-        async def publish(**options: Any) -> Any:
+        async def publish(*args: Any) -> Any:
             raise VersionLogError("no space left")
 
         with monkeypatch.context() as patch:
-            patch.setattr(trainer.server, "publish", publish)
+            patch.setattr(trainer.server, "_publish", publish)
             await assert_awaiting_raises(VersionLogError, "no space", trainer.step())
             assert (trainer.steps, trainer.failures, trainer.server.current.number) == (1, 1, 1)
         await trainer.step()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,4 +294,46 @@ async def test_a_rollback_while_a_version_is_published_wins(gate: Any) -> None:
             server.rollback()
         await running
         assert server.current.number == 1 and values(await server.predict(ones())) == {0.0} == {server.model.first.item()}
-        assert phase_of(trainer) == "idle"
+        assert phase_of(trainer) == "idle" and server.statistics().promoted == 2, "the version of the step has never served"
+
+
+async def test_a_rollback_to_a_version_that_only_a_shadow_keeps_wins_over_a_publication() -> None:
+    async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"keep": 1}) as trainer:
+        server = trainer.server
+        server.shadow(1)
+        server.model.set(5.0)
+        await server.publish()
+        async with server._publishing:
+            running = asyncio.ensure_future(trainer.step())
+            while not trainer.steps:
+                await asyncio.sleep(0)
+            server.rollback(1)
+            server.shadow(None)
+        await running
+        assert server.current.number == 1 and trainer.failures == 0 and server.model.first.item() == 0.0
+
+
+async def test_a_rollback_while_the_log_is_written_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go = threading.Event(), threading.Event()
+    append = serving.VersionLog.append
+
+    def slow(*args: Any, **kwargs: Any) -> None:
+        begun.set()
+        assert go.wait(60)
+        append(*args, **kwargs)
+
+    async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"log": tmp_path}) as trainer:
+        server = trainer.server
+        server.model.set(5.0)
+        await server.publish()
+        monkeypatch.setattr(serving.VersionLog, "append", slow)
+        running = asyncio.ensure_future(trainer.step())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        server.rollback()
+        go.set()
+        await running
+        assert server.current.number == 1 and server.model.first.item() == 0.0
+        assert [version.number for version in server.versions] == [1, 2, 3]
+    log = serving.VersionLog(tmp_path)
+    assert log.promoted == 1 and log.numbers() == [1, 2, 3]

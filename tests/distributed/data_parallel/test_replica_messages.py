@@ -51,12 +51,12 @@ def test_messages_that_do_not_fit(cls: type[WireMessage], value: Any, text: str)
 
 @pytest.mark.parametrize("compressor", [None, TopK(), TopK(1 / 16, bits=4, block=64, decay=0.9), Blockwise(4, block=77)], ids=repr)
 def test_compressors_travel(compressor: Compressor | None) -> None:
-    options = parse(ReplicaOptions, encode(parse(ReplicaOptions, OPTIONS | ({"compress": encode(sent_form(compressor))} if compressor else {}))))
-    assert received_form(options.compress) == compressor
-    assert sent_form(compressor) == options.compress
-    for wrong in (CompressorForm(0.5, 3, 64, 1.0), CompressorForm(2.0, 2, 64, 1.0), CompressorForm(None, 2, 64, 1.0), CompressorForm(None, 8, 9, 1.0)):
+    given = OPTIONS | ({} if compressor is None else {"compress": encode(sent_form(compressor))})
+    options = parse(ReplicaOptions, encode(parse(ReplicaOptions, given)))
+    assert received_form(options.compress) == compressor and sent_form(compressor) == options.compress
+    for wrong in ((0.5, 3, 64, 1.0), (2.0, 2, 64, 1.0), (0.5, 2, 64, -1.0), (None, 2, 64, 1.0), (None, 8, 9, 1.0)):
         with pytest.raises(ProtocolError, match="a message with a compressor that does not exist: "):
-            received_form(wrong)
+            received_form(CompressorForm(*wrong))
 
 
 def test_outlines_of_states() -> None:
