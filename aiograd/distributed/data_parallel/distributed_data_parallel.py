@@ -76,8 +76,8 @@ class DistributedDataParallel:
         module, group, data: as given.
 
     Raises:
-        ArgumentTypeError: `module` is no module, `group` no group, `compress` no compressor or `data` no loader, or a parameter is neither float32 nor
-            float64 with `compress`. ArgumentError: no parameter requires grad, such a `bucket_bytes`, or `data` draws its orders from the default
+        ArgumentTypeError: `module` is no module, `group` no group, `compress` no compressor or `data` no loader, or a parameter is neither float32
+            nor float64 with `compress`. ArgumentError: no parameter requires grad, such a `bucket_bytes`, or `data` draws its orders from the default
             generator, which differs between members.
 
     >>> members = [dist.DistributedDataParallel(ag.nn.Linear(2, 1), group) for group in groups]
