@@ -14,6 +14,7 @@
 #   make docs                        the documentation as HTML in out/docs, warnings are errors; its code and doctests are run; in .venv-docs
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
 #   make release-checks              the same, as much as before a release: many hours
+#   make wan                         four processes train over shaped links of 1 Mbit/s; one is killed and joins again
 #   make scale                       1,000 workers on the simulated network, training while workers are lost; tables (ARGS=--small for a minute's worth)
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
@@ -33,7 +34,7 @@ HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importli
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all simulator ptx ray interop browser cpus lint format docs chaos release-checks scale gpu bench parity examples clean
+.PHONY: demo test test-all simulator ptx ray interop browser cpus lint format docs chaos release-checks scale wan gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -98,6 +99,9 @@ release-checks: $(VENV)/.installed-dev
 
 scale: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.scale $(ARGS)
+
+wan: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.wan $(ARGS)
 
 # PyTorch with CUDA is large: it is installed only where there is a driver.
 gpu: $(VENV)/.installed-dev

@@ -379,8 +379,8 @@ def test_every_public_module_has_a_page() -> None:
 
 def test_every_command_and_option_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     page = TEXTS["docs/reference/command-line.md"]
-    for arguments in (["--help"], ["worker", "--help"]):
+    for arguments in (["--help"], ["worker", "--help"], ["wan", "--help"]):
         assert_raises(SystemExit, None, cli.main, arguments)
         text = capsys.readouterr().out
-        named = set(re.findall(r"--[a-z-]+", text)) if "worker" in arguments else set(re.findall(r"^    ([a-z]+) ", text, re.MULTILINE))
+        named = set(re.findall(r"--[a-z-]+", text)) if len(arguments) > 1 else set(re.findall(r"^    ([a-z]+) ", text, re.MULTILINE))
         assert not [name for name in named - {"--help"} if name not in page]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeAlias
 
+from aiograd.coordination.compression import Compressor
+from aiograd.coordination.compressor_message import CompressorForm, received_form
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.coordination.outline import ModuleOutline
@@ -22,10 +24,20 @@ class MemberOptions(WireMessage):
     data: MethodName
     #: None: gradients are not scaled
     clip_norm: Norm | None
-    #: of the random numbers of all batches
-    seed: list[int]
+    #: None: pseudo-gradients, and answers, are sent as they are
+    compress: CompressorForm | None
+    answer: CompressorForm | None
     optimizer: RemoteRef
     outer: RemoteRef
+
+    @property
+    def compressors(self) -> tuple[Compressor | None, Compressor | None]:
+        """Of pseudo-gradients and of answers.
+
+        Raises:
+            ProtocolError: there are no such compressors.
+        """
+        return received_form(self.compress), received_form(self.answer)
 
 
 @message(code="local-steps", wire=dict)
@@ -65,6 +77,8 @@ class DealtBatch(WireMessage):
 class LocalResult(WireMessage):
     """The local steps of one member, as they enter a round."""
 
+    #: the version of the base from which the pseudo-gradients are taken
+    began: Count
     rows: Positive
     #: the mean over the rows
     loss: float
@@ -93,9 +107,10 @@ class RoundAnswer(WireMessage):
     version: Positive
     #: of each contributor
     rows: list[Positive]
-    #: the payload of each contributor; or, if there is one value and several contributors, the mean; Tensors of bytes
+    #: of the payloads: "each": one of each contributor; "mean": the mean; "sum": the weighted sum, compressed
+    kind: Annotated[str, Bound("each, mean or sum", lambda kind: kind in ("each", "mean", "sum"))]
+    #: Tensors of bytes
     payloads: list[Any]
-    is_mean: bool
     buffers: list[ChangedBuffer]
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``aiograd demo``, ``worker``, ``trace`` and ``doctor``.
+"""The command line: ``aiograd demo``, ``worker``, ``trace``, ``wan`` and ``doctor``.
 
 The one place that may install things process-wide (an event loop, signal handlers); the library never does.
 """
@@ -19,10 +19,12 @@ from aiograd.running.late import LateModule
 if TYPE_CHECKING:
     from aiograd.running.cli import doctor, trace
     from aiograd.running.cli.demo import command as demo_command
+    from aiograd.running.cli.wan import command as wan_command
 else:  # a worker needs none of these, and is the sooner there
     demo_command = LateModule("aiograd.running.cli.demo.command")
     doctor = LateModule("aiograd.running.cli.doctor")
     trace = LateModule("aiograd.running.cli.trace")
+    wan_command = LateModule("aiograd.running.cli.wan.command")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] != ["worker"]:
         demo_command.add_demo(commands)
+        wan_command.add_wan(commands)
     add_worker(commands)
 
     traces = commands.add_parser("trace", help="merge Chrome traces, or print a table of one")

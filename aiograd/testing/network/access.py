@@ -2,7 +2,7 @@
 
 Note [How connections share a line]
     Either direction of a line is a queue of its own. Connections with bytes to carry take turns in the order in which they had
-    bytes, one chunk each: the packets of about 20 ms, from one of 1,460 bytes to 45. So n busy connections get an n-th each, a lone one gets
+    bytes, one chunk each: the packets of about 20 ms, from one of 1,460 bytes to 8. So n busy connections get an n-th each, a lone one gets
     everything, and a small message waits for one chunk of each other connection, not for a whole large message. Bytes of one connection stay in
     order: a frame arrives with its last chunk. A chunk passes the line of its sender (up), then the latency and the faults of the link, then the
     line of its receiver (down). The time of a chunk is its size through the rate; there is no congestion window.
@@ -15,14 +15,13 @@ import contextvars
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from aiograd.errors import ArgumentError
 
 #: bytes of a packet
 PACKET = 1460
 #: the seconds of a turn, and the most packets in it
-TURN, MOST_PACKETS = 0.02, 45
+TURN, MOST_PACKETS = 0.02, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,66 +128,12 @@ class Flow:
         elif size := self.take(self.waiting):
             self.carried(size)
 
+    def drop(self, size: int) -> None:
+        """Forget the last `size` bytes, as far as they wait."""
+        self.waiting -= min(size, self.waiting)
+
     def take(self, most: int) -> int:
         """Remove a chunk of at most `most` bytes, and return its size: 0 where nothing may pass."""
         size = min(most, self.waiting) if self._is_open() else 0
         self.waiting -= size
         return size
-
-
-class Wire(Protocol):
-    """One direction between two hosts, see `aiograd.testing.network.link.SimulatedLink`."""
-
-    up: AccessQueue | None
-    down: AccessQueue | None
-
-    @property
-    def is_down(self) -> bool:
-        """True if nothing passes."""
-
-    def delay(self, size: int, now: float) -> float:
-        """Seconds that `size` bytes take."""
-
-    def pause(self, size: int) -> float:
-        """Seconds that the connection stalls before they arrive."""
-
-
-class Route:
-    """The way of a connection's bytes: the line of the sender, the wire, the line of the receiver.
-
-    Args:
-        loop: where time passes.
-        wire: the link between the two hosts.
-        is_used: tells whether an end of the connection is open; where none is, the bytes that wait are never carried.
-        arrived: called with the size of each chunk that has arrived.
-    """
-
-    __slots__ = ("_due", "_loop", "_receiver", "_sender", "_wire")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, wire: Wire, is_used: Callable[[], bool], arrived: Callable[[int], None]) -> None:
-        self._loop = loop
-        self._wire = wire
-        self._sender = Flow(loop, wire.up, lambda: not wire.is_down and is_used(), self._leave)
-        self._receiver = Flow(loop, wire.down, is_used, arrived)
-        #: when the latest chunk leaves the wire
-        self._due = 0.0
-
-    def offer(self, size: int) -> None:
-        """Send `size` more bytes; where the wire is cut they wait for `resume`."""
-        self._sender.offer(size)
-
-    def resume(self) -> None:
-        """Send the bytes that have waited for a cut to heal."""
-        self._sender.resume()
-
-    def drop(self, size: int) -> None:
-        """Forget the last `size` bytes, as far as they have not left."""
-        self._sender.waiting -= min(size, self._sender.waiting)
-
-    def _leave(self, size: int) -> None:
-        now = self._loop.time()
-        self._due = max(self._due, now + self._wire.delay(size, now)) + self._wire.pause(size)
-        if self._due <= now:
-            self._receiver.offer(size)
-        else:
-            self._loop.call_at(self._due, self._receiver.offer, size, context=contextvars.Context())

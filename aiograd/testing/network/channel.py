@@ -15,11 +15,11 @@ import asyncio
 import contextvars
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.transport import Buffer
-from aiograd.testing.network.access import Route
+from aiograd.testing.network.access import Flow
 from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.owner import HandleOwner, context_of
 
@@ -49,8 +49,8 @@ class Pipe:
     """One direction of a channel: the frames on their way, in the order of their arrival."""
 
     __slots__ = (
-        "chunk_at", "link", "queued", "_arrived", "_end", "_is_stalled", "_items", "_loop", "_not_before", "_route", "_source", "_target", "_timer",
-        "_timer_due",
+        "chunk_at", "link", "queued", "_arrived", "_chunk_due", "_down", "_end", "_is_stalled", "_items", "_loop", "_not_before", "_source",
+        "_target", "_timer", "_timer_due", "_up",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, link: SimulatedLink, source: SimulatedChannel, target: SimulatedChannel) -> None:
@@ -60,13 +60,19 @@ class Pipe:
         self._loop = loop
         self._source = source
         self._target = target
-        #: when each arrives at the earliest, ascending, when its first byte does, and with which byte of a route it ends
+        #: when each arrives at the earliest, ascending, when its first byte does, and its last byte on lines
         self._items: deque[tuple[float, bytes | EndOfStream, float, int]] = deque()
-        #: over the lines of the hosts; None where they have none
-        self._route = Route(loop, link, self._is_used, self._arrive) if link.is_shared else None
-        #: bytes that have entered the route, and bytes that have left it
+        #: bytes before the sender's line, and before the receiver's; None: frames arrive as wholes
+        self._up: Flow | None = None
+        self._down: Flow | None = None
+        if link.is_shared:
+            self._up = Flow(loop, link.up, lambda: not link.is_down and self._is_used(), self._leave)
+            self._down = Flow(loop, link.down, self._is_used, self._arrive)
+        #: when the latest chunk arrives at the receiver's line
+        self._chunk_due = 0.0
+        #: bytes for the lines, and bytes that have passed both
         self._end = self._arrived = 0
-        #: when a chunk last left the route
+        #: when a chunk last passed both
         self.chunk_at = 0.0
         #: nothing arrives any more, and no end notices
         self._is_stalled = False
@@ -118,15 +124,15 @@ class Pipe:
                 if is_counted:
                     self.link.hit(kind, item)
         self.queued -= lost
-        if self._route is not None:
+        if self._up is not None:
             self._end -= lost
-            self._route.drop(lost)
+            self._up.drop(lost)
 
     def resume(self, due: float) -> None:
         """The link has healed: frames that were held arrive at `due` or later."""
         self._not_before = due
-        if self._route is not None:
-            self._route.resume()
+        if self._up is not None:
+            self._up.resume()
         self._arm()
 
     def _put(self, item: bytes | EndOfStream, due: float) -> None:
@@ -134,21 +140,30 @@ class Pipe:
             return
         due = first = max(due, self._items[-1][0]) if self._items else due
         size = 0 if isinstance(item, EndOfStream) else len(item)
-        if self._route is not None:
+        if self._up is not None:
             self._end += size
         elif size:
             due += self.link.pause(size)
             slow = self.link.faults.slow
             first = due if slow is None else due - size / slow
         self._items.append((due, item, first, self._end))
-        if self._route is not None and size:
-            self._route.offer(size)
+        if self._up is not None and size:
+            self._up.offer(size)
 
     def _is_used(self) -> bool:
         return not (self._source.is_closed and self._target.is_closed)
 
+    def _leave(self, size: int) -> None:
+        """A chunk has passed the sender's line."""
+        now, down = self._loop.time(), cast("Flow", self._down)
+        self._chunk_due = max(self._chunk_due, now + self.link.delay(size, now)) + self.link.pause(size)
+        if self._chunk_due <= now:
+            down.offer(size)
+        else:
+            self._loop.call_at(self._chunk_due, down.offer, size, context=contextvars.Context())
+
     def _arrive(self, size: int) -> None:
-        """A chunk has passed the route."""
+        """A chunk has passed both lines."""
         self._arrived += size
         if not self.link.is_down:
             self.chunk_at = self._loop.time()
@@ -205,7 +220,7 @@ class SimulatedChannel:
         self.context: contextvars.Context = context_of(place.owner)
         self.place = place
         self._loop = loop
-        self._room = self._most_room = room
+        self._room = room
         self._out: Pipe
         self._peer: SimulatedChannel
         self._inbox: list[bytes] = []
@@ -276,8 +291,7 @@ class SimulatedChannel:
         return self._out.queued
 
     def pace(self, frame_bytes: int) -> None:
-        """Ask the sender to stop when two frames of so many bytes are on their way."""
-        self._room = min(2 * frame_bytes, self._most_room)
+        """A connection takes as many frames ahead as it has room for, as through a router whose queue no sender sees."""
 
     def close(self) -> None:
         """Close at once. The other end learns it; frames on their way may be lost where the link has faults."""

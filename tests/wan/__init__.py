@@ -1,0 +1,1 @@
+"""Training with local steps in processes on shaped links: ``make wan``."""

@@ -1,0 +1,201 @@
+"""Links between a coordinating process and workers that carry so many bytes per second: network namespaces with tbf, or a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+from pathlib import Path
+from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
+
+PORT = 7700
+#: bytes that a link lets through at once, and that wait for it at most
+BURST, WAITING = 10_000, 400_000
+
+
+class Traffic(NamedTuple):
+    """Bytes that a worker has sent and received."""
+
+    up: int
+    down: int
+
+
+class ShapedLinks(Protocol):
+    """The links of some workers."""
+
+    #: description for the report
+    kind: str
+
+    async def open(self, number: int) -> None:
+        """Make the link of worker `number`."""
+
+    def command(self, number: int) -> list[str]:
+        """Words to put before the command of a worker's process."""
+
+    def listen(self, number: int) -> str:
+        """The address that the worker listens on."""
+
+    def url(self, number: int) -> str:
+        """The URL of the worker for the coordinating process."""
+
+    def traffic(self, number: int) -> Traffic:
+        """The bytes so far."""
+
+    async def aclose(self) -> None:
+        """Remove all links."""
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)
+
+
+class Namespaces:
+    """A network namespace for each worker, with a pair of interfaces that tbf shapes in both directions.
+
+    Args:
+        rate: bytes per second, either way.
+    """
+
+    kind = "network namespaces, tbf; bytes from the counters of the interfaces"
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._made: list[str] = []
+
+    @staticmethod
+    def is_permitted() -> bool:
+        """True if this process may make namespaces and shape what passes between them."""
+        try:
+            _ip("ip", "netns", "add", f"agw{os.getpid()}p")
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        try:
+            _ip("tc", "-n", f"agw{os.getpid()}p", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1mbit", "burst", "10kb", "limit", "10kb")
+        except (OSError, subprocess.CalledProcessError):
+            return False
+        finally:
+            _ip("ip", "netns", "del", f"agw{os.getpid()}p")
+        return True
+
+    def _name(self, number: int) -> str:
+        return f"agw{os.getpid()}n{number}"
+
+    async def open(self, number: int) -> None:
+        """See `ShapedLinks`."""
+        name, ours, theirs = self._name(number), self._interface(number), "wan"
+        _ip("ip", "netns", "add", name)
+        self._made.append(name)
+        _ip("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
+        _ip("ip", "addr", "add", f"10.213.{number}.1/30", "dev", ours)
+        _ip("ip", "-n", name, "addr", "add", f"10.213.{number}.2/30", "dev", theirs)
+        shape = ["root", "tbf", "rate", f"{8 * self._rate:.0f}bit", "burst", str(BURST), "limit", str(WAITING)]
+        _ip("tc", "qdisc", "add", "dev", ours, *shape)
+        _ip("tc", "-n", name, "qdisc", "add", "dev", theirs, *shape)
+        _ip("ip", "link", "set", ours, "up")
+        for interface in ("lo", theirs):
+            _ip("ip", "-n", name, "link", "set", interface, "up")
+
+    def _interface(self, number: int) -> str:
+        return f"agw{os.getpid()}v{number}"
+
+    def command(self, number: int) -> list[str]:
+        """See `ShapedLinks`."""
+        return ["ip", "netns", "exec", self._name(number)]
+
+    def listen(self, number: int) -> str:
+        """See `ShapedLinks`."""
+        return f"10.213.{number}.2:{PORT}"
+
+    def url(self, number: int) -> str:
+        """See `ShapedLinks`."""
+        return f"http://{self.listen(number)}"
+
+    def traffic(self, number: int) -> Traffic:
+        """See `ShapedLinks`."""
+        counters = Path("/sys/class/net", self._interface(number), "statistics")
+        up, down = (int((counters / f"{direction}_bytes").read_text()) for direction in ("rx", "tx"))
+        return Traffic(up, down)
+
+    async def aclose(self) -> None:
+        """See `ShapedLinks`."""
+        for name in self._made:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("ip", "netns", "del", name)
+
+
+class Proxies:
+    """A proxy before each worker, where namespaces are not permitted.
+
+    Args:
+        rate: bytes per second, either way, over all connections of a worker.
+    """
+
+    kind = "shaping proxies, in place of network namespaces; bytes from the proxies"
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._servers: dict[int, asyncio.Server] = {}
+        self._listen: dict[int, str] = {}
+        self._passed: dict[tuple[int, str], int] = {}
+        self._free_at: dict[tuple[int, str], float] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def open(self, number: int) -> None:
+        """See `ShapedLinks`."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._listen[number] = f"127.0.0.1:{free.getsockname()[1]}"
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            if task is not None:
+                self._connections.add(task)
+                task.add_done_callback(self._connections.discard)
+            parts = urlsplit(f"//{self._listen[number]}")
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                theirs, ours = await asyncio.open_connection(parts.hostname, parts.port)
+                passing = [self._pass_on(number, "down", reader, ours), self._pass_on(number, "up", theirs, writer)]
+                await asyncio.gather(*passing, return_exceptions=True)
+                ours.close()
+            writer.close()
+
+        self._servers[number] = await asyncio.start_server(accept, "127.0.0.1", 0)
+
+    async def _pass_on(self, number: int, direction: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        key, loop = (number, direction), asyncio.get_running_loop()
+        try:
+            while data := await reader.read(4096):
+                self._passed[key] = self._passed.get(key, 0) + len(data)
+                self._free_at[key] = max(self._free_at.get(key, 0.0), loop.time()) + len(data) / self._rate
+                await asyncio.sleep(self._free_at[key] - loop.time())
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    def command(self, number: int) -> list[str]:
+        """See `ShapedLinks`."""
+        return []
+
+    def listen(self, number: int) -> str:
+        """See `ShapedLinks`."""
+        return self._listen[number]
+
+    def url(self, number: int) -> str:
+        """See `ShapedLinks`."""
+        return f"http://127.0.0.1:{self._servers[number].sockets[0].getsockname()[1]}"
+
+    def traffic(self, number: int) -> Traffic:
+        """See `ShapedLinks`."""
+        return Traffic(self._passed.get((number, "up"), 0), self._passed.get((number, "down"), 0))
+
+    async def aclose(self) -> None:
+        """See `ShapedLinks`."""
+        for server in self._servers.values():
+            server.close()
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
