@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.coordination.compression import Compressor
+from aiograd.coordination.compressor_message import sent_form
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import difference
@@ -25,7 +26,7 @@ from aiograd.distributed.local_steps.batch_order import BatchOrder, loader_diffe
 from aiograd.distributed.local_steps.member import WORDING
 from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
-from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline, sent_form
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
 from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics, RoundFigures
 from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
