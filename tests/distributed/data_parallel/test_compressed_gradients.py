@@ -25,6 +25,7 @@ from tests.distributed.data_parallel.test_data_parallel import replicated
 from tests.distributed.data_parallel.test_distributed_data_parallel import Normalized
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import until
+from tests.toy_device import ToyDevice
 
 NAMES = ("w0", "w1", "w2")
 COMPRESSORS = (dist.TopK(1 / 4, bits=4, block=64), dist.TopK(1 / 8, block=64, decay=0.9), dist.Blockwise(8), dist.Blockwise(4, block=64))
@@ -190,6 +191,29 @@ async def test_buffers_travel_beside_payloads() -> None:
             return bits(ddp.buffers())
 
         assert await everywhere(joined, member) == [bits(alone.buffers())] * 3
+
+
+@pytest.mark.parametrize("launches_ahead", [False, True])
+async def test_gradients_of_a_device_are_compressed_on_the_host(launches_ahead: bool) -> None:
+    alone, ranks = net(), Ranks(TOP, range(2))
+    optimizer: Any = ag.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(2):
+        await serial_step(alone, optimizer, ranks, range(2), step)
+    with ToyDevice("toy:0", launches_ahead=launches_ahead):
+        async with groups(*NAMES[:2]) as (_, joined):
+
+            async def member(group: dist.Group) -> Any:
+                ddp = dist.DistributedDataParallel(net().to("toy:0" if group.rank else "cpu"), group, compress=TOP)
+                optimizer = ag.optim.SGD(ddp.parameters(), lr=0.1)
+                for step in range(2):
+                    optimizer.zero_grad()
+                    await (await ddp(shard(group.rank, step).to("toy:0" if group.rank else "cpu"))).square().mean().backward()
+                    optimizer.step()
+                for p in ddp.parameters():
+                    await p
+                return bits(p.to("cpu") for p in ddp.parameters()), bits(ddp.compression_state_dict().values())
+
+            assert await everywhere(joined, member) == [(bits(alone.parameters()), ranks.bits(rank)) for rank in range(2)]
 
 
 # -------------------------------------------------------------------- passes that fail
