@@ -224,7 +224,7 @@ class Epoch:
         draws: generator that the generators of its batches come from; None: nothing of it is leased.
     """
 
-    __slots__ = ("batches", "ledger", "order", "draws", "unentered", "has_ended")
+    __slots__ = ("batches", "ledger", "order", "draws", "unentered", "entered", "has_ended")
 
     def __init__(self, batches: SequenceBatches | StreamBatches, ledger: BatchLedger, order: Generator | None, draws: Generator | None) -> None:
         self.batches = batches
@@ -233,6 +233,8 @@ class Epoch:
         self.draws = draws
         #: leases that were handed out and not entered: place and generator, a new one for every lease
         self.unentered: dict[BatchPlace, Generator] = {}
+        #: how many leases were entered and not left
+        self.entered = 0
         self.has_ended = False
 
     def read(self, place: BatchPlace) -> None:

@@ -85,12 +85,14 @@ class BatchLease:
                 "lease once, before the next is asked for"
             )
         del self._holder.unentered[self._place]
+        self._holder.entered += 1
         batch, self._batch = self._batch, None
         self._scope = drawing_from(self._generator)
         self._scope.__enter__()
         return batch
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._holder.entered -= 1
         if error is None or was_committed(error):
             self._holder.read(self._place)
         else:

@@ -259,6 +259,11 @@ class DataLoader:
         for place in epoch.ledger.upcoming():
             yield functools.partial(epoch.batches.read, threads, place.number)
 
+    @property
+    def is_within_lease(self) -> bool:
+        """True if a lease of the epoch has been entered and not left."""
+        return self._epoch is not None and self._epoch.entered > 0
+
     async def read(self, indices: Sequence[int]) -> Any:
         """The batch of some examples of a sequence, apart from any epoch: the place of the loader stays.
 

@@ -7,6 +7,9 @@ Note [When members exchange something]
     *Backward.* Gradients are averaged while the pass runs, and committed on all members or on none; see `reducer`. With them travel the buffers of
     rank 0: a forward needs nothing from others then, and evaluation right after a step sees the same buffers everywhere.
 
+    *A loader* (`data`) is at the place of rank 0 after `synchronize`, as the parameters are: both count the same batches. A member that is at another
+    place and within a lease cannot move, since it computes with rows of that place; then it raises, and nothing changes.
+
     Nothing else is exchanged: an optimizer computes the same step from the same gradients, to the bit.
 """
 
@@ -15,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -56,12 +60,15 @@ class DistributedDataParallel:
         bucket_bytes: gradients travel in buckets of at least so many bytes, as soon as they are complete.
         broadcast_buffers: True to have the buffers of rank 0 on all members after every pass.
         timeout: seconds that members may be apart in a pass; None: `Limits.default_deadline`.
+        data: an `aiograd.data.DataLoader`, alike on every member, of which `synchronize` carries the place; ``data.leases(group.rank, group.size)``
+            gives every member its rows of the same batches, each batch once. None: members read by themselves.
 
     Attributes:
-        module, group: as given.
+        module, group, data: as given.
 
     Raises:
-        ArgumentTypeError: `module` is no module, or `group` no group. ArgumentError: no parameter requires grad, or such a `bucket_bytes`.
+        ArgumentTypeError: `module` is no module, `group` no group, or `data` no loader. ArgumentError: no parameter requires grad, such a
+            `bucket_bytes`, or `data` draws its orders from the default generator, which differs between members.
 
     >>> members = [dist.DistributedDataParallel(ag.nn.Linear(2, 1), group) for group in groups]
     >>> y, z = await asyncio.gather(*(member(ag.ones(1, 2)) for member in members))
@@ -70,14 +77,29 @@ class DistributedDataParallel:
     """
 
     def __init__(
-        self, module: Any, group: Group, *, bucket_bytes: int = BUCKET_BYTES, broadcast_buffers: bool = True, timeout: float | None = None
+        self,
+        module: Any,
+        group: Group,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        broadcast_buffers: bool = True,
+        timeout: float | None = None,
+        data: Any = None,
     ) -> None:
         if not all(hasattr(module, name) for name in ("named_parameters", "named_buffers", "state_dict")):
             raise ArgumentTypeError(f"DistributedDataParallel: expected a module, found {type(module).__name__}")
         if not isinstance(group, Group):
             raise ArgumentTypeError(f"DistributedDataParallel: expected what `await dist.join_group(...)` returns, found {type(group).__name__}")
+        if data is not None and not all(hasattr(data, name) for name in ("leases", "state_dict", "load_state_dict")):
+            raise ArgumentTypeError(f"DistributedDataParallel(data=...): expected an ag.data.DataLoader, found {type(data).__name__}")
+        if data is not None and data.shuffle and data.generator is None:
+            raise ArgumentError(
+                "DistributedDataParallel(data=...): the loader shuffles by the default generator, which differs between members; give it "
+                "a generator, ag.data.DataLoader(..., shuffle=True, generator=ag.Generator(0))"
+            )
         self.module = module
         self.group = group
+        self.data = data
         self._timeout = timeout
         self._is_synchronized = False
         self._synchronizing: asyncio.Task[None] | None = None
@@ -107,12 +129,13 @@ class DistributedDataParallel:
         return await value if suspends(value) else value
 
     async def synchronize(self) -> None:
-        """Give all members the parameters and buffers of rank 0; the first call does it by itself.
+        """Give all members the parameters, buffers and place in the data of rank 0; the first call does it by itself.
 
-        All members call it, also later: after loading a checkpoint on rank 0, for instance.
+        All members call it, also later: after loading a checkpoint on rank 0, for instance. With `data`, call it before the loop over leases.
 
         Raises:
-            ArgumentError: the modules of two members differ in names, shapes or dtypes; nothing has changed. Otherwise as `Group.all_reduce`.
+            ArgumentError: the modules of two members differ in names, shapes or dtypes, or their loaders in kind, or a member within a lease is at
+                another place than rank 0; nothing has changed. Otherwise as `Group.all_reduce`.
 
         Cancelling makes the group fail on every member.
 
@@ -135,25 +158,48 @@ class DistributedDataParallel:
     async def _receive_values(self) -> None:
         group, timeout = self.group, self._timeout
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        outline = "\n".join(f"{name}: {np.dtype(each.dtype)}{list(each.shape)}" for name, each in tensors.items())
+        lines = [f"{name}: {np.dtype(each.dtype)}{list(each.shape)}" for name, each in tensors.items()]
+        outline = "\n".join([*lines, *_outline_of_data(self.data)])
         outlines = await group.all_gather(np.frombuffer(outline.encode(), np.uint8), timeout=timeout)
         for rank, found in enumerate(outlines):
             if found.tobytes() != outlines[0].tobytes():
                 first, other = (each.tobytes().decode(errors="replace").split("\n") for each in (outlines[0], found))
                 index = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
                 mine, theirs = ((each[index] if index < len(each) else "nothing") for each in (first, other))
+                what, wanted = ("module", "a module of the same structure") if index < len(lines) else ("data", "a loader of the same data")
                 raise ArgumentError(
-                    f"DistributedDataParallel: the module of {group.names[rank]} (rank {rank}) has {theirs} where that of {group.names[0]} "
-                    f"(rank 0) has {mine}; every member needs a module of the same structure"
+                    f"DistributedDataParallel: the {what} of {group.names[rank]} (rank {rank}) has {theirs} where that of {group.names[0]} "
+                    f"(rank 0) has {mine}; every member needs {wanted}"
                 )
+        move = _nothing if self.data is None else await self._moved_to(group, self.data)
         values = await group.broadcast([each.detach() for each in tensors.values()], timeout=timeout)
 
         def write() -> None:
             self._is_synchronized = True
             for target, value in zip(tensors.values(), values, strict=True) if group.rank else ():
                 inplace.write(target, asarray(value).to(target.device)._data)
+            move()
 
         await group.commit(write, timeout=timeout)
+
+    async def _moved_to(self, group: Group, data: Any) -> Callable[[], None]:
+        """Learn the place of rank 0 in the data; returns what moves this member there."""
+        try:
+            place = json.dumps(data.state_dict())
+        except TypeError as error:
+            raise ArgumentTypeError(
+                f"DistributedDataParallel(data=...): the state of its source cannot be sent ({error}); expected numbers, texts, lists and dicts"
+            ) from None
+        places = await group.all_gather(np.frombuffer(place.encode() if group.rank == 0 else b"", np.uint8), timeout=self._timeout)
+        there = json.loads(places[0].tobytes())
+        if _without_draws(there) == _without_draws(json.loads(place)):
+            return _nothing
+        if data.is_within_lease:
+            raise ArgumentError(
+                f"DistributedDataParallel: {group.names[group.rank]} (rank {group.rank}) computes with a batch of another place than "
+                f"{group.names[0]} (rank 0); `await ddp.synchronize()` on all members before the loop over leases"
+            )
+        return functools.partial(data.load_state_dict, there)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -282,3 +328,25 @@ class DistributedDataParallel:
             The paths that were missing or unexpected.
         """
         return self.module.load_state_dict(state, strict)
+
+
+def _outline_of_data(data: Any) -> list[str]:
+    """A line for everything in which loaders must be alike."""
+    if data is None:
+        return ["no data"]
+    return [
+        f"{len(data.source)} examples" if hasattr(data.source, "__len__") else "a stream",
+        "batches of a sampler" if data.batch_sampler is not None else f"batches of {data.batch_size}",
+        "its last batch only if it is full" if data.drop_last else "a last batch of any size",
+        "another order for every epoch" if data.shuffle else "the order of the source",
+        "a generator" if data.generator is not None else "no generator",
+    ]
+
+
+def _without_draws(place: dict[str, Any]) -> dict[str, Any]:
+    """A place in the data without its generator of draws, which members that have not met may have different ones of."""
+    return {name: value for name, value in place.items() if name != "draws"}
+
+
+def _nothing() -> None:
+    pass

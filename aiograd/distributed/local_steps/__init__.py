@@ -5,6 +5,7 @@
 `round_record`           a round that was committed; pure
 `coordinator`            the rounds: dealing batches, gathering results, the exchange and its decision
 `base_coordinator`       the members: how they are made, get the base, catch up and are lost
+`checkpoints`            the state of all as a dict that is saved
 `remote_local_member`    a member, as the coordinating process sees it
 `member`                 a member on its worker
 `local_training`         the module, the inner optimizer and the local steps of a member

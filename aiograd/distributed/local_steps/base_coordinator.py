@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiograd.coordination.compression import Compressor
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import difference
@@ -24,7 +25,7 @@ from aiograd.distributed.local_steps.batch_order import BatchOrder, loader_diffe
 from aiograd.distributed.local_steps.member import WORDING
 from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
-from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline, sent_form
 from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
@@ -37,6 +38,7 @@ from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
+from aiograd.running.types import Array
 from aiograd.tensors.core import make
 
 logger = structured_logger("aiograd.local_steps")
@@ -60,6 +62,9 @@ class TrainingOptions:
     method: str
     data: str
     clip_norm: float | None
+    compress: Compressor | None
+    answer: Compressor | None
+    overlap: int
     seed: tuple[int, ...]
 
 
@@ -82,10 +87,14 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
     def __init__(self, worker: Worker, module_class: Any, args: Sequence[Any], options: TrainingOptions, timeout: float | None) -> None:
         super().__init__(WORDING, worker, module_class, args, timeout)
         self.options = options
+        #: of the random numbers of all batches
+        self.seed = options.seed
         #: of the base
         self.digest = ""
         #: names of the workers whose members were lost since the last round
         self.lost: list[str] = []
+        #: by parameter what the compressor of answers has left out
+        self.residuals: list[Array | None] = []
         #: answers by the version of the base that they lead to, with their bytes
         self._answers: deque[tuple[int, Any, int]] = deque()
         #: requests to forget members
@@ -127,20 +136,17 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         buffers = [parse(ChangedBuffer, each, first.owner) for each in await self.ask(first, "buffers", False)]
         tensors = {self.outline.state[path]: values._data for path, values in state.items()}
         parameters = [each for each in self.outline.model.tensors if each.kind != "buffer"]
-        self.base = BaseState(
-            {each.name: tensors[each.name] for each in parameters},
-            {each.name: each.values._data for each in buffers},
-            [each.name for each in parameters if each.kind == "parameter"],
-            self._make_outer,
-            0,
-        )
-        self.form = PayloadForm(self.base.specs)
+        trained = [each.name for each in parameters if each.kind == "parameter"]
+        found = {each.name: each.values._data for each in buffers}
+        self.base = BaseState({each.name: tensors[each.name] for each in parameters}, found, trained, self.make_outer, 0)
+        self.form = PayloadForm(self.base.specs, self.options.compress, self.options.answer)
         self.order = BatchOrder(self.outline.loader)
         self.ledger = BatchLedger(self.outline.loader.batches)
         self.digest = self.base.digest()
         await together([self._give_base(each, is_new=True, is_made=True) for each in self.remotes])
 
-    def _make_outer(self, tensors: list[Any]) -> Any:
+    def make_outer(self, tensors: list[Any]) -> Any:
+        """The outer optimizer of all parameters."""
         options = self.options
         make_optimizer = options.outer_class or OPTIMIZERS.get(options.outer) or self.worker._core.service.find_class(options.outer).cls
         return make_optimizer(tensors, **options.outer_options)
@@ -152,7 +158,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             refs.append(await worker.remote(name, self._module_class, *self._args, timeout=timeout))
             for optimizer, given in ((options.optimizer, options.optimizer_options), (options.outer, options.outer_options)):
                 refs.append(await ask_library(worker, name, CreateOptimizer(optimizer, refs[:1], dict(given)), timeout))
-            sent = MemberOptions(options.method, options.data, options.clip_norm, [*options.seed], refs[1], refs[2])
+            compress, answer = map(sent_form, (options.compress, options.answer))
+            sent = MemberOptions(options.method, options.data, options.clip_norm, compress, answer, *refs[1:])
             refs.append(await refs[0].adapt(LOCAL_STEPS_ADAPTER, [], encode(sent), timeout=timeout))
         except BaseException:
             await self._forget(refs)
@@ -213,19 +220,20 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             head = {"taken": 0, "groups": optimizer["param_groups"]}
             by_number = {int(number): each for number, each in optimizer["state"].items()}
             await store(self.worker, member.outer, LoadOptimizer, by_number, self._timeout, head)
-        if await self.ask(member, "adopt", version, buffers, is_new) != digest:
+        if await self.ask(member, "adopt", version, [*self.seed], buffers, is_new) != digest:
             if not is_made or version:
                 raise DistributedError(f"LocalSteps: the base on {member.owner} differs from the one that was sent to it")
             await store(self.worker, member.module, LoadModule, {path: values[mine] for path, mine in self.outline.state.items()}, self._timeout)
-            await self.ask(member, "adopt", version, buffers, is_new)
-        member.version = version
+            await self.ask(member, "adopt", version, [*self.seed], buffers, is_new)
+        member.version, member.is_new = version, False
 
     async def update(self, member: RemoteLocalMember) -> None:
         """Bring a member to the newest base; see Note [A star]."""
-        while member.version < self.base.version:
+        while member.version != self.base.version:
+            member.can_carry = False
             missing = [(answer, size) for version, answer, size in self._answers if version > member.version]
             if len(missing) < self.base.version - member.version:
-                await self._give_base(member, is_new=False)
+                await self._give_base(member, is_new=member.is_new)
                 continue
             sent: list[Any] = []
             room = REPLAYED
@@ -244,6 +252,16 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self._answers.append((self.base.version, answer, size))
         while len(self._answers) > 1 and sum(each[2] for each in self._answers) > 2 * self.form.size:
             self._answers.popleft()
+
+    async def replace_base(
+        self, base: BaseState, digest: str, ledger: BatchLedger, seed: tuple[int, ...], residuals: list[Array | None]
+    ) -> None:
+        """Go on from another base, with nothing of the members' own states."""
+        await self.withdraw_all()
+        self.base, self.digest, self.ledger, self.seed, self.residuals = base, digest, ledger, seed, residuals
+        self._answers.clear()
+        for member in self.remotes:
+            member.version, member.is_new = -1, True
 
     # ---------------------------------------------------------------- members that go
 
@@ -264,17 +282,23 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self._later(self.drop([member]))
 
     def withdraw(self, member: RemoteLocalMember) -> asyncio.Task[None] | None:
-        """Forget the computation of a member. Its batches go back, and its next begins anew.
+        """Forget the computation and the contribution of a member. Its batches go back, and its next begins anew.
 
         Returns:
             The task that waits for it, cancelled by the caller.
         """
         computing, member.computing = member.computing, None
-        batches, member.batches = member.batches, []
+        contribution, member.contribution = member.contribution, None
+        self.give_back(member)
+        for batch in () if contribution is None else contribution.batches:
+            self.ledger.give_back(batch)
+        return computing
+
+    def give_back(self, member: RemoteLocalMember) -> None:
+        """The batches of a computation were not read, and the next begins anew."""
+        batches, member.batches, member.is_fresh = member.batches, [], True
         for batch in batches:
             self.ledger.give_back(batch)
-        member.result, member.is_fresh = None, True
-        return computing
 
     async def withdraw_all(self) -> None:
         """Forget all computations."""

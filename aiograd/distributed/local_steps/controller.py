@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from aiograd.coordination.compression import Compressor, TopK
 from aiograd.coordination.message_form import parse
 from aiograd.distributed.local_steps.base_coordinator import TrainingOptions
+from aiograd.distributed.local_steps.checkpoints import checkpoint_of, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.round_messages import MemberDigest
 from aiograd.distributed.local_steps.round_record import RoundRecord
@@ -26,8 +28,6 @@ from aiograd.tensors.norms import checked_norm
 
 #: seeds are two numbers below this
 _WORD = 2**63
-#: of the outer optimizer
-NESTEROV: Mapping[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
 class LocalSteps:
@@ -75,6 +75,9 @@ class LocalSteps:
         optimizer_options: Mapping[str, Any] | None = None,
         outer: Any = "SGD",
         outer_options: Mapping[str, Any] | None = None,
+        compress: Compressor | None = None,
+        answer: Compressor | None = None,
+        overlap: int = 0,
         quorum: int = 1,
         patience: float | None = None,
         method: str = "loss",
@@ -95,7 +98,11 @@ class LocalSteps:
             optimizer: the inner optimizer, of the local steps: a class of ``ag.optim``, or one that the workers' services expose, or its name.
             optimizer_options: of it, such as ``{"lr": 1e-3}``.
             outer: the outer optimizer, of the rounds, likewise.
-            outer_options: of it; None: learning rate 0.7 and Nesterov momentum 0.9 of SGD, and the defaults of others.
+            outer_options: of it; None: learning rate 0.7 and Nesterov momentum 0.9 of SGD, with `TopK` 0.9 and 0.5; and the defaults of others.
+            compress: of the pseudo-gradients of each parameter, such as ``dist.TopK(1 / 16, bits=4)``. The values that it leaves out are added to
+                the next ones of that member. None: they are sent as they are.
+            answer: of the weighted sum that all members get, likewise; for many members. None: they get all payloads, or the mean if it is shorter.
+            overlap: local steps of the next round during which a round is exchanged; it is applied after the last of them. 0: members wait.
             quorum: members without which no round is taken.
             patience: seconds after which a round goes on without the members that still compute, once the quorum is ready. They contribute to a later
                 round, with the pseudo-gradient against the base at which they began. None: it waits for all.
@@ -126,7 +133,10 @@ class LocalSteps:
             optimizer_options=dict(optimizer_options or {}),
             outer=_name_of("outer", outer),
             outer_class=None if isinstance(outer, str) else outer,
-            outer_options=dict(outer_options if outer_options is not None else NESTEROV if _name_of("outer", outer) == "SGD" else {}),
+            outer_options=_outer_options(outer, outer_options, compress),
+            compress=_checked_compressor("compress", compress),
+            answer=_checked_compressor("answer", answer),
+            overlap=_checked_count("overlap", overlap, steps, 0),
             quorum=_checked_count("quorum", quorum, len(given)),
             patience=_checked_patience(patience),
             method=_checked_method("method", method),
@@ -190,6 +200,9 @@ class LocalSteps:
         base with fresh inner optimizers; unless it is decided already: then it is carried out, and the error that is raised has ``committed``
         True.
 
+        With ``overlap`` a call exchanges what the call before has computed, while members compute on; the first commits nothing, and its record has
+        no members.
+
         Returns:
             The record of the round.
 
@@ -207,7 +220,7 @@ class LocalSteps:
                 return record
 
     async def rounds(self, epochs: int = 1) -> AsyncIterator[RoundRecord]:
-        """Take rounds until some epochs are read; the last rounds may have fewer batches.
+        """Take rounds until some epochs are read; the last rounds may have fewer batches. With ``overlap`` the last exchange is committed, too.
 
         Cancelling or leaving the loop stops between two rounds, or as `round` says.
 
@@ -282,6 +295,44 @@ class LocalSteps:
             values = coordinator.base.values()
             return {path: make(values[mine].copy()) for path, mine in coordinator.outline.state.items()}
 
+    async def checkpoint(self) -> dict[str, Any]:
+        """A copy of the state that all members share: base, buffers, outer optimizer, and the place in the data. Cancelling changes nothing.
+
+        It fits any number of members. Batches that are dealt and not in a round yet count as not read.
+
+        Returns:
+            A dict for `restore`, which `ag.save` takes.
+
+        >>> state = await training.checkpoint()
+        >>> state["version"], list(state["parameters"])
+        (0, ['weight'])
+        """
+        async with self._turn:
+            return checkpoint_of(self._open())
+
+    async def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint: all members begin at its base, with fresh inner optimizers, and read the batches that it has not read.
+
+        Batches that are dealt go back before. Cancelled or failed, either nothing has changed, or all members have the state before they
+        compute again.
+
+        Args:
+            state: the result of `checkpoint`.
+
+        Raises:
+            ArgumentError: it is no such state, or one of another model, data set or order of batches; nothing has changed.
+
+        >>> state = await training.checkpoint()
+        >>> record = await training.round()
+        >>> await training.restore(state)
+        >>> training.version
+        0
+        """
+        async with self._turn, self._entering:
+            coordinator = self._open()
+            await coordinator.replace_base(*restored(coordinator, state))
+            await coordinator.update_all()
+
     # ---------------------------------------------------------------- membership
 
     async def add(self, name: str) -> None:
@@ -342,9 +393,24 @@ def _name_of(what: str, optimizer: Any) -> str:
     return name
 
 
-def _checked_count(name: str, count: Any, most: float = math.inf) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= most:
-        raise ArgumentError(f"LocalSteps({name}={count!r}): expected a number of at least 1{f' and at most {most}' if most < math.inf else ''}")
+def _outer_options(outer: Any, options: Mapping[str, Any] | None, compress: Any) -> dict[str, Any]:
+    if options is not None:
+        return dict(options)
+    if _name_of("outer", outer) != "SGD":
+        return {}
+    return {"lr": 0.9, "momentum": 0.5, "nesterov": True} if isinstance(compress, TopK) else {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+def _checked_compressor(name: str, compressor: Any) -> Compressor | None:
+    if compressor is not None and not isinstance(compressor, Compressor):
+        raise ArgumentTypeError(f"LocalSteps({name}={compressor!r}): expected dist.TopK, dist.Blockwise or None")
+    return compressor
+
+
+def _checked_count(name: str, count: Any, most: float = math.inf, least: int = 1) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
+        above = f" and at most {most}" if most < math.inf else ""
+        raise ArgumentError(f"LocalSteps({name}={count!r}): expected a whole number of at least {least}{above}")
     return count
 
 

@@ -5,25 +5,28 @@ Note [A round]
     that are there enter the round. A member that is lost before the decision is left out, and the round is tried again without it: with the same
     results, since these wait here and on the members until a round has them. Its batches go back, and are dealt before all others. A member that is
     lost after the decision counted. A member that was not asked to prepare a round gets its answer later, before it computes or prepares again.
+
+    With overlap the exchange of the last results runs beside the next computations, which wait for it after so many local steps.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import StepWork
 from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
-from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
+from aiograd.distributed.local_steps.remote_local_member import RemoteContribution, RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, DealtBatch, LocalResult, PreparedRound, RoundAnswer
 from aiograd.distributed.local_steps.round_record import RoundRecord
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
+from aiograd.running.types import Array
 from aiograd.transaction import Prepared
 
 RoundDecision = StepDecision[StepWork, RemoteLocalMember]
@@ -69,17 +72,29 @@ class RoundCoordinator(BaseCoordinator):
         Raises:
             As `LocalSteps.round`.
         """
+        record: RoundRecord | None = None
         try:
             while True:
+                for member in self.remotes:
+                    self._computed(member)
                 self._check_quorum()
+                overlaps = self.options.overlap > 0 and any(each.contribution is not None for each in self.remotes)
                 self._deal(before)
-                if all(each.computing is None and each.result is None for each in self.remotes):
+                if all(each.computing is None and each.contribution is None for each in self.remotes):
                     return None
+                if self.options.overlap:
+                    record = await self._exchange() if overlaps else None
+                    await self._gather(raises=record is None)
+                    if record is not None or not overlaps:
+                        return record or self._nothing()
+                    continue
                 await self._gather()
                 record = await self._exchange()
                 if record is not None:
                     return record
         except asyncio.CancelledError as error:
+            if record is not None:
+                mark_committed(error)
             if not getattr(error, "committed", False):
                 await self.withdraw_all()
             raise
@@ -96,41 +111,56 @@ class RoundCoordinator(BaseCoordinator):
     # ---------------------------------------------------------------- computations
 
     def _deal(self, before: int | None) -> None:
+        """Deal batches to the members that have none; with overlap also to members with a contribution."""
         for member in self.remotes:
-            if member.computing is None and member.result is None:
+            carries = self.options.overlap > 0 and member.can_carry and not member.is_fresh
+            if member.computing is None and (member.contribution is None or carries):
                 dealt = [self.ledger.take(before) for _ in range(self.options.steps)]
                 member.batches = [place for place in dealt if place is not None]
                 if member.batches:
-                    task = self._compute(member)
+                    task = self._compute(member, None if member.contribution is None else member.contribution.number)
                     member.computing = asyncio.get_running_loop().create_task(task, name=f"aiograd:local steps:{member.owner}")
 
-    async def _compute(self, member: RemoteLocalMember) -> None:
+    async def _compute(self, member: RemoteLocalMember, carried: int | None) -> None:
+        """Let a member take local steps.
+
+        Args:
+            member: the member.
+            carried: the number of its contribution that is in exchange meanwhile; None: there is none.
+        """
         try:
-            await self.update(member)
+            if carried is None:
+                await self.update(member)
             self._computations += 1
-            member.number, member.began = self._computations, member.version
+            member.number, version = self._computations, member.version
             batches = [encode(DealtBatch(*batch)) for batch in member.batches]
             seconds = self.worker.limits.max_deadline if self._timeout is None else self._timeout
-            answer = await self.ask(member, "compute", member.number, member.began, batches, member.is_fresh, timeout=seconds)
-            result = parse(LocalResult, answer, member.owner)
-            self.form.unpack(result.payload)
-            if (result.indices is None) == bool(self.outline.loader.sampler):
-                raise ProtocolError(f"worker {member.owner} sent local steps with or without indices, other than expected", code="local-steps")
-            member.result, member.is_fresh = result, False
+            request = member.number, version, batches, member.is_fresh, carried, self.options.overlap
+            result = parse(LocalResult, await self.ask(member, "compute", *request, timeout=seconds), member.owner)
+            self.form.unpack(result.payload, self.form.compress)
+            if (result.indices is None) == bool(self.outline.loader.sampler) or not version <= result.began <= self.base.version:
+                raise ProtocolError(f"worker {member.owner} sent local steps from base {result.began}; expected {version}", code="local-steps")
+            member.contribution, member.batches = RemoteContribution(member.number, member.batches, result, carried), []
+            member.can_carry, member.is_fresh = True, False
         except WorkerLostError as error:
             self.lose(member, error)
 
-    async def _gather(self) -> None:
-        """Wait until the results of a round are there."""
+    async def _gather(self, *, raises: bool = True) -> None:
+        """Wait until the results of a round are there.
+
+        Args:
+            raises: False: the error of a computation waits for the next round.
+        """
         now = asyncio.get_running_loop().time
         ready_at: float | None = None
         while True:
             for member in self.remotes:
-                if member.computing is not None and member.computing.done():
+                if raises:
                     self._computed(member)
-            self._check_quorum()
-            running = [each.computing for each in self.remotes if each.computing is not None]
-            ready = sum(each.result is not None for each in self.remotes)
+            if raises:
+                self._check_quorum()
+            running = [each.computing for each in self.remotes if each.computing is not None and not each.computing.done()]
+            ready = sum(each.contribution is not None for each in self.remotes)
             if not running:
                 return
             left = None
@@ -142,13 +172,20 @@ class RoundCoordinator(BaseCoordinator):
             await asyncio.wait(running, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
     def _computed(self, member: RemoteLocalMember) -> None:
-        """A computation has ended."""
+        """Take note of a computation that has ended.
+
+        Raises:
+            Its error.
+        """
         computing = member.computing
-        if computing is None or computing.cancelled() or computing.exception() is not None:
-            self.withdraw(member)
-            if computing is not None and not computing.cancelled():
-                computing.result()  # raises
+        if computing is None or not computing.done():
+            return
         member.computing = None
+        if computing.cancelled():
+            self.give_back(member)
+        elif (error := computing.exception()) is not None:
+            self.give_back(member)
+            raise error
 
     # ---------------------------------------------------------------- the exchange
 
@@ -156,22 +193,27 @@ class RoundCoordinator(BaseCoordinator):
         """Ask members side by side; all are awaited.
 
         Returns:
-            The members that are lost, with their errors.
+            The members that are lost, or were left meanwhile, with their errors.
 
         Raises:
             The error of another kind that came first in the order of the members.
         """
         answers = await asyncio.gather(*map(ask, members), return_exceptions=True)
-        lost = [(each, answer) for each, answer in zip(members, answers, strict=True) if isinstance(answer, WorkerLostError)]
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, WorkerLostError):
-                raise answer
-        return lost
+        failed = [(each, answer) for each, answer in zip(members, answers, strict=True) if isinstance(answer, BaseException)]
+        for member, error in failed:
+            if not isinstance(error, WorkerLostError) and member in self.remotes:
+                raise error
+        return failed
 
     def _lose_all(self, lost: Sequence[tuple[RemoteLocalMember, BaseException]]) -> bool:
         for member, error in lost:
             self.lose(member, error)
         return bool(lost)
+
+    async def update_all(self) -> None:
+        """Bring all members that compute nothing to the newest base; those that cannot be reached are lost."""
+        members = [each for each in self.remotes if each.computing is None and each.version != self.base.version]
+        self._lose_all(await self._each(members, self.update))
 
     async def _exchange(self) -> RoundRecord | None:
         """Take the results that are there into a round; None: no result is left."""
@@ -182,15 +224,15 @@ class RoundCoordinator(BaseCoordinator):
                     self.decisions.forget(member)
                     self.lose(member, error)
                 continue
-            members = [each for each in self.remotes if each.computing is None]
-            contributors = [each for each in members if each.result is not None]
+            members = [each for each in self.remotes if each.computing is None or each.contribution is not None]
+            contributors = {each: each.contribution for each in members if each.contribution is not None}
             if not contributors:
                 return None
-            if self._lose_all(await self._each([each for each in members if each.version < self.base.version], self.update)):
+            if self._lose_all(await self._each([each for each in members if each.version != self.base.version], self.update)):
                 continue
             buffers: list[ChangedBuffer] = []
             if self.base.buffers:
-                first = contributors[0]
+                first = next(iter(contributors))
                 try:
                     buffers = [parse(ChangedBuffer, each, first.owner) for each in await self.ask(first, "buffers", True)]
                 except WorkerLostError as error:
@@ -201,21 +243,20 @@ class RoundCoordinator(BaseCoordinator):
                 return record
 
     async def _attempt(
-        self, members: Sequence[RemoteLocalMember], contributors: Sequence[RemoteLocalMember], buffers: list[ChangedBuffer]
+        self, members: Sequence[RemoteLocalMember], contributors: Mapping[RemoteLocalMember, RemoteContribution], buffers: list[ChangedBuffer]
     ) -> RoundRecord | None:
         """Try to take a round; None: a member was lost before the decision."""
         self._attempts += 1
         decision = self.decisions.begin(StepWork(self._attempts), members)
         withdrawn: list[bool] = []
         try:
-            results = [each.result for each in contributors if each.result is not None]
-            answer, digest = await offload(self._stage, results, buffers, withdrawn)
+            answer, digest, residuals = await offload(self._stage, [each.result for each in contributors.values()], buffers, withdrawn)
             sent, outcomes = encode(answer), self.refer(self.worker)
 
             async def prepare(member: RemoteLocalMember) -> None:
                 now = asyncio.get_running_loop().time
                 began = now()
-                number = member.number if member in contributors else None
+                number = contributors[member].number if member in contributors else None
                 found = parse(PreparedRound, await self.ask(member, "prepare", decision.step, sent, number, outcomes), member.owner)
                 if found.digest != digest:
                     raise DistributedError(f"LocalSteps: {member.owner} computes another base of the same round: its arithmetic differs")
@@ -235,46 +276,58 @@ class RoundCoordinator(BaseCoordinator):
             await self.abort(decision)
             self._lose_all(lost)
             return None
-        decision.prepared(DecidedRound(lambda: self._decided(members, contributors, answer, sent, digest)))
+        decision.prepared(DecidedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals)))
         await self.commit(decision)
         return self._record
 
-    def _stage(self, results: Sequence[LocalResult], buffers: list[ChangedBuffer], withdrawn: Sequence[Any]) -> tuple[RoundAnswer, str]:
-        """The answer of a round, and the digest of the next base, which is staged here."""
-        rows, payloads = [each.rows for each in results], [each.payload for each in results]
-        means = self.form.mean(payloads, rows)
+    def _stage(
+        self, results: Sequence[LocalResult], buffers: list[ChangedBuffer], withdrawn: Sequence[Any]
+    ) -> tuple[RoundAnswer, str, list[Array | None]]:
+        """The answer of a round, the digest of the next base, which is staged here, and the new residuals of answers."""
+        rows = [each.rows for each in results]
+        kind, payloads, residuals = self.form.formed([each.payload for each in results], rows, self.residuals)
+        means = self.form.means(kind, payloads, rows)
         digest = self.base.stage(means, {each.name: each.values._data for each in buffers}, withdrawn)
-        sent, is_mean = self.form.shortest(payloads, means)
-        return RoundAnswer(self.base.version + 1, rows, sent, is_mean, buffers), digest
+        return RoundAnswer(self.base.version + 1, rows, kind, payloads, buffers), digest, residuals
 
     def _decided(
-        self, members: Sequence[RemoteLocalMember], contributors: Sequence[RemoteLocalMember], answer: RoundAnswer, sent: Any, digest: str
+        self,
+        members: Sequence[RemoteLocalMember],
+        contributors: Mapping[RemoteLocalMember, RemoteContribution],
+        answer: RoundAnswer,
+        sent: Any,
+        digest: str,
+        residuals: list[Array | None],
     ) -> None:
         """The moment of decision."""
         self.base.commit()
-        self.digest = digest
+        self.digest, self.residuals = digest, residuals
         self.keep_answer(sent, sum(each._data.nbytes for each in answer.payloads))
-        results = {each.owner: each.result for each in contributors if each.result is not None}
+        given = {member.owner: each for member, each in contributors.items()}
         self._record = RoundRecord(
             number=self.base.version,
-            epoch=min(min(each.batches) for each in contributors)[0],
-            members=tuple(results),
-            late=tuple(each.owner for each in self.remotes if each.computing is not None),
+            epoch=min(min(each.batches) for each in given.values()).epoch,
+            members=tuple(given),
+            late=tuple(each.owner for each in self.remotes if each not in members),
             lost=tuple(sorted({*self.lost})),
-            losses={name: each.loss for name, each in results.items()},
-            rows={name: each.rows for name, each in results.items()},
-            began={each.owner: each.began for each in contributors},
-            batches={each.owner: tuple((epoch, number) for epoch, number in each.batches) for each in contributors},
+            losses={name: each.result.loss for name, each in given.items()},
+            rows={name: each.result.rows for name, each in given.items()},
+            began={name: each.result.began for name, each in given.items()},
+            batches={name: tuple((epoch, number) for epoch, number in each.batches) for name, each in given.items()},
             _order=self.order,
-            _sampled={name: each.indices for name, each in results.items() if each.indices is not None},
+            _sampled={name: each.result.indices for name, each in given.items() if each.result.indices is not None},
         )
         self.lost.clear()
         for member in members:
             member.version = self.base.version
-        for member in contributors:
-            for batch in member.batches:
+        for member, contribution in contributors.items():
+            for batch in contribution.batches:
                 self.ledger.read(batch)
-            member.batches, member.result = [], None
+            member.contribution = None
+
+    def _nothing(self) -> RoundRecord:
+        """The record of a call that has committed nothing."""
+        return RoundRecord(self.base.version, self.ledger.first.epoch, (), (), (), {}, {}, {}, {})
 
     async def commit(self, decision: RoundDecision) -> None:
         """Commit a prepared round on every member. Cancelling does not stop it once it has begun. Members that do not confirm it are lost."""

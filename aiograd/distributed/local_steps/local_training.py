@@ -1,9 +1,14 @@
 """LocalTraining: the module of a member with its inner optimizer, which takes local steps away from the base.
 
 Note [Local steps]
-    Every local computation begins at the base. Its result, the pseudo-gradient, is kept as a contribution until a round has it: a round that fails
+    A local computation begins at the base. Its result, the pseudo-gradient, is kept as a contribution until a round has it: a round that fails
     is taken again with the same contributions. The inner optimizer goes on from one computation to the next. After one that has failed, or whose
     contribution is dropped, it begins anew.
+
+Note [Overlap]
+    With overlap the next computation begins while the contribution of the last is in exchange, where the last has ended. After so many local
+    steps, neither earlier nor later, the base of that round takes the place of the values that were sent; the steps since are kept. Where fewer are
+    taken, that happens after the last one. Buffers are then those of the base.
 """
 
 from __future__ import annotations
@@ -11,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiograd.coordination.compression import Compressor
 from aiograd.distributed.data_parallel.loss_module import LossModule
 from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.batch_order import order_of
@@ -30,6 +36,28 @@ from aiograd.tensors.core import make
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.passes import grad
 
+#: of pseudo-gradients and of answers; None: they are sent as they are
+Compressors: TypeAlias = tuple[Compressor | None, Compressor | None]
+
+
+class Contribution:
+    """The result of local steps.
+
+    Args:
+        number: of the computation.
+        buffers: of the module after it, by path.
+        residuals: by parameter what the compressor has left out, from the round on that has it.
+
+    Attributes:
+        exchanged: set when a round that has it is committed.
+    """
+
+    def __init__(self, number: int, buffers: Mapping[str, Array], residuals: list[Array | None]) -> None:
+        self.number = number
+        self.buffers = buffers
+        self.residuals = residuals
+        self.exchanged = asyncio.Event()
+
 
 class LocalTraining(LossModule):
     """The state of a member.
@@ -39,17 +67,16 @@ class LocalTraining(LossModule):
         inner, outer: holders of its optimizers: objects with `optimizer`.
         method, data: names of methods of the module: of the loss, and of the loader.
         clip_norm: as of `LossModule`.
-        seed: of the random numbers of all batches.
+        compressors: of pseudo-gradients and of answers.
 
     Attributes:
         base: the state of all members; None before `adopt`.
-        contribution: the number of the computation whose result waits for a round; None: there is none.
 
     Raises:
         ArgumentError, ArgumentTypeError: the module has no such methods, or no such loader.
     """
 
-    def __init__(self, module: Any, inner: Any, outer: Any, method: str, data: str, clip_norm: float | None, seed: Sequence[int]) -> None:
+    def __init__(self, module: Any, inner: Any, outer: Any, method: str, data: str, clip_norm: float | None, compressors: Compressors) -> None:
         super().__init__(module, method, clip_norm)
         load = getattr(module, data, None)
         what = f"{type(module).__name__}.{data}()"
@@ -58,12 +85,13 @@ class LocalTraining(LossModule):
         self.loader = load()
         self.order = order_of(self.loader, what)
         self._inner, self._outer = inner.optimizer, outer
+        self._compressors = compressors
         self._fresh = copy.deepcopy(self._inner.state_dict())
-        self._seed = tuple(seed)
+        self._seed: tuple[int, ...] = ()
         self._base: BaseState | None = None
-        self.contribution: int | None = None
-        #: the buffers as the contribution has left them
-        self._left: dict[str, Array] = {}
+        self._last: Contribution | None = None
+        #: by parameter what the compressor has left out of the contributions that were in a round
+        self._residuals: list[Array | None] = []
         #: the last computation has failed
         self._is_broken = False
 
@@ -78,11 +106,12 @@ class LocalTraining(LossModule):
             raise DistributedError("this member has no base yet")
         return self._base
 
-    def adopt(self, version: int, buffers: Iterable[tuple[str, Array]], *, is_new: bool) -> str:
+    def adopt(self, version: int, seed: Sequence[int], buffers: Mapping[str, Array], *, is_new: bool) -> str:
         """Take the state of the module, and of the outer optimizer, as the base. May run on any thread.
 
         Args:
             version: of the base.
+            seed: of the random numbers of all batches.
             buffers: all of them.
             is_new: nothing of the member's own state is kept.
 
@@ -97,21 +126,23 @@ class LocalTraining(LossModule):
 
         arrays = {path: _host(each).copy() for path, each in parameters.items()}
         base = BaseState(arrays, dict(buffers), trained, make_outer, version)
-        self._base, self.form = base, PayloadForm(base.specs)
+        self._base, self.form, self._seed = base, PayloadForm(base.specs, *self._compressors), tuple(seed)
         if is_new:
-            self.contribution = None
+            self._last, self._residuals = None, []
             self._inner.load_state_dict(copy.deepcopy(self._fresh))
         return base.digest()
 
     # ---------------------------------------------------------------- local steps
 
-    async def compute(self, number: int, batches: Sequence[tuple[int, int]], *, is_fresh: bool) -> LocalResult:
+    async def compute(self, number: int, batches: Sequence[tuple[int, int]], *, is_fresh: bool, carried: int | None, overlap: int) -> LocalResult:
         """Take a local step for each of some batches; see Note [Local steps]. Cancelled or failed, nothing is left of it.
 
         Args:
             number: of this computation.
             batches: epoch and number of each.
             is_fresh: the inner optimizer begins anew.
+            carried: the number of the contribution that is in exchange meanwhile; None: there is none.
+            overlap: local steps after which its round is applied.
 
         Returns:
             The result.
@@ -119,24 +150,64 @@ class LocalTraining(LossModule):
         Raises:
             ArgumentError, ArgumentTypeError: the loss is none, or a pseudo-gradient is not finite. Exceptions of the loss and of the data.
         """
-        is_fresh, self._is_broken, self.contribution = is_fresh or self._is_broken, True, None
         begin = asyncio.get_running_loop().time()
-        self._reset(is_fresh)
+        if carried is not None and (self._last is None or self._last.number != carried or self._is_broken):
+            raise DistributedError(f"local steps {number} are to go on from those of {carried}, which are not here")
+        sent = None if carried is None else [_host(each).copy() for each in self.parameters]
+        if carried is None:
+            self._last = None
+            self._reset(is_fresh or self._is_broken)
+        self._is_broken = True
         self.module.train()
         found = [self.order.indices(*batch) for batch in batches]
         losses = 0.0
         try:
-            for batch, indices in zip(batches, found, strict=True):
+            for step, (batch, indices) in enumerate(zip(batches, found, strict=True)):
+                if step == overlap and sent is not None:
+                    await self._apply(sent)
+                    sent = None
                 with drawing_from(Generator((*self._seed, *batch))):
                     losses += len(indices) * await self._step(await self.loader.read(indices))
+            if sent is not None:
+                await self._apply(sent)
         finally:
             self.release(lambda: None)
-        base = self.base
-        payload = await offload(lambda: self.form.pack([mine - _host(each) for mine, each in zip(base.arrays, self.parameters, strict=True)]))
-        self._is_broken, self.contribution, self._left = False, number, self.buffers
+        began, arrays, residuals, form = self.base.version, self.base.arrays, self._residuals, self.form
+        payload, rest = await offload(
+            lambda: form.pack([mine - _host(each) for mine, each in zip(arrays, self.parameters, strict=True)], residuals, form.compress)
+        )
+        self._is_broken, self._last = False, Contribution(number, self.buffers, rest)
         rows = sum(map(len, found))
         indices_sent = found if self.order.outline.sampler else None
-        return LocalResult(rows, losses / rows, asyncio.get_running_loop().time() - begin, make(payload), indices_sent)
+        return LocalResult(began, rows, losses / rows, asyncio.get_running_loop().time() - begin, make(payload), indices_sent)
+
+    async def _apply(self, sent: Sequence[Array]) -> None:
+        """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``."""
+        if self._last is not None:
+            await self._last.exchanged.wait()
+        base = self.base
+        for parameter, values, before in zip(self.parameters, base.arrays, sent, strict=True):
+            inplace.write(parameter, asarray(values + (_host(parameter) - before)).to(parameter.device)._data)
+        self._write_buffers()
+
+    # ---------------------------------------------------------------- the contribution
+
+    def contribution(self, number: int) -> Contribution:
+        """The result of a computation, which waits for a round.
+
+        Raises:
+            DistributedError: it is not here, or was in a round.
+        """
+        last = self._last
+        if last is None or last.number != number or last.exchanged.is_set():
+            raise DistributedError(f"the contribution {number} to a round is not here any more")
+        return last
+
+    def exchanged(self, contribution: Contribution) -> None:
+        """A contribution is in a round that is committed."""
+        self._residuals = contribution.residuals
+        contribution.exchanged.set()
+
 
     def _reset(self, is_fresh: bool) -> None:
         """Begin at the base."""
@@ -145,8 +216,11 @@ class LocalTraining(LossModule):
         base = self.base
         for parameter, values in zip(self.parameters, base.arrays, strict=True):
             inplace.write(parameter, asarray(values).to(parameter.device)._data)
+        self._write_buffers()
+
+    def _write_buffers(self) -> None:
         for path, buffer in self.module.named_buffers():
-            inplace.write(buffer, asarray(base.buffers[path]).to(buffer.device)._data)
+            inplace.write(buffer, asarray(self.base.buffers[path]).to(buffer.device)._data)
 
     async def _step(self, batch: Any) -> float:
         """One local step; returns the loss."""
@@ -164,7 +238,8 @@ class LocalTraining(LossModule):
 
     def changed_buffers(self) -> dict[str, Array]:
         """The buffers as the contribution has left them, where they differ from the base."""
-        return {path: values for path, values in self._left.items() if values.tobytes() != self.base.buffers[path].tobytes()}
+        left = {} if self._last is None else self._last.buffers
+        return {path: values for path, values in left.items() if values.tobytes() != self.base.buffers[path].tobytes()}
 
 
 def _host(tensor: Any) -> Array:

@@ -19,7 +19,7 @@ from aiograd.coordination.member import StepMember
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession, StepWork, kept_for
-from aiograd.distributed.local_steps.local_training import LocalTraining
+from aiograd.distributed.local_steps.local_training import Contribution, LocalTraining
 from aiograd.distributed.local_steps.round_messages import (
     ChangedBuffer,
     DealtBatch,
@@ -66,7 +66,7 @@ class LocalStepsMember(StepMember[StepWork]):
             raise ArgumentError(f"a member of LocalSteps of {len(modules)} modules; expected one")
         found = parse(MemberOptions, options)
         optimizers = found.optimizer.local_value(), found.outer.local_value()
-        self._training = LocalTraining(modules[0], *optimizers, found.method, found.data, found.clip_norm, found.seed)
+        self._training = LocalTraining(modules[0], *optimizers, found.method, found.data, found.clip_norm, found.compressors)
 
     def _make_work(self, step: int) -> StepWork:
         return StepWork(step)
@@ -98,7 +98,7 @@ class LocalStepsMember(StepMember[StepWork]):
             found = training.buffers
         return [encode(ChangedBuffer(path, make(values))) for path, values in found.items()]
 
-    async def adopt(self, version: int, buffers: list[Any], is_new: bool) -> str:
+    async def adopt(self, version: int, seed: list[int], buffers: list[Any], is_new: bool) -> str:
         """Take the state that the module and the outer optimizer have now as the base; see `LocalTraining.adopt`. Earlier rounds are over.
 
         Returns:
@@ -108,7 +108,7 @@ class LocalStepsMember(StepMember[StepWork]):
         values = _values((parse(ChangedBuffer, each) for each in buffers), training.buffers)
         async with training.alone():
             self._forget_step()
-            return await offload(lambda: training.adopt(version, values.items(), is_new=is_new))
+            return await offload(lambda: training.adopt(version, seed, values, is_new=is_new))
 
     async def digest(self) -> list[Any]:
         """The `MemberDigest` of the base."""
@@ -136,14 +136,14 @@ class LocalStepsMember(StepMember[StepWork]):
 
     # ---------------------------------------------------------------- rounds
 
-    async def compute(self, number: int, version: int, batches: list[Any], is_fresh: bool) -> dict[str, Any]:
+    async def compute(self, number: int, version: int, batches: list[Any], is_fresh: bool, carried: int | None, overlap: int) -> dict[str, Any]:
         """Take local steps; see `LocalTraining.compute`. Cancelling stops them.
 
         Args:
             number: of this computation.
-            version: of the base.
+            version: of the base; with `carried` of the one before the round in exchange.
             batches: the wire values of a `DealtBatch` for each.
-            is_fresh: the inner optimizer begins anew.
+            is_fresh, carried, overlap: as of `LocalTraining.compute`.
 
         Returns:
             The wire value of a `LocalResult`.
@@ -154,9 +154,10 @@ class LocalStepsMember(StepMember[StepWork]):
         training = self._training
         dealt = [parse(DealtBatch, each) for each in batches]
         async with training.alone():
-            if training.base.version != version:
+            if carried is None and training.base.version != version:
                 raise DistributedError(f"the base on {self._worker.name} has version {training.base.version}, expected {version}")
-            result = await training.compute(number, [(each.epoch, each.number) for each in dealt], is_fresh=is_fresh)
+            places = [(each.epoch, each.number) for each in dealt]
+            result = await training.compute(number, places, is_fresh=is_fresh, carried=carried, overlap=overlap)
         return encode(result)  # type: ignore[no-any-return]
 
     async def prepare(self, step: int, answer: dict[str, Any], number: int | None, coordinator: Any) -> dict[str, Any]:
@@ -180,13 +181,12 @@ class LocalStepsMember(StepMember[StepWork]):
         try:
             if found.version != training.base.version + 1:
                 raise DistributedError(f"a round leads to base {found.version}, and {self._worker.name} has base {training.base.version}")
-            if number is not None and number != training.contribution:
-                raise DistributedError(f"the contribution {number} to a round is not on {self._worker.name} any more")
+            contribution = None if number is None else training.contribution(number)
             digest = await _stage(training, found)
         except BaseException:
             session.failed()
             raise
-        session.prepared(StagedRound(training, is_contributor=number is not None))
+        session.prepared(StagedRound(training, contribution))
         return encode(PreparedRound(kept_for(self._worker.lease), digest))  # type: ignore[no-any-return]
 
 
@@ -195,21 +195,21 @@ class StagedRound:
 
     Args:
         training: its state.
-        is_contributor: its contribution is in the answer.
+        contribution: of this member, in the answer; None: there is none.
     """
 
     #: gradients stay out of leaves
     leaves: frozenset[AccumulateGrad] = frozenset()
 
-    def __init__(self, training: LocalTraining, *, is_contributor: bool) -> None:
+    def __init__(self, training: LocalTraining, contribution: Contribution | None) -> None:
         self._training = training
-        self._is_contributor = is_contributor
+        self._contribution = contribution
 
     def commit(self) -> None:
         """Go on to the next base."""
         self._training.base.commit()
-        if self._is_contributor:
-            self._training.contribution = None
+        if self._contribution is not None:
+            self._training.exchanged(self._contribution)
 
     async def after_commit(self) -> None:
         """Nothing follows."""
@@ -221,7 +221,7 @@ async def _stage(training: LocalTraining, answer: RoundAnswer) -> str:
     withdrawn: list[bool] = []
 
     def compute() -> str:
-        return training.base.stage(training.form.means(answer.payloads, answer.rows, is_mean=answer.is_mean), buffers, withdrawn)
+        return training.base.stage(training.form.means(answer.kind, answer.payloads, answer.rows), buffers, withdrawn)
 
     try:
         return await offload(compute)

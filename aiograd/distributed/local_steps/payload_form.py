@@ -3,6 +3,7 @@
 Note [The same mean everywhere]
     The mean of a parameter is the sum of rows times value, in float64 and in the order of the contributors, divided by the sum of the rows, and
     rounded once to the dtype of the parameter. Members compute it of the payloads as they came, or get the mean itself where that takes fewer bytes.
+    With a compressor of answers they get the sum, compressed together with the residual of the sums before.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.buckets import ParameterSpec
+from aiograd.coordination.compression import Compressor
 from aiograd.errors import ArgumentError, ProtocolError
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
+
+#: by parameter the values that were left out so far; none: nothing was
+Residuals = Sequence[Array | None]
 
 
 class PayloadForm:
@@ -23,65 +28,119 @@ class PayloadForm:
 
     Args:
         specs: of the parameters that are trained, by path.
+        compress, answer: compressors of the pseudo-gradients of members, and of their sum; None: they are sent as they are.
+
+    Raises:
+        ArgumentError: a parameter has a dtype that cannot be compressed.
     """
 
-    def __init__(self, specs: Mapping[str, ParameterSpec]) -> None:
-        self._paths = list(specs)
-        self._specs = list(specs.values())
-        self._sizes = [int(np.prod(spec.shape, dtype=np.int64)) for spec in self._specs]
-        #: of a payload
-        self.size = sum(size * spec.dtype.itemsize for size, spec in zip(self._sizes, self._specs, strict=True))
+    def __init__(self, specs: Mapping[str, ParameterSpec], compress: Compressor | None = None, answer: Compressor | None = None) -> None:
+        self._specs = dict(specs)
+        self._sizes = [int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values()]
+        self.compress, self.answer = compress, answer
+        for path, spec in specs.items():
+            if (compress or answer) and spec.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
+                raise ArgumentError(f"LocalSteps(compress=...): the parameter {path} is {spec.dtype}; expected float32 or float64")
 
-    def pack(self, values: Sequence[Array]) -> Array:
+    @property
+    def size(self) -> int:
+        """Bytes of the values of all parameters."""
+        return sum(size * spec.dtype.itemsize for size, spec in zip(self._sizes, self._specs.values(), strict=True))
+
+    # ---------------------------------------------------------------- bytes
+
+    def pack(self, values: Sequence[Array], residuals: Residuals = (), compress: Compressor | None = None) -> tuple[Array, list[Array | None]]:
         """Values by parameter as bytes.
+
+        Args:
+            values: arrays.
+            residuals: of the call before.
+            compress: of the values; None: they are sent as they are.
+
+        Returns:
+            The payload, and the new residuals.
 
         Raises:
             ArgumentError: a value is not finite.
         """
-        for path, value in zip(self._paths, values, strict=True):
+        for path, value in zip(self._specs, values, strict=True):
             if not np.isfinite(value).all():
                 index = np.argwhere(~np.isfinite(value))[0].tolist()
                 raise ArgumentError(f"the pseudo-gradient of {path} is {value[tuple(index)]} at {index}; expected finite values")
-        return np.concatenate([np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values])
+        if compress is None:
+            return np.concatenate([np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]), []
+        pairs = [compress.encode(value, before) for value, before in zip(values, residuals or [None] * len(values), strict=True)]
+        return np.frombuffer(b"".join(payload for payload, _ in pairs), np.uint8), [rest for _, rest in pairs]
 
-    def unpack(self, payload: Any) -> list[Array]:
+    def unpack(self, payload: Any, compress: Compressor | None = None, dtype: Any = None) -> list[Array]:
         """The values of a payload by parameter.
+
+        Args:
+            payload: a Tensor of bytes.
+            compress: as of `pack`.
+            dtype: of the values; None: that of each parameter.
+
+        Returns:
+            Arrays.
 
         Raises:
             ProtocolError: it is no payload of this model.
         """
         data = payload._data if isinstance(payload, TensorCore) else None
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (self.size,):
+        wanted = [spec.dtype if dtype is None else np.dtype(dtype) for spec in self._specs.values()]
+        lengths = [
+            size * each.itemsize if compress is None else compress.packed_size(size) for size, each in zip(self._sizes, wanted, strict=True)
+        ]
+        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (sum(lengths),):
             shown = f"a {data.dtype} array of shape {list(data.shape)}" if isinstance(data, np.ndarray) else f"a {type(payload).__name__}"
-            raise ProtocolError(f"the payload of a round is {shown}; expected {self.size} bytes", code="local-steps")
+            raise ProtocolError(f"the payload of a round is {shown}; expected {sum(lengths)} bytes", code="local-steps")
         found: list[Array] = []
         begin = 0
-        for spec, size in zip(self._specs, self._sizes, strict=True):
-            found.append(np.frombuffer(data, spec.dtype, size, begin).reshape(spec.shape))
-            begin += size * spec.dtype.itemsize
+        for spec, size, length, each in zip(self._specs.values(), self._sizes, lengths, wanted, strict=True):
+            part, begin = data[begin : begin + length], begin + length
+            values = np.frombuffer(part, each) if compress is None else compress.decode(part, size, each)
+            found.append(values.reshape(spec.shape))
         return found
 
-    def mean(self, payloads: Sequence[Any], rows: Sequence[int]) -> list[Array]:
-        """The mean by parameter; see Note [The same mean everywhere]."""
+    # ---------------------------------------------------------------- means
+
+    def total(self, payloads: Sequence[Any], rows: Sequence[int]) -> list[Array]:
+        """The weighted sum by parameter, in float64; see Note [The same mean everywhere]."""
         total: list[Any] = [None] * len(self._specs)
         for payload, count in zip(payloads, rows, strict=True):
-            for index, value in enumerate(self.unpack(payload)):
+            for index, value in enumerate(self.unpack(payload, self.compress)):
                 term = value.astype(np.float64) * count
                 total[index] = term if total[index] is None else total[index] + term
-        return [(each / sum(rows)).astype(spec.dtype) for each, spec in zip(total, self._specs, strict=True)]
+        return total
 
-    def shortest(self, payloads: Sequence[Any], means: Sequence[Array]) -> tuple[list[Any], bool]:
-        """The shortest values of which a member computes these means, and whether they are the means."""
+    def divided(self, total: Sequence[Array], rows: Sequence[int]) -> list[Array]:
+        """The means of weighted sums."""
+        return [(each / sum(rows)).astype(spec.dtype) for each, spec in zip(total, self._specs.values(), strict=True)]
+
+    def formed(self, payloads: Sequence[Any], rows: Sequence[int], residuals: Residuals) -> tuple[str, list[Any], list[Array | None]]:
+        """The kind and the payloads of an answer, and the new residuals of the compressor of answers.
+
+        Args:
+            payloads, rows: of the contributors.
+            residuals: of the answer before.
+        """
+        total = self.total(payloads, rows)
+        if self.answer is not None:
+            payload, rest = self.pack(total, residuals, self.answer)
+            return "sum", [make(payload)], rest
         if sum(each._data.nbytes for each in payloads) <= self.size:
-            return list(payloads), False
-        return [make(self.pack(means))], True
+            return "each", list(payloads), []
+        return "mean", [make(self.pack(self.divided(total, rows))[0])], []
 
-    def means(self, payloads: Sequence[Any], rows: Sequence[int], *, is_mean: bool) -> list[Array]:
+    def means(self, kind: str, payloads: Sequence[Any], rows: Sequence[int]) -> list[Array]:
         """The means of an answer.
 
         Raises:
             ProtocolError: it makes no sense.
         """
-        if not rows or len(payloads) != (1 if is_mean else len(rows)):
-            raise ProtocolError(f"the answer of a round has {len(payloads)} payloads of {len(rows)} contributors", code="local-steps")
-        return self.unpack(payloads[0]) if is_mean else self.mean(payloads, rows)
+        if not rows or len(payloads) != (len(rows) if kind == "each" else 1) or (kind == "sum") != (self.answer is not None):
+            raise ProtocolError(f"the answer of a round has {len(payloads)} payloads ({kind}) of {len(rows)} contributors", code="local-steps")
+        if kind == "mean":
+            return self.unpack(payloads[0])
+        total = self.unpack(payloads[0], self.answer, np.float64) if kind == "sum" else self.total(payloads, rows)
+        return self.divided(total, rows)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiograd.data.ledger import BatchPlace
 from aiograd.distributed.local_steps.round_messages import LocalResult
 from aiograd.distributed.objects.references import RemoteRef
+
+
+class RemoteContribution(NamedTuple):
+    """The result of local steps, which waits for a round here and on its member."""
+
+    number: int
+    batches: list[BatchPlace]
+    result: LocalResult
+    #: the number of the contribution that was in exchange meanwhile; None: there was none
+    carried: int | None
 
 
 class RemoteLocalMember:
@@ -18,10 +28,12 @@ class RemoteLocalMember:
         module, optimizer, outer, ref: the module, its optimizers and its `LocalStepsMember` there.
 
     Attributes:
-        version: of the base there.
-        number, batches, began: of the last computation: its number, its batches, and the version of the base at which it began.
-        result: the result of it, until a round has it; None: there is none.
-        computing: the task that waits for it.
+        version: of the base there; -1: it has none, or one of another training.
+        is_new: nothing of its own state is kept when it gets the base.
+        computing: the task that waits for a computation; None: there is none.
+        number, batches: of this computation: its number, and its batches.
+        contribution: the result of the computation before, until a round has it; None: there is none.
+        can_carry: the next computation may begin while the contribution is in exchange: the member is where its last has ended.
         is_fresh: the next computation begins with a fresh inner optimizer.
     """
 
@@ -32,11 +44,12 @@ class RemoteLocalMember:
         self.outer = outer
         self.ref: Any = ref
         self.version = -1
-        self.number = self.began = 0
-        self.batches: list[BatchPlace] = []
-        self.result: LocalResult | None = None
+        self.is_new = True
         self.computing: asyncio.Task[None] | None = None
-        self.is_fresh = False
+        self.number = 0
+        self.batches: list[BatchPlace] = []
+        self.contribution: RemoteContribution | None = None
+        self.can_carry = self.is_fresh = False
 
     @property
     def name(self) -> str:

@@ -4,13 +4,50 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeAlias
 
+from aiograd.coordination.compression import Blockwise, Compressor, TopK
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.coordination.outline import ModuleOutline
 from aiograd.distributed.data_parallel.replica_messages import Norm
 from aiograd.distributed.objects.references import RemoteRef
+from aiograd.errors import ArgumentError, ProtocolError
 
 MethodName: TypeAlias = Annotated[str, Bound("the name of a public method", lambda name: bool(name) and not name.startswith("_"))]
+
+
+@message(code="local-steps", wire=list)
+class CompressorForm(WireMessage):
+    """A compressor."""
+
+    #: None: it is no `TopK`
+    fraction: float | None
+    bits: Positive
+    block: Positive
+    decay: float
+
+
+def sent_form(compressor: Compressor | None) -> CompressorForm | None:
+    """The message of a compressor."""
+    if compressor is None:
+        return None
+    fraction = getattr(compressor, "fraction", None)
+    return CompressorForm(fraction, compressor.bits, compressor.block, compressor.decay)  # type: ignore[attr-defined]
+
+
+def received_form(form: CompressorForm | None) -> Compressor | None:
+    """The compressor of a message.
+
+    Raises:
+        ProtocolError: there is no such compressor.
+    """
+    if form is None:
+        return None
+    try:
+        if form.fraction is None:
+            return Blockwise(form.bits, block=form.block)
+        return TopK(form.fraction, form.bits, block=form.block, decay=form.decay)
+    except ArgumentError as error:
+        raise ProtocolError(f"the compressor of a training with local steps: {error}", code="local-steps") from error
 
 
 @message(code="local-steps", wire=dict)
@@ -22,10 +59,20 @@ class MemberOptions(WireMessage):
     data: MethodName
     #: None: gradients are not scaled
     clip_norm: Norm | None
-    #: of the random numbers of all batches
-    seed: list[int]
+    #: None: pseudo-gradients, and answers, are sent as they are
+    compress: CompressorForm | None
+    answer: CompressorForm | None
     optimizer: RemoteRef
     outer: RemoteRef
+
+    @property
+    def compressors(self) -> tuple[Compressor | None, Compressor | None]:
+        """Of pseudo-gradients and of answers.
+
+        Raises:
+            ProtocolError: there are no such compressors.
+        """
+        return received_form(self.compress), received_form(self.answer)
 
 
 @message(code="local-steps", wire=dict)
@@ -65,6 +112,8 @@ class DealtBatch(WireMessage):
 class LocalResult(WireMessage):
     """The local steps of one member, as they enter a round."""
 
+    #: the version of the base from which the pseudo-gradients are taken
+    began: Count
     rows: Positive
     #: the mean over the rows
     loss: float
@@ -93,9 +142,10 @@ class RoundAnswer(WireMessage):
     version: Positive
     #: of each contributor
     rows: list[Positive]
-    #: the payload of each contributor; or, if there is one value and several contributors, the mean; Tensors of bytes
+    #: of the payloads: "each": one of each contributor; "mean": the mean; "sum": the weighted sum, compressed
+    kind: Annotated[str, Bound("each, mean or sum", lambda kind: kind in ("each", "mean", "sum"))]
+    #: Tensors of bytes
     payloads: list[Any]
-    is_mean: bool
     buffers: list[ChangedBuffer]
 
 

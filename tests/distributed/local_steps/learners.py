@@ -76,6 +76,7 @@ class Oracle:
         module: a new module.
         inner, outer: options of the two optimizers, which are SGD unless `optimizer` says otherwise.
         seed: of the draws.
+        clip_norm, compress, answer, overlap: as of `LocalSteps.create`.
     """
 
     def __init__(
@@ -87,11 +88,20 @@ class Oracle:
         optimizer: Any = ag.optim.SGD,
         seed: Sequence[int] = (),
         clip_norm: float | None = None,
+        compress: Any = None,
+        answer: Any = None,
+        overlap: int = 0,
     ) -> None:
         self.module = module
         self.loader = module.data()
         self.seed = seed
         self.clip_norm = clip_norm
+        self.compress, self.answer, self.overlap = compress, answer, overlap
+        #: residuals by name, and those of the answer
+        self.residuals: dict[str, Any] = {}
+        self.rest: list[Any] | None = None
+        #: the parameters after the last local step, by name
+        self.locals: dict[str, Any] = {}
         self.base = {path: each.detach().numpy().copy() for path, each in [*module.named_parameters(), *module.named_buffers()]}
         self.tensors = [ag.tensor(self.base[path]) for path, _ in module.named_parameters()]
         self.outer = ag.optim.SGD(self.tensors, **outer)
@@ -102,9 +112,11 @@ class Oracle:
         self.bases = [dict(self.base)]
         self.orders: list[list[list[int]]] = []
 
-    def forget(self, name: str) -> None:
-        """The member has begun anew."""
+    def forget(self, name: str, *, residual: bool = False) -> None:
+        """The member has begun anew; `residual`: it is another one."""
         self.inners.pop(name, None)
+        if residual:
+            self.residuals.pop(name, None)
 
     @property
     def digest(self) -> str:
@@ -116,15 +128,18 @@ class Oracle:
             self.orders.append([list(batches.indices_of(each)) for each in range(len(self.loader))])
         return self.orders[epoch][number]
 
-    async def local(self, name: str, began: int, batches: Iterable[tuple[int, int]]) -> tuple[list[Any], dict[str, Any], float, int]:
-        """The pseudo-gradients of a member, its buffers, its mean loss and its rows."""
+    async def local(self, name: str, began: int, batches: Iterable[tuple[int, int]], carries: bool) -> tuple[list[Any], dict[str, Any], float, int]:
+        """The pseudo-gradients of a member, its buffers, its mean loss and its rows; `carries`: it began where it had ended before."""
         module, base = self.module, self.bases[began]
-        module.load_state_dict(base)
+        sent = self.locals.get(name) if carries else None
+        module.load_state_dict(base if sent is None else sent)
         inner = self.make_inner()
         if name in self.inners:
             inner.load_state_dict(self.inners[name])
         total, rows = 0.0, 0
-        for epoch, number in batches:
+        for step, (epoch, number) in enumerate(batches):
+            if step == self.overlap and sent is not None:
+                sent = self.apply(base, sent)
             indices = self.indices(epoch, number)
             with drawing_from(ag.Generator((*self.seed, epoch, number))):
                 batch = await self.loader.read(indices)
@@ -135,22 +150,40 @@ class Oracle:
             inner.step()
             inner.zero_grad()
             total, rows = total + len(indices) * loss.item(), rows + len(indices)
+        if sent is not None:
+            self.apply(base, sent)
         self.inners[name] = inner.state_dict()
+        self.locals[name] = {path: each.numpy().copy() for path, each in module.state_dict().items()}
         deltas = [base[path] - each.detach().numpy() for path, each in module.named_parameters()]
+        if self.compress is not None:
+            pairs = [self.compress.encode(each, rest) for each, rest in zip(deltas, self.residuals.get(name, [None] * len(deltas)), strict=True)]
+            self.residuals[name] = [rest for _, rest in pairs]
+            deltas = [self.compress.decode(sent, each.size, each.dtype).reshape(each.shape) for (sent, _), each in zip(pairs, deltas, strict=True)]
         return deltas, {path: each.numpy().copy() for path, each in module.named_buffers()}, total / rows, rows
 
-    async def take(self, record: dist.local_steps.RoundRecord) -> None:
+    def apply(self, base: dict[str, Any], sent: dict[str, Any]) -> None:
+        """The round in exchange arrives."""
+        mine = {path: each.detach().numpy() for path, each in self.module.named_parameters()}
+        self.module.load_state_dict(base | {path: base[path] + (values - sent[path]) for path, values in mine.items()})
+
+    async def take(self, record: dist.local_steps.RoundRecord, carrying: Iterable[str] = ()) -> None:
         """Take a round, and compare its losses and rows."""
-        found = {name: await self.local(name, record.began[name], record.batches[name]) for name in record.members}
+        found = {name: await self.local(name, record.began[name], record.batches[name], name in carrying) for name in record.members}
         assert record.losses == {name: each[2] for name, each in found.items()}
         assert record.rows == {name: each[3] for name, each in found.items()}
         rows = sum(record.rows.values())
         means = []
+        rests = []
         for index, tensor in enumerate(self.tensors):
             total = np.zeros(tensor.shape, np.float64)
             for deltas, _, _, count in found.values():
                 total += deltas[index].astype(np.float64) * count
+            if self.answer is not None:
+                payload, rest = self.answer.encode(total, None if self.rest is None else self.rest[index])
+                total = self.answer.decode(payload, total.size, np.float64).reshape(total.shape)
+                rests.append(rest)
             means.append((total / rows).astype(tensor.numpy().dtype))
+        self.rest = rests or None
         self.outer.step(dict(zip(self.tensors, means, strict=True)))
         names = [path for path, _ in self.module.named_parameters()]
         self.base = {path: tensor.numpy().copy() for path, tensor in zip(names, self.tensors, strict=True)} | found[record.members[0]][1]
@@ -160,7 +193,7 @@ class Oracle:
 
 def seed_of(training: dist.LocalSteps) -> tuple[int, ...]:
     """The seed of the draws of a training."""
-    return training._coordinator.options.seed
+    return training._coordinator.seed
 
 
 def behind(training: dist.LocalSteps, opened: Sequence[dist.Worker]) -> dict[str, Any]:

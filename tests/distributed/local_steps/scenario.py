@@ -17,6 +17,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from aiograd import distributed as dist
 from aiograd.errors import DistributedError, QuorumError, RemoteError
 from aiograd.testing import Faults
 from tests.distributed.local_steps.learners import Dropping, Learner
@@ -45,6 +46,9 @@ class LocalStepsRun:
             "steps": self.random.choice((1, 2, 3)),
             "quorum": self.random.choice((1, 1, 2)),
             "patience": self.random.choice((None, 0.0, 0.2, 1.0)),
+            "overlap": self.random.choice((0, 0, 1)),
+            "compress": self.random.choice((None, dist.TopK(1 / 8, bits=4, block=64), dist.Blockwise(8, block=64))),
+            "answer": self.random.choice((None, None, dist.Blockwise(4, block=64))),
             **options,
         }
         members = self.random.randint(chosen["quorum"], len(names))
@@ -98,7 +102,7 @@ class LocalStepsRun:
         is_committed = True
         try:
             record = await rounding
-            is_committed = record is not None
+            is_committed = record is not None and bool(record.members)
         except asyncio.CancelledError as error:
             if (task := asyncio.current_task()) is not None and task.cancelling():
                 raise

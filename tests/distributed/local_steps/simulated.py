@@ -61,6 +61,8 @@ class World:
         self.training: dist.LocalSteps
         #: rounds as they were decided, and names of members that begin anew or leave, in order
         self.history: list[Any] = []
+        #: the contributors to each round that began while their last contribution was in exchange
+        self.carrying: list[set[str]] = []
         #: the digests after the rounds
         self.digests: list[str] = []
 
@@ -103,23 +105,26 @@ class World:
 
     def note(self, coordinator: RoundCoordinator) -> None:
         """Note everything that the coordinator decides."""
-        decided, withdraw, leave = coordinator._decided, coordinator.withdraw, coordinator.leave
+        decided, give_back, leave = coordinator._decided, coordinator.give_back, coordinator.leave
 
-        def note_decided(*args: Any) -> None:
-            decided(*args)
+        def note_decided(members: Any, contributors: Any, *args: Any) -> None:
+            carrying = {member.owner for member, each in contributors.items() if each.carried is not None}
+            decided(members, contributors, *args)
+            assert coordinator._record is not None
             self.history.append(coordinator._record)
+            self.carrying.append(carrying)
             self.digests.append(coordinator.digest)
 
-        def note_withdraw(member: RemoteLocalMember) -> Any:
+        def note_give_back(member: RemoteLocalMember) -> None:
             self.history.append(("anew", member.owner))
-            return withdraw(member)
+            give_back(member)
 
         def note_leave(member: RemoteLocalMember) -> None:
             self.history.append(("left", member.owner))
             leave(member)
 
         coordinator._decided = note_decided  # type: ignore[method-assign]
-        coordinator.withdraw = note_withdraw  # type: ignore[method-assign]
+        coordinator.give_back = note_give_back  # type: ignore[method-assign]
         coordinator.leave = note_leave  # type: ignore[method-assign]
 
     @property
@@ -128,13 +133,14 @@ class World:
 
     async def oracle(self) -> Oracle:
         """One process that has taken the same rounds; see that the training has its bits, and that no batch was read twice."""
-        oracle = Oracle(self.module(), seed=self.training._coordinator.options.seed)
+        options = {name: value for name, value in self.options.items() if name in ("compress", "answer", "overlap")}
+        oracle = Oracle(self.module(), SGD, self.options["outer_options"], seed=self.training._coordinator.seed, **options)
         read: Counter[tuple[int, int]] = Counter()
         for event in self.history:
             if isinstance(event, tuple):
-                oracle.forget(event[1])
+                oracle.forget(event[1], residual=event[0] == "left")
                 continue
-            await oracle.take(event)
+            await oracle.take(event, self.carrying[event.number - 1])
             assert oracle.digest == self.digests[event.number - 1], f"other bits than one process has after {event}"
             read.update(batch for name in event.members for batch in event.batches[name])
         assert not read or max(read.values()) == 1, "a batch was read twice"

@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from tests.distributed.local_steps.learners import Dropping, Learner, Oracle, behind, seed_of, service
+from tests.distributed.local_steps.learners import OUTER, Dropping, Learner, Oracle, behind, seed_of, service
 from tests.distributed.workers import workers
 
 NAMES = ("w0", "w1", "w2", "w3", "w4")
@@ -105,3 +105,52 @@ class Unlike(ag.nn.Module):
 
     def loss(self, x: Any) -> Any:
         return (x @ self.weight).mean()
+
+
+COMPRESSED: dict[str, dict[str, Any]] = {
+    "top-k": {"compress": dist.TopK(1 / 8, bits=4, block=64)},
+    "top-k with decay": {"compress": dist.TopK(1 / 16, bits=2, block=64, decay=0.5)},
+    "blockwise": {"compress": dist.Blockwise(8, block=64)},
+    "answers too": {"compress": dist.Blockwise(4, block=64), "answer": dist.TopK(1 / 4, bits=8, block=64)},
+    "answers only": {"answer": dist.Blockwise(8)},
+    "overlap": {"overlap": 1},
+    "overlap of all steps": {"overlap": 3},
+    "everything": {"overlap": 2, "compress": dist.TopK(1 / 8, bits=4, block=64), "answer": dist.Blockwise(8)},
+}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", COMPRESSED)
+async def test_compressors_and_overlap_have_the_bits_of_one_process(name: str, count: int) -> None:
+    async with trained(Dropping, count=count, outer_options=OUTER, **COMPRESSED[name]) as (training, _):
+        oracle = Oracle(Dropping(), seed=seed_of(training), **COMPRESSED[name])
+        seen: set[str] = set()
+        async for record in training.rounds(epochs=2):
+            if record.members:
+                await oracle.take(record, seen if "overlap" in COMPRESSED[name] else ())
+                seen.update(record.members)
+            else:
+                assert name in ("overlap", "overlap of all steps", "everything") and not seen
+            assert training.digest == oracle.digest
+        assert training.epoch == 2
+        assert await training.digests() == dict.fromkeys(training.names, oracle.digest)
+
+
+async def test_the_first_call_with_overlap_commits_nothing() -> None:
+    async with trained(count=2, overlap=1) as (training, _):
+        before = training.digest
+        record = await training.round()
+        assert (record.number, record.members, record.batches) == (0, (), {}) and training.digest == before
+        record = await training.round()
+        assert (record.number, record.members, record.began) == (1, ("w0", "w1"), {"w0": 0, "w1": 0})
+        record = await training.round()
+        assert record.number == training.version == 2 and record.began == {"w0": 1, "w1": 1}
+
+
+def test_default_outer_options() -> None:
+    from aiograd.distributed.local_steps.controller import _outer_options
+
+    assert _outer_options("SGD", None, None) == {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    assert _outer_options(ag.optim.SGD, None, dist.Blockwise()) == {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    assert _outer_options(ag.optim.SGD, None, dist.TopK()) == {"lr": 0.9, "momentum": 0.5, "nesterov": True}
+    assert _outer_options(ag.optim.Adam, None, dist.TopK()) == {} and _outer_options("SGD", {"lr": 1}, dist.TopK()) == {"lr": 1}

@@ -1,0 +1,190 @@
+"""Checkpoints: the training goes on from them with the bits of one process, with any members; and arguments that make no sense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd import nn
+from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError, RemoteError
+from tests.distributed.local_steps.learners import SGD, Dropping, Learner, Oracle, service
+from tests.distributed.workers import workers
+
+INNER: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": SGD, "steps": 2}
+
+
+@pytest.mark.parametrize("names", [("w0", "w1"), ("w2",), ("w2", "w1", "w0")])
+async def test_a_training_goes_on_from_a_checkpoint(names: tuple[str, ...], tmp_path: Path) -> None:
+    async with workers("driver", "w0", "w1", "w2", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **INNER) as training:
+            oracle = Oracle(Dropping(), seed=training._coordinator.seed)
+            for _ in range(2):
+                await oracle.take(await training.round())
+            ag.save(await training.checkpoint(), tmp_path / "state.safetensors")
+            digest = training.digest
+            await training.round()
+        async with await dist.LocalSteps.create(driver, names, Dropping, **INNER) as training:
+            await training.restore(ag.load(tmp_path / "state.safetensors"))
+            assert (training.version, training.digest, training.epoch) == (2, digest, 0)
+            assert await training.digests() == dict.fromkeys(names, digest)
+            for name in ("w0", "w1"):
+                oracle.forget(name)  # inner optimizers are fresh
+            read = []
+            async for record in training.rounds(1):
+                await oracle.take(record)
+                read += [batch for name in record.members for batch in record.batches[name]]
+            assert sorted(read) == [(0, number) for number in range(8, 13)]
+            assert training.digest == oracle.digest
+
+
+async def test_restoring_an_earlier_state() -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
+            records, state = [await training.round()], await training.checkpoint()
+            digests = [(await training.round(), training.digest)[1] for _ in range(3)]
+            await training.restore(state)
+            again = [(await training.round(), training.digest)[1] for _ in range(3)]
+            assert training.version == 4 and len(records) == 1
+            assert digests[0] != again[0], "the inner optimizers are fresh, those of the first time were not"
+            await training.restore(state)
+            assert [(await training.round(), training.digest)[1] for _ in range(3)] == again
+
+
+BROKEN: dict[str, Any] = {
+    "a text": lambda state: "state",
+    "a part is missing": lambda state: {name: value for name, value in state.items() if name != "outer"},
+    "another parameter": lambda state: {**state, "parameters": {**state["parameters"], "more": ag.ones(1)}},
+    "another shape": lambda state: {**state, "parameters": {**state["parameters"], "unused": ag.ones(4)}},
+    "another data set": lambda state: {**state, "order": {**state["order"], "examples": 27}},
+    "a place beyond": lambda state: {**state, "data": {"epoch": 0, "batches": 13, "ahead": []}},
+    "another optimizer": lambda state: {**state, "outer": {"state": {}, "param_groups": []}},
+    "a version below 0": lambda state: {**state, "version": -1},
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_what_cannot_be_restored(name: str) -> None:
+    async with workers("driver", "w0", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0"], Learner, **INNER) as training:
+            await training.round()
+            before = training.digest
+            state = await training.checkpoint()
+            with pytest.raises(ArgumentError):
+                await training.restore(BROKEN[name](state))
+            assert (training.digest, training.version) == (before, 1)
+            await training.round()
+
+
+# ---------------------------------------------------------------- arguments
+
+
+ARGUMENTS: dict[str, Any] = {
+    "steps": [0, -1, 1.5, True, "3"],
+    "quorum": [0, 3, True],
+    "patience": [-1, "soon", float("nan"), True],
+    "method": ["", "_loss", 3],
+    "data": ["", "_data", None],
+    "clip_norm": [0.0, -1.0, "1"],
+    "optimizer": [3],
+    "outer": [None],
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ARGUMENTS.items() for value in values])
+async def test_no_such_arguments(name: str, value: Any) -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        with pytest.raises(ArgumentError, match=name):
+            await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **{**INNER, name: value})
+
+
+@pytest.mark.parametrize("names", [[], ["w0", "w0"], "w0", ["", "w1"]])
+async def test_no_such_names(names: Any) -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        with pytest.raises(ArgumentError):
+            await dist.LocalSteps.create(driver, names, Learner, **INNER)
+        with pytest.raises(ArgumentTypeError):
+            await dist.LocalSteps.create("driver", ["w0"], Learner, **INNER)  # type: ignore[arg-type]
+
+
+@service.reference
+class OddData(nn.Module):
+    """Data sets that are none, or differ between the members."""
+
+    def __init__(self, kind: str) -> None:
+        self.weight = nn.Parameter(ag.ones((2,)))
+        self.kind = kind
+
+    def data(self) -> Any:
+        number = int(dist.current_worker().name[-1])
+        rows = np.ones((8, 2), np.float32)
+        return {
+            "a list": lambda: [1, 2],
+            "a stream": lambda: ag.data.DataLoader(iter(rows), batch_size=2),
+            "no batches": lambda: ag.data.DataLoader(rows),
+            "nothing": lambda: ag.data.DataLoader(rows[:0], batch_size=2),
+            "only dropped": lambda: ag.data.DataLoader(rows[:1], batch_size=2, drop_last=True),
+            "examples": lambda: ag.data.DataLoader(rows[number:], batch_size=2),
+            "size": lambda: ag.data.DataLoader(rows, batch_size=2 + number),
+            "order": lambda: ag.data.DataLoader(rows, batch_size=2, shuffle=True, generator=ag.Generator(number)),
+            "shuffles": lambda: ag.data.DataLoader(rows, batch_size=2, shuffle=number == 0, generator=ag.Generator(0)),
+            "sampler": lambda: ag.data.DataLoader(rows, batch_sampler=[[0, 1], [2, number]]),
+            "the same sampler": lambda: ag.data.DataLoader(rows, batch_sampler=[[0, 1, 5], [2, 4]]),
+        }[self.kind]()
+
+    def loss(self, x: Any) -> Any:
+        return (x @ self.weight).mean()
+
+
+@pytest.mark.parametrize("kind", ["a list", "a stream", "no batches", "nothing", "only dropped"])
+async def test_loaders_that_are_none(kind: str) -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        with pytest.raises(RemoteError, match=r"OddData.data\(\) returned a"):
+            await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER)
+        with pytest.raises(RemoteError, match="no method 'numbers'"):
+            await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER, data="numbers")
+
+
+DIFFERENT = {"examples": "7 examples", "size": "examples in a batch|batches", "order": "order", "shuffles": "order", "sampler": "order"}
+
+
+@pytest.mark.parametrize(("kind", "text"), DIFFERENT.items())
+async def test_data_sets_that_differ(kind: str, text: str) -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        with pytest.raises(ArgumentError, match=f"w1 and w0 differ: w1 has .*({text})"):
+            await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER)
+
+
+async def test_batches_of_a_sampler() -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, "the same sampler", **{**INNER, "steps": 1}) as training:
+            for _ in range(2):
+                record = await training.round()
+                assert (record.indices("w0"), record.indices("w1"), record.rows) == ((0, 1, 5), (2, 4), {"w0": 3, "w1": 2})
+            with pytest.raises(ArgumentError, match="contributors w0, w1"):
+                record.indices("w7")
+
+
+async def test_calls_that_make_no_sense() -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        training = await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER)
+        with pytest.raises(ArgumentError, match="epochs=0"):
+            await anext(aiter(training.rounds(0)))
+        with ag.no_grad(), pytest.raises(ModeError):
+            await training.round()
+        with pytest.raises(ArgumentError, match="no member of this name"):
+            await training.remove("w7")
+        await training.remove("w0")
+        with pytest.raises(ArgumentError, match="the last member"):
+            await training.remove("w1")
+        await training.aclose()
+        await training.aclose()
+        for call in (training.round, training.state_dict, training.checkpoint, training.digests):
+            with pytest.raises(EngineClosedError):
+                await call()
+        with pytest.raises(EngineClosedError):
+            await training.add("w0")
