@@ -21,8 +21,10 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 # Matrices this small gain nothing from several BLAS threads, and latency suffers where those wait for each other. Before numpy is imported:
@@ -30,7 +32,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from aiohttp import web
-from load_service import put_load_on
 from sklearn.datasets import load_digits
 
 import aiograd as ag
@@ -38,6 +39,7 @@ from aiograd import distributed as dist
 from aiograd import serving
 from aiograd.nn import functional as F
 
+LOAD = str(Path(__file__).with_name("load_service.py"))
 BATCH = 64
 PIXELS = 64
 #: requests that are larger than this are refused before they are read
@@ -199,8 +201,11 @@ async def serve(port: int, log: str | None, with_dashboard: bool) -> None:
 async def demonstrate(seconds: float) -> None:
     started = time.perf_counter()
     async with serve_on("127.0.0.1", 0) as url:
-        print(f"serving on {url} and training in the same process; load for {seconds:g} s")
-        await put_load_on(url, seconds=seconds, connections=8)
+        print(f"serving on {url} and training in the same process; load for {seconds:g} s", flush=True)
+        # a process of its own: in this one the load would wait for the training, and the service for the load
+        load = await asyncio.create_subprocess_exec(sys.executable, LOAD, url, "--seconds", str(seconds))
+        if await load.wait():
+            raise SystemExit(f"{LOAD} failed")
     print(f"stopped cleanly after {time.perf_counter() - started:.1f} s")
 
 

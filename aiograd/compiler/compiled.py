@@ -173,7 +173,8 @@ class CompiledFunction:
         for code in self._codes.get(key, ()):
             fit = code.fit()
             if fit is Fit.SAME and code.takes(inputs):
-                self._add_check(code, arguments_check(args, kwargs, inputs, mode, code))
+                if code.checks_of_arguments < MOST_CHECKS:  # making one takes longer than the comparison
+                    self._add_check(code, arguments_check(args, kwargs, inputs, mode, code))
                 return key, code
             if fit is Fit.STALE:
                 with self._lock:
@@ -185,11 +186,10 @@ class CompiledFunction:
 
     def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
         """Put a check for calls like this one first, see `aiograd.compiler.guard_code`."""
-        if check is None or code.checks_of_arguments >= MOST_CHECKS:
-            return
         with self._lock:
             code.checks_of_arguments += 1
-            self._checked = ((check, code), *self._checked[: CHECKED - 1])
+            if check is not None:
+                self._checked = ((check, code), *self._checked[: CHECKED - 1])
 
     # ---------------------------------------------------------------- recording
 

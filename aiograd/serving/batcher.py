@@ -9,10 +9,12 @@ import inspect
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any
 
+import numpy as np
+
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, DrainingError, QueueFullError, ServingError
 from aiograd.serving.batching import BatchQueue, Task, TaskBatch
-from aiograd.tensors.core import TensorCore
+from aiograd.tensors.core import TensorCore, make
 
 
 async def call(function: Callable[..., Any], *args: Any) -> Any:
@@ -223,7 +225,7 @@ class Batcher:
         for task in batch.tasks:
             stop = start + task.size
             if not task.answer.done():
-                parts = outputs if is_single else tuple([output[start:stop] for output in outputs])
+                parts = outputs if is_single else tuple([_part(output, start, stop) for output in outputs])
                 task.answer.set_result(parts if is_tuple else parts[0])
             start = stop
 
@@ -266,6 +268,12 @@ class Batcher:
         if self._running is batch and self._worker is not None and not self._is_abandoned:
             self._is_abandoned = True
             self._worker.cancel()
+
+
+def _part(output: Any, start: int, stop: int) -> Any:
+    """Rows of the outputs of a batch; an array outside of any graph is sliced by itself, which is cheaper."""
+    data = output._data
+    return output[start:stop] if output._node is not None or data.__class__ is not np.ndarray else make(data[start:stop])
 
 
 def _size_of(tensors: tuple[Any, ...]) -> int | None:

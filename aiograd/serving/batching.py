@@ -28,6 +28,7 @@ from typing import Any
 
 from aiograd.array_functions import public as af
 from aiograd.errors import ArgumentError
+from aiograd.running.devices import device_name_of
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +57,8 @@ class Task:
     @property
     def kind(self) -> tuple[Any, ...]:
         """The group, and the shapes, dtypes and devices that rows must share to be in one batch."""
-        return (self.group, *[(tensor.shape[1:], tensor.dtype, tensor.device) for tensor in self.rows])
+        arrays = [tensor._data for tensor in self.rows]
+        return (self.group, *[(data.shape[1:], data.dtype, device_name_of(data)) for data in arrays])
 
 
 class TaskBatch:

@@ -8,7 +8,8 @@ Note [A module for every version]
 
 Note [Sizes]
     A program belongs to one shape. Batches are padded with copies of their last row to one of few sizes, less than a quarter larger, so that a
-    server of batches up to 64 rows records at most 20 programs. Only compiled forwards are padded.
+    server of batches up to 64 rows records at most 20 programs. Only compiled forwards are padded. Each size has a compiled function of its own,
+    because one function compares its calls quickly with the last few programs only (`compiler.compiled.CHECKED`).
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from aiograd.tensors.core import TensorCore, host_array, make
 
 #: seconds that a batch may take on the event loop; longer ones run on the executor
 ON_LOOP = 1e-3
-#: programs that are kept per row of the largest batch, for columns of several shapes
-PROGRAMS = 4
+#: programs that are kept for batches of one size, for columns of several shapes
+PROGRAMS = 256
 
 
 def padded(rows: int) -> int:
@@ -60,26 +61,29 @@ class VersionedForward:
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
         is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-        self._program = None if is_async else CompiledFunction(self._run, "eager", PROGRAMS * max_batch, warns=False)
-        #: by number of rows: seconds of a batch
+        self._is_async = is_async
+        #: by number of rows: the compiled forward, and the seconds that a batch takes
+        self._programs: dict[int, CompiledFunction] = {}
         self._seconds: dict[int, float] = {}
 
     @property
     def recordings(self) -> int:
         """The number of recorded programs."""
-        return 0 if self._program is None else self._program.statistics().recordings
+        return sum([program.statistics().recordings for program in self._programs.values()])
 
     async def __call__(self, bound: BoundVersion, parts: Sequence[Sequence[Any]], size: int) -> Any:
         """The forward's result for a batch of `size` rows, from the columns of each of its requests."""
         with no_grad():
-            if self._program is None:
+            if self._is_async:
                 if bound.module is None:
                     bound.module = self._module(bound.tensors)
                 result = self._forward(bound.module, *_columns(parts, size, size))
                 return await result if inspect.isawaitable(result) and not isinstance(result, TensorCore) else result
             rows = min(padded(size), max(size, self._max_batch))
             columns = _columns(parts, size, rows)
-            program, clock = self._program, clock_of(asyncio.get_running_loop())
+            if (program := self._programs.get(rows)) is None:
+                program = self._programs[rows] = CompiledFunction(self._run, "eager", PROGRAMS, warns=False)
+            clock = clock_of(asyncio.get_running_loop())
 
             def compute() -> tuple[Any, float]:
                 began = clock()
@@ -100,12 +104,12 @@ class VersionedForward:
 
 
 def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:
-    """The columns of all parts one below the other, padded from `size` to `rows` rows."""
+    """The columns of all parts, Tensors of host arrays, one below the other and padded from `size` to `rows` rows."""
     if len(parts) == 1 and rows == size:
         return list(parts[0])
     columns = []
     for pieces in zip(*parts, strict=True):
-        arrays = [host_array(piece) for piece in pieces]
+        arrays = [piece._data for piece in pieces]
         column = np.empty((rows, *arrays[0].shape[1:]), arrays[0].dtype)
         np.concatenate(arrays, out=column[:size])
         column[size:] = column[size - 1]

@@ -177,7 +177,8 @@ class Server(Publisher):
         """
         self._check_open()
         rows = rows_of(columns)
-        with tracing.span("predict", attributes={"aiograd.rows": rows[0].shape[0]}) as span:
+        size = rows[0].shape[0]
+        with tracing.span("predict", attributes={"aiograd.rows": size}) as span:
             loop = asyncio.get_running_loop()
             clock = clock_of(loop)  # a loop's own has milliseconds only
             began = clock()
@@ -187,27 +188,28 @@ class Server(Publisher):
                 await self._reached(at_least, until)
             # a split may choose an earlier version, and a rollback may come before the batch
             group = self._serving if at_least is not None and version is None else self._group_of(version, key)
-            if rows[0].shape[0] <= self.max_batch:
+            if size <= self.max_batch:
                 task = self._batcher.admit(rows, group=group, deadline=until)
                 value = await self._batcher.wait(task)
             else:
-                task, value = await self._in_parts(rows, self._bound_of(group), until)
+                task, value = await self._in_parts(rows, size, self._bound_of(group), until)
             batch: Any = task.batch
-            bound: BoundVersion = batch.served
+            answering = batch.served.version
+            number = answering.number
             if span is not None:
-                span.set_attribute("aiograd.version", bound.version.number)
+                span.set_attribute("aiograd.version", number)
             seconds = clock() - began
-            self._answers[bound.version.number] += 1
+            self._answers[number] += 1
             self._latency[BOUNDS[bisect_left(BOUNDS, seconds)]] += 1
             self._latency_sum += seconds
-            return Answer(value, bound.version.number, bound.version.digest, batch.size, batch.began - began)
+            return Answer(value, number, answering.digest, batch.size, batch.began - began)
 
-    async def _in_parts(self, rows: tuple[Any, ...], bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
+    async def _in_parts(self, rows: tuple[Any, ...], size: int, bound: BoundVersion, until: float | None) -> tuple[Task, Any]:
         """Run a request of more rows than a batch as several batches of one version."""
-        self._batcher.require_room(rows[0].shape[0])
+        self._batcher.require_room(size)
         tasks: list[Task] = []
         try:
-            for start in range(0, rows[0].shape[0], self.max_batch):
+            for start in range(0, size, self.max_batch):
                 part = tuple([column[start : start + self.max_batch] for column in rows])
                 tasks.append(self._batcher.admit(part, group=bound, deadline=until))
             return tasks[0], joined([await self._batcher.wait(task) for task in tasks])

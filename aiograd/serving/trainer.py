@@ -220,6 +220,7 @@ class Trainer:
                     loss = await self._take_step(columns)
                 self.steps += 1
                 self._since_publication += 1
+                await asyncio.sleep(0)  # other tasks run between the optimizer's step and the copy
                 if not self._follow_rollback():
                     await self._publish(loss)
             except asyncio.CancelledError as error:

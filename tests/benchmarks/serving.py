@@ -177,6 +177,7 @@ async def _at_half(settings: Settings) -> Table:
     for _ in range(rounds):
         for name, found in runs.items():
             async with _client(side, RATE * (name == "learning"), settings, connections) as client:
+                await client.poisson(seconds / 4, rate)  # the programs of small batches are recorded
                 found.append(await client.poisson(seconds, rate))
     middle = {name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in runs.items()}
     for name, m in middle.items():
