@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.coordination.compression import Compressor
+from aiograd.coordination.compressor_message import sent_form
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import difference
@@ -25,7 +26,8 @@ from aiograd.distributed.local_steps.batch_order import BatchOrder, loader_diffe
 from aiograd.distributed.local_steps.member import WORDING
 from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
-from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline, sent_form
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
+from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics, RoundFigures
 from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
@@ -43,6 +45,8 @@ from aiograd.tensors.core import make
 
 logger = structured_logger("aiograd.local_steps")
 
+#: bytes per second of the slowest line
+SLOWEST = 10_000
 #: bytes of the answers in one message at most, unless one alone has more
 REPLAYED = 16 << 20
 
@@ -89,6 +93,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.options = options
         #: of the random numbers of all batches
         self.seed = options.seed
+        self.figures = RoundFigures()
         #: of the base
         self.digest = ""
         #: names of the workers whose members were lost since the last round
@@ -104,6 +109,13 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
     @property
     def _replaces(self) -> bool:
         return True
+
+    def seconds_for(self, size: int) -> float:
+        """The timeout of a request or a transfer of so many bytes to each member, over one slow line."""
+        if self._timeout is not None:
+            return self._timeout
+        limits = self.worker.limits
+        return float(min(limits.default_deadline + size * max(1, len(self.remotes)) / SLOWEST, limits.max_deadline))
 
     async def ask(self, remote: RemoteLocalMember, method: str, *args: Any, timeout: float | None = None) -> Any:
         """Call a method of a member.
@@ -132,7 +144,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.outline = outlines[0]
         for member, outline in zip(self.remotes[1:], outlines[1:], strict=True):
             self._check_outline(member, outline, first.owner)
-        _, state = await fetch(self.worker, first.module, ReadModule, self._timeout)
+        _, state = await fetch(self.worker, first.module, ReadModule, self._timeout or self.worker.limits.max_deadline)
         buffers = [parse(ChangedBuffer, each, first.owner) for each in await self.ask(first, "buffers", False)]
         tensors = {self.outline.state[path]: values._data for path, values in state.items()}
         parameters = [each for each in self.outline.model.tensors if each.kind != "buffer"]
@@ -214,16 +226,17 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         values = {path: each.copy() for path, each in self.base.values().items()}
         optimizer = plain(self.base.outer.state_dict())
         buffers = [encode(ChangedBuffer(path, make(values[path]))) for path in self.base.buffers]
+        state = {path: values[mine] for path, mine in self.outline.state.items()}
+        seconds = self.seconds_for(2 * self.form.size)
         if not is_made or version:
-            state = {path: values[mine] for path, mine in self.outline.state.items()}
-            await store(self.worker, member.module, LoadModule, state, self._timeout)
+            await store(self.worker, member.module, LoadModule, state, seconds)
             head = {"taken": 0, "groups": optimizer["param_groups"]}
             by_number = {int(number): each for number, each in optimizer["state"].items()}
-            await store(self.worker, member.outer, LoadOptimizer, by_number, self._timeout, head)
+            await store(self.worker, member.outer, LoadOptimizer, by_number, seconds, head)
         if await self.ask(member, "adopt", version, [*self.seed], buffers, is_new) != digest:
             if not is_made or version:
                 raise DistributedError(f"LocalSteps: the base on {member.owner} differs from the one that was sent to it")
-            await store(self.worker, member.module, LoadModule, {path: values[mine] for path, mine in self.outline.state.items()}, self._timeout)
+            await store(self.worker, member.module, LoadModule, state, seconds)
             await self.ask(member, "adopt", version, [*self.seed], buffers, is_new)
         member.version, member.is_new = version, False
 
@@ -243,7 +256,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
                 sent.append(answer)
                 room -= size
             expected = member.version + len(sent)
-            if await self.ask(member, "replay", sent) != expected:
+            if await self.ask(member, "replay", sent, timeout=self.seconds_for(REPLAYED - room)) != expected:
                 raise DistributedError(f"LocalSteps: {member.owner} has not gone on to base {expected}")
             member.version = expected
 
@@ -263,6 +276,10 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         for member in self.remotes:
             member.version, member.is_new = -1, True
 
+    def statistics(self) -> LocalStepsStatistics:
+        """See `LocalSteps.statistics`."""
+        return self.figures.frozen([each.owner for each in self.remotes], self.worker.statistics().peers)
+
     # ---------------------------------------------------------------- members that go
 
     def lose(self, member: RemoteLocalMember, error: BaseException) -> None:
@@ -270,6 +287,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         if member in self.remotes:
             logger.warning("local steps go on without the member on %s: %s", member.owner, error)
             self.lost.append(member.owner)
+            self.figures.lost += 1
             self.leave(member)
 
     def leave(self, member: RemoteLocalMember) -> None:
