@@ -11,7 +11,7 @@ import pytest
 from aiograd.distributed.rpc.cipher import Seal
 from aiograd.distributed.rpc.handshake import Answerer, Dialler
 from aiograd.distributed.rpc.keyring import Keyring
-from aiograd.distributed.rpc.pacing import FIRST, PING, PONG
+from aiograd.distributed.rpc.pacing import FIRST, PING, PING_FORM, PONG
 from aiograd.distributed.rpc.secure_channel import SecureChannel
 from aiograd.errors import AuthenticationError, ProtocolError, VersionMismatch
 from aiograd.testing.virtual_clock import VirtualClock
@@ -105,7 +105,7 @@ async def test_an_answer_to_no_ping_closes_the_channel(world: World) -> None:
     link, seal = await secured(world)
     closed: list[BaseException | None] = []
     link.start(lambda frame, body: None, closed.append, lambda: None, lambda head: None)
-    link._receive(seal.seal([PONG]))
+    link._receive(seal.seal([PING_FORM.pack(PONG, 0)]))
     await turns()
     (error,) = closed
     assert isinstance(error, ProtocolError) and error.code == "pong"
@@ -118,11 +118,11 @@ async def test_a_sender_goes_on_when_the_channel_has_room_as_a_later_record_tell
     for answer in (True, False):
         monkeypatch.setattr(link.channel, "send", lambda record, more=False, answer=answer: answer)
         assert link.send((bytes(100),)) is answer
-        link._receive(seal.seal([PING]))
+        link._receive(seal.seal([PING_FORM.pack(PING, 1)]))
     assert not writable
     monkeypatch.setattr(link.channel, "send", lambda record, more=False: True)
-    link._receive(seal.seal([PING]))
-    link._receive(seal.seal([PING]))
+    link._receive(seal.seal([PING_FORM.pack(PING, 1)]))
+    link._receive(seal.seal([PING_FORM.pack(PING, 1)]))
     assert writable == [True]
     link.close()
 
@@ -139,7 +139,7 @@ async def test_a_full_window_stops_the_sender_until_a_ping_is_answered(world: Wo
     assert not writable and sum(sent) >= FIRST, "the channel has room, but too much is on its way"
     before = link.frame_bytes
     while not writable:
-        link._receive(seal.seal([PONG]))
+        link._receive(seal.seal([PING_FORM.pack(PONG, 0)]))
     assert link.frame_bytes > before
     link.close()
 

@@ -13,6 +13,7 @@ import pytest
 
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import FrameKind
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.outbox import Outgoing, SessionOutbox
@@ -148,10 +149,11 @@ class Way:
 
     def __init__(self, rate: float, latency: float, burst: int = 0) -> None:
         self.rate, self.latency, self.burst = rate, latency, burst
-        self.pacer = FramePacer(1 << 20, 2 * latency + 100 / rate, 0.0)
+        self.pacer = FramePacer(1 << 20, 0.0)
         self.now, self.busy_until = 0.0, -math.inf
-        #: answers to pings on their way, and times at which frames arrive
-        self.pongs: deque[float] = deque()
+        #: answers to pings: when they come, and how long the pings waited
+        self.pongs: deque[tuple[float, float]] = deque()
+        self.age = FrameAge(latency, 0.0)
         self.waits: list[float] = []
         self.frames: list[int] = []
 
@@ -168,20 +170,22 @@ class Way:
             self.ping()
 
     def ping(self) -> None:
-        self.pongs.append(self.put(20) + self.latency)
+        arrived = self.put(20)
+        self.pongs.append((arrived + self.latency, self.age.of(clock(self.now, 0.0), arrived)))
         self.pacer.pinged(20, self.now)
 
     def until_pong(self) -> None:
         assert self.pongs, "the pacer is full and asks nothing: nothing would ever be sent again"
-        self.now = max(self.now, self.pongs.popleft())
-        if self.pacer.ponged(self.now):
+        due, waited = self.pongs.popleft()
+        self.now = max(self.now, due)
+        if self.pacer.ponged(waited, self.now):
             self.ping()
 
     def fill(self, seconds: float) -> float:
         """Send without a pause; returns the part of the link's time that was used."""
         until, began, sent = self.now + seconds, self.now, len(self.frames)
         while self.now < until:
-            while self.pongs and self.pongs[0] <= self.now:
+            while self.pongs and self.pongs[0][0] <= self.now:
                 self.until_pong()
             if self.pacer.is_full:
                 self.until_pong()
@@ -244,7 +248,7 @@ def test_small_messages_and_slow_answers_leave_a_fast_link_its_long_frames() -> 
         way.pacer.sent(10_000)
         way.now += 1.0
     way.pacer.pinged(20, way.now)
-    assert way.pacer.ponged(way.now + 0.2) is False, "the peer's loop was held up"
+    assert way.pacer.ponged(0.2, way.now + 0.2) is False, "the peer's loop was held up"
     assert way.pacer.frame_bytes == 1 << 20 and not way.pacer.is_full
 
 
@@ -268,7 +272,7 @@ def test_some_bytes_that_pass_at_once_are_no_fast_link() -> None:
 
 
 def test_an_answer_to_no_ping_is_refused() -> None:
-    assert FramePacer(1 << 20, 0.01, 0.0).ponged(1.0) is None
+    assert FramePacer(1 << 20, 0.0).ponged(0.0, 1.0) is None
 
 
 def test_an_outbox_whose_frames_change_loses_and_doubles_nothing() -> None:

@@ -298,11 +298,16 @@ class RpcSession:
         """Bytes of messages that no frame has carried yet: the amount by which callers are held back."""
         return self._outbox.unsent
 
-    def next_frame(self, now: float) -> tuple[Buffer, ...] | None:
-        """The next frame to send: its header and slices of a message, to be sent one after the other. None where there is nothing."""
-        if not self._attached:
-            return None
+    def next_frame(self, now: float, is_full: bool = False) -> tuple[Buffer, ...] | None:
+        """The next frame to send: its header and slices of a message, to be sent one after the other. None where there is nothing.
+
+        Args:
+            now: seconds.
+            is_full: True where only control frames may go.
+        """
         outbox, requests = self._outbox, self._requests
+        if not self._attached or (is_full and not outbox.control):
+            return None
         if outbox.held_until != math.inf and self.has_output:
             outbox.release()
         if requests.unacknowledged:
@@ -317,6 +322,8 @@ class RpcSession:
                 continue  # resolved in the meantime
             body = requests.unresolved() if kind is _HEARTBEAT else b""
             return self._out(pack_header(kind, id, (body,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (body,), now)
+        if is_full:
+            return None
         if self._leaving and not outbox.has_small:
             return self._goodbye(now)
         if self._tested_at != math.inf:

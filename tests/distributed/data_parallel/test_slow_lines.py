@@ -72,6 +72,7 @@ class Lines:
     def __init__(self) -> None:
         self.network = SimulatedNetwork(1, faults=Faults(latency=(0.01, 0.02)), access=lambda name: LINE)
         self.over = asyncio.Event()
+        self.ended = 0
         #: seconds of small calls of "a" to "b", over the connection of the buckets
         self.waits: list[float] = []
 
@@ -89,6 +90,9 @@ class Lines:
                     began = loop.time()
                     assert await worker.call("b", "echo", len(self.waits)) == len(self.waits)
                     self.waits.append(loop.time() - began)
+            self.ended += 1
+            while self.ended < len(NAMES):  # "a" may still call
+                await asyncio.sleep(0.5)
 
     async def run(self, members: Any) -> list[Any]:
         servers = [self.network.spawn(name, main) for name, main in members.items()]
