@@ -2,10 +2,10 @@
 
 Note [Slow links]
     Frames go out one after the other, so an urgent one waits for all bytes before it: on a link of 100 kB/s ten seconds for 1 MiB. Where these
-    bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, with the time on its clock,
-    and the receiver answers with a `PONG`, which says how much longer the ping took than the quickest of late (`FrameAge`): that is how long
-    the bytes before it had to wait. How long the pong takes does not matter for that. As many bytes are on their way as pass in the time from ping to
-    pong, if the ping has to wait for `LONGEST` seconds (the *window*); the others wait in the outbox of the session, where urgent frames overtake
+    bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, with the time on its
+    clock, and the receiver answers with a `PONG`, which says how much longer the ping took than the quickest of late (`FrameAge`). That is how
+    long the bytes before it had to wait, however long the pong takes. As many bytes are on their way as pass in the time from ping to pong if
+    the ping has to wait for `LONGEST` seconds (the *window*); the others wait in the outbox of the session, where urgent frames overtake
     them. A frame is a quarter of the window, and at most half of the bytes that wait, so that the link never runs dry.
 
     A connection begins with a window of `FIRST` bytes. While nothing waits for longer than `LONGEST` / 2, the window grows with what has passed, to
@@ -118,8 +118,8 @@ class FramePacer:
             window = max(window, min(surely * part, GROWTH * surely))
         elif 2 * flight >= window:
             window = min(flight * part, 2 * window)
-        else:
-            window = max(flight * part, window / SHRINK)
+        elif waited > LONGEST:
+            window *= max(part, 1 / SHRINK)
         self._resize(window, seconds - waited)
         return (self.is_full or self._is_draining) and not self._pings
 

@@ -299,14 +299,9 @@ class RpcSession:
         return self._outbox.unsent
 
     def next_frame(self, now: float, is_full: bool = False) -> tuple[Buffer, ...] | None:
-        """The next frame to send: its header and slices of a message, to be sent one after the other. None where there is nothing.
-
-        Args:
-            now: seconds.
-            is_full: True where only control frames may go.
-        """
+        """The next frame to send: its header and slices of a message, one after the other; a control frame where `is_full`. None: there is none."""
         outbox, requests = self._outbox, self._requests
-        if not self._attached or (is_full and not outbox.control):
+        if not self._attached or (is_full and not outbox.control and not self._leaving):
             return None
         if outbox.held_until != math.inf and self.has_output:
             outbox.release()
@@ -322,11 +317,9 @@ class RpcSession:
                 continue  # resolved in the meantime
             body = requests.unresolved() if kind is _HEARTBEAT else b""
             return self._out(pack_header(kind, id, (body,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (body,), now)
-        if is_full:
-            return None
         if self._leaving and not outbox.has_small:
             return self._goodbye(now)
-        if self._tested_at != math.inf:
+        if is_full or self._tested_at != math.inf:
             return None
         while (taken := outbox.take()) is not None:
             message, offset, parts = taken
