@@ -60,8 +60,7 @@ class VersionedForward:
         self._paths = tuple(model.state_dict())
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
-        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-        self._is_async = is_async
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
         #: by number of rows: the compiled forward, and the seconds that a batch takes; one that waited for the CPU or the GIL hardly counts
         self._programs: dict[int, CompiledFunction] = {}
         self._seconds: dict[int, float] = {}
