@@ -192,12 +192,11 @@ class StreamBatches:
     def _go_to_place(self) -> None:
         """Prepare the source so that a new iterator goes on with the batch that is read next."""
         source, state = self._reader.source, self._states.get(self._number - 1)
-        self._examples, self._skip = [], 0
+        self._examples, self._skip, self._call = [], 0, None
         if state is not None:
             source.load_state_dict(state)
             return
         self._skip = self._number * self._batch_size
-        self._call = None
         is_iterator = hasattr(source, "__anext__" if hasattr(source, "__aiter__") else "__next__")
         if is_iterator and (self._has_started or (self._was_begun and self._skip)):
             raise DataError(

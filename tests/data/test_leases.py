@@ -289,7 +289,8 @@ async def test_arguments_that_make_no_sense_are_refused() -> None:
     for rank, size in ((2, 2), (-1, 2), (0, 0), (True, 2), (0, 1.5), ("0", 1)):
         assert_raises(ArgumentError, r"DataLoader.leases\(rank=", loader.leases, rank, size)
     assert_raises(ArgumentError, "single examples have no rows to divide", DataLoader(range(6)).leases, 0, 2)
-    assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), "ahead": ["x"]})
+    for wrong in ({"ahead": ["x"]}, {"ahead": 3}, {"ahead": [-1]}, {"epoch": "x"}, {"epoch": -1}, {"batches": None}):
+        assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), **wrong})
     assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), "more": 1})
 
 
