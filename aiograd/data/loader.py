@@ -49,7 +49,7 @@ class DataLoader:
         epoch: how many epochs have ended.
 
     Leaving the loop early, by ``break``, an error or cancellation, ends what reads; the next loop is a new epoch, unless a state was loaded. `leases`
-    keeps the place instead, and gives a batch again whose step has failed.
+    keeps the place instead, and the batch of a step that failed comes again.
 
     Raises:
         ArgumentError: arguments that do not go together. ArgumentTypeError: a source that is none, or a plain ``for`` where something has to be
@@ -220,6 +220,7 @@ class DataLoader:
         """Go on with the epoch, or begin one; with draws that belong to its batches."""
         self._resumes = True
         epoch = self._begin()
+        epoch.batches.is_leased = True
         if epoch.draws is None:
             epoch.draws = (self.generator or default_generator()).fork()
         return epoch
