@@ -233,8 +233,8 @@ class StreamBatches:
         if self._is_iterator and (self._has_started or (self._was_begun and self._skip)):
             raise DataError(
                 f"DataLoader: reading batch {self._number} of {type(source).__name__}, which is an iterator: it raised, was cancelled or lost its "
-                "loop, or has gone past the place of a loaded state, and cannot begin again. Give the loader an object with __iter__ or __aiter__ that "
-                "makes a new iterator, or with state_dict() and load_state_dict()"
+                "loop, or has gone past the place of a loaded state, and cannot begin again. Give the loader an object with __iter__ or __aiter__ "
+                "that makes a new iterator, or with state_dict() and load_state_dict()"
             )
         self._has_started = True
         if not self._skip:
