@@ -27,6 +27,7 @@ from aiograd.distributed.local_steps.member import WORDING
 from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
+from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics, RoundFigures
 from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
@@ -90,6 +91,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.options = options
         #: of the random numbers of all batches
         self.seed = options.seed
+        self.figures = RoundFigures()
         #: of the base
         self.digest = ""
         #: names of the workers whose members were lost since the last round
@@ -264,6 +266,10 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         for member in self.remotes:
             member.version, member.is_new = -1, True
 
+    def statistics(self) -> LocalStepsStatistics:
+        """See `LocalSteps.statistics`."""
+        return self.figures.frozen([each.owner for each in self.remotes], self.worker.statistics().peers)
+
     # ---------------------------------------------------------------- members that go
 
     def lose(self, member: RemoteLocalMember, error: BaseException) -> None:
@@ -271,6 +277,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         if member in self.remotes:
             logger.warning("local steps go on without the member on %s: %s", member.owner, error)
             self.lost.append(member.owner)
+            self.figures.lost += 1
             self.leave(member)
 
     def leave(self, member: RemoteLocalMember) -> None:
