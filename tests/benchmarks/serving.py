@@ -243,7 +243,7 @@ def _without_http(settings: Settings) -> Table:
 
 async def _hold_ups(arrays: int) -> dict[str, float]:
     model: Any = model_of(256) if not arrays else Weights(arrays)
-    async with serving.Server(model, keep=10) as server:
+    async with serving.Server(model, keep=60) as server:
         longest = {"publish": [], "rollback": []}  # type: dict[str, list[float]]
         for _ in range(5 if arrays else 50):
             with ag.no_grad():
