@@ -354,7 +354,9 @@ def _deltas(settings: Settings) -> Table:
                 words = first.view(np.uint32) + np.where(chosen, 1 << (16 if precision == "bfloat16" else 0), 0).astype(np.uint32)
                 changed = words.view(np.float32)
             second = _rounded(changed, precision)
-            base, target = (serving.Version.of(n, {"w": array}, digest=state_digest({"w": array})) for n, array in ((1, first), (2, second)))
+            base, target = (
+                serving.Version.of(n, {"w": array}, digest=state_digest({"w": array})) for n, array in ((1, first), (2, second))
+            )
             began = time.perf_counter()
             payload = serving.encode_delta(base, target)
             between = time.perf_counter()
