@@ -157,7 +157,7 @@ for thread in threads: thread.join()
 assert len(found) == 8, found
 from aiograd.distributed.objects.object_server import ADAPTERS
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
-assert ADAPTERS.keys() == {"pipeline.member", "data_parallel.replica"}
+assert ADAPTERS.keys() == {"pipeline.member", "data_parallel.replica", "local_steps.member"}
 assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"}
 """
     _python("-W", "error", "-c", script)
@@ -170,7 +170,8 @@ assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adad
 def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
     made = "from aiograd.distributed.objects import object_server, optimizer_server; print(*object_server.ADAPTERS, *optimizer_server.OPTIMIZERS)"
     assert _python("-c", f"{statement}; {made}").split() == [
-        "pipeline.member", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"
+        "pipeline.member", "data_parallel.replica", "local_steps.member", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam",
+        "RAdam",
     ]  # fmt: skip
 
 

@@ -18,6 +18,10 @@ from aiograd.errors import DistributedError, ModeError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
 from aiograd.testing import simulated_run
 from tests.distributed.data_parallel.simulated import World, expected
+from tests.pipeline.models import blocks, gradients
+from tests.pipeline.models import data as batch_of
+from tests.pipeline.replicas import serial_replicas
+from tests.pipeline.test_replicas_failures import ReplicatedWorld
 
 ROWS, EPOCHS = 10, 2
 
@@ -177,6 +181,66 @@ def test_replicas_count_every_batch_once_whatever_happens_when(trouble: str) -> 
         run.world.simulate(run.main)
         failures += run.failures > 0
     assert failures > 6
+
+
+# ---- replicas of a pipeline on workers
+
+
+class Pipelines:
+    """A run of a pipeline in two replicas of two stages, whose gradients add up over all batches.
+
+    Args:
+        moment, trouble, name: as of `Replicas`.
+    """
+
+    def __init__(self, moment: float | None = None, trouble: str = "", name: str = "b1") -> None:
+        self.moment, self.trouble, self.name = moment, trouble, name
+        self.data = DataLoader(TensorDataset(*batch_of(16)), 4, shuffle=True, generator=ag.Generator(2))
+        self.taken: list[tuple[tuple[int, int], int, Any]] = []
+        self.failures = 0
+        self.seconds = 0.0
+
+    async def main(self, world: Any) -> None:
+        loop, task, pipe = asyncio.get_running_loop(), asyncio.current_task(), world.pipe
+        assert task is not None
+        began = loop.time()
+        if self.moment is not None:
+            loop.call_later(self.moment, task.cancel if self.trouble == "cancel" else lambda: world.network.kill(self.name))
+        while self.data.epoch < 1:
+            try:
+                async for lease in self.data.leases():
+                    async with lease as batch:
+                        count = len(pipe.replicas)
+                        try:
+                            await pipe.step(*batch)
+                        except BaseException as error:
+                            if is_committed(error):
+                                self.taken.append(((lease.epoch, lease.number), count, batch))
+                            raise
+                        self.taken.append(((lease.epoch, lease.number), count, batch))
+            except (DistributedError, asyncio.CancelledError) as error:
+                self.failures += 1
+                if not isinstance(error, asyncio.CancelledError):
+                    await pipe.remove(self.name)
+        self.seconds = loop.time() - began
+        assert [place for place, _, _ in self.taken] == [(0, number) for number in range(4)]
+        modules = blocks(2)
+        for _, count, batch in self.taken:
+            await serial_replicas(modules, [2] * count, *batch)
+        assert world.found[0] == gradients(modules)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("trouble", ["kill", "cancel"])
+def test_a_pipeline_counts_every_batch_once_whatever_happens_when(trouble: str) -> None:
+    calm = Pipelines()
+    ReplicatedWorld().run(calm.main)
+    failures = 0
+    for part in range(9):
+        run = Pipelines(calm.seconds * (part + 0.5) / 9, trouble)
+        ReplicatedWorld().run(run.main)
+        failures += run.failures > 0
+    assert failures > 5
 
 
 # ---- ablations

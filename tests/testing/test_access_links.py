@@ -72,9 +72,9 @@ async def test_connections_share_a_line_alike(virtual_clock: VirtualClock) -> No
 async def test_a_small_message_does_not_wait_for_a_large_one_of_another_connection(virtual_clock: VirtualClock) -> None:
     network = SimulatedNetwork(access={"hub": AccessLink(125_000, 125_000)})
     large, small = await _arrivals(network, [("hub", "a", 1 << 20), ("hub", "b", 100)])
-    assert small[0] < 2 * TURN and large[0] == pytest.approx(((1 << 20) + 100) / 125_000)
+    assert small[0] < 2.5 * TURN and large[0] == pytest.approx(((1 << 20) + 100) / 125_000)
     large, other, small = await _arrivals(network, [("a", "hub", 1 << 20), ("b", "hub", 1 << 20), ("c", "hub", 100)])
-    assert small[0] < 3 * TURN and large[0] > 16
+    assert small[0] < 3.5 * TURN and large[0] > 16
 
 
 async def test_frames_of_a_connection_stay_in_order(virtual_clock: VirtualClock) -> None:
@@ -145,7 +145,7 @@ async def test_each_chunk_is_a_sign_of_life(virtual_clock: VirtualClock) -> None
     start = virtual_clock.time()
     client.channel.send(bytes(1 << 20))
     await asyncio.sleep(4)
-    assert virtual_clock.time() - server.channel.heard_at <= TURN * 1.01 and server.frames == []
+    assert virtual_clock.time() - server.channel.heard_at <= 1.2 * TURN and server.frames == []
     await asyncio.sleep(10)
     assert server.channel.heard_at - start == pytest.approx((1 << 20) / 125_000 + 0.05)
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import aiograd as ag
 from aiograd import distributed as dist
-from tests.distributed.local_steps.learners import OUTER, SGD, Oracle, seed_of
+from tests.distributed.local_steps.learners import SGD, Oracle, seed_of
 from tests.wan.links import Namespaces, Proxies, ShapedLinks, Traffic
 from tests.wan.service import Wide, service
 
@@ -30,6 +30,8 @@ NAMES = ("w0", "w1", "w2", "w3")
 #: the member that is killed, the round in which it is, and the round beside which it joins again
 KILLED, KILLED_IN, JOINS_IN = 3, 3, 5
 PATIENT = 120.0
+COMPRESS = dist.TopK(1 / 16, bits=4)
+OUTER = {"lr": 0.9, "momentum": 0.5, "nesterov": True}
 #: everything passes the links
 LIMITS = dist.Limits(shared_bytes=0)
 
@@ -110,10 +112,17 @@ class Report:
         self._links = links
         self._before = self._traffic()
         self._at = time.perf_counter()
+        self._latest = 0
         print(f"{'round':5}  {'members':15} {'lost':5} {'seconds':>7} {'busy':>5}   kB up and down, by worker", flush=True)
 
     def _traffic(self) -> list[Traffic]:
         return [self._links.traffic(number) for number in range(len(NAMES))]
+
+    def summary(self, parameters: int, steps: int) -> None:
+        """Print the bytes of the first worker in the latest round beside those of a gradient in each of its steps."""
+        per_step = 2 * 2 * (len(NAMES) - 1) / len(NAMES) * 4 * parameters
+        print(f"\na round moves {self._latest / 1000:.0f} kB for {NAMES[0]}; averaging {steps} gradients {steps * per_step / 1000:,.0f} kB", end="")
+        print(f", {steps * per_step / self._latest:.0f} times as much")
 
     def row(self, record: Any, computing: float) -> None:
         """Print a round.
@@ -130,6 +139,7 @@ class Report:
         seconds = now - self._at
         members, lost = ",".join(record.members), ",".join(record.lost)
         print(f"{record.number:5}  {members:15} {lost:5} {seconds:7.2f} {computing / seconds:5.2f}   {'  '.join(each)}", flush=True)
+        self._latest = sum(traffic[0]) - sum(self._before[0])
         self._before, self._at = traffic, now
 
 
@@ -142,15 +152,17 @@ async def train(links: ShapedLinks, options: argparse.Namespace) -> list[str]:
         async with dist.Worker("coordinator", service=service, peers=peers, secret=secret, limits=LIMITS) as coordinator:
             made = dist.LocalSteps.create(
                 coordinator, NAMES, Wide, *arguments, steps=options.steps, optimizer=ag.optim.SGD, optimizer_options=SGD, outer_options=OUTER,
-                timeout=PATIENT,
+                compress=COMPRESS, timeout=PATIENT,
             )  # fmt: skip
             async with await made as training:
-                records = await _rounds(training, processes, Report(links), options)
+                report = Report(links)
+                records = await _rounds(training, processes, report, options)
+                report.summary(8 * options.width + 3, options.steps)
                 digests, digest, seed = await training.digests(), training.digest, seed_of(training)
-    oracle = Oracle(Wide(options.width, 0.0), seed=seed)
+    oracle = Oracle(Wide(options.width, 0.0), SGD, OUTER, seed=seed, compress=COMPRESS)
     for record in records:
         for name in record.lost:
-            oracle.forget(name)
+            oracle.forget(name, residual=True)
         await oracle.take(record)
     print(f"\nbase after {len(records)} rounds: {digest}\none process:          {oracle.digest}")
     return _complaints(records, digests, digest, oracle.digest)
@@ -198,7 +210,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--step-seconds", type=float, default=0.2)
-    parser.add_argument("--width", type=int, default=2500)
+    parser.add_argument("--width", type=int, default=25_000)
     parser.add_argument("--mbit", type=float, default=1.0)
     parser.add_argument("--proxies", action="store_true")
     options = parser.parse_args()

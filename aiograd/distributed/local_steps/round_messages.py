@@ -130,3 +130,16 @@ class MemberDigest(WireMessage):
 
     version: Count
     digest: str
+
+
+@message(code="local-steps", wire=dict)
+class MemberProgress(WireMessage):
+    """The state of a member beside the base and the inner optimizer."""
+
+    #: of the computation whose result waits for a round; None: there is none
+    number: Count | None
+    #: of the module after it
+    buffers: list[ChangedBuffer]
+    #: values that the compressor has left out, of the contributions that were in a round, and with the one that waits: Tensors of bytes; None: none
+    residuals: Any
+    rest: Any

@@ -64,7 +64,7 @@ class AccessQueue:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._chunk = PACKET * int(min(MOST_PACKETS, max(1, TURN * rate / PACKET)))
+        self._chunk = PACKET * round(min(MOST_PACKETS, max(1, TURN * rate / PACKET)))
         self._is_busy = False
         #: the flows with bytes to carry, in the order of their turns
         self._flows: deque[Flow] = deque()

@@ -55,7 +55,7 @@ def _asks_for_the_clock(item: pytest.Item) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the markers known."""
     config.addinivalue_line("markers", "virtual_clock(seed, order, executor): how the `virtual_clock` fixture makes its simulated loop")
-    config.addinivalue_line("markers", "simulated_network(seed, faults): how the `simulated_network` fixture makes its network")
+    config.addinivalue_line("markers", "simulated_network(seed, faults, access): how the `simulated_network` fixture makes its network")
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

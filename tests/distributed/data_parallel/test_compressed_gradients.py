@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
+from collections import Counter
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -12,14 +16,16 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.coordination import compressed_pass
 from aiograd.distributed.data_parallel.reducer import GradientReducer
-from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, ProtocolError, RemoteError, WorkerLostError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError, ProtocolError, RemoteError, WorkerLostError
 from tests.distributed.data_parallel.models import BatchNet, Net, all_bits, batches, module_of, replicas_behind
 from tests.distributed.data_parallel.models import bits as state_bits
 from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, net, shard
+from tests.distributed.data_parallel.simulated import World
 from tests.distributed.data_parallel.test_data_parallel import replicated
 from tests.distributed.data_parallel.test_distributed_data_parallel import Normalized
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import until
+from tests.toy_device import ToyDevice
 
 NAMES = ("w0", "w1", "w2")
 COMPRESSORS = (dist.TopK(1 / 4, bits=4, block=64), dist.TopK(1 / 8, block=64, decay=0.9), dist.Blockwise(8), dist.Blockwise(4, block=64))
@@ -185,6 +191,29 @@ async def test_buffers_travel_beside_payloads() -> None:
             return bits(ddp.buffers())
 
         assert await everywhere(joined, member) == [bits(alone.buffers())] * 3
+
+
+@pytest.mark.parametrize("launches_ahead", [False, True])
+async def test_gradients_of_a_device_are_compressed_on_the_host(launches_ahead: bool) -> None:
+    alone, ranks = net(), Ranks(TOP, range(2))
+    optimizer: Any = ag.optim.SGD(alone.parameters(), lr=0.1)
+    for step in range(2):
+        await serial_step(alone, optimizer, ranks, range(2), step)
+    with ToyDevice("toy:0", launches_ahead=launches_ahead):
+        async with groups(*NAMES[:2]) as (_, joined):
+
+            async def member(group: dist.Group) -> Any:
+                ddp = dist.DistributedDataParallel(net().to("toy:0" if group.rank else "cpu"), group, compress=TOP)
+                optimizer = ag.optim.SGD(ddp.parameters(), lr=0.1)
+                for step in range(2):
+                    optimizer.zero_grad()
+                    await (await ddp(shard(group.rank, step).to("toy:0" if group.rank else "cpu"))).square().mean().backward()
+                    optimizer.step()
+                for p in ddp.parameters():
+                    await p
+                return bits(p.to("cpu") for p in ddp.parameters()), bits(ddp.compression_state_dict().values())
+
+            assert await everywhere(joined, member) == [(bits(alone.parameters()), ranks.bits(rank)) for rank in range(2)]
 
 
 # -------------------------------------------------------------------- passes that fail
@@ -408,19 +437,29 @@ async def test_members_with_different_compressors_are_told() -> None:
 # -------------------------------------------------------------------- DataParallel
 
 
+async def summed_gradients(model: Any, ranks: Ranks, shards: Any, accumulate: int = 1) -> list[Any]:
+    """The gradients of the shards of all replicas, decoded and added up."""
+    rows, grads = sum(len(each[0]) for each in shards), {}
+    for rank, each in zip(ranks.residuals, shards, strict=True):
+        model.zero_grad()
+        await ag.backward(await model.loss(*map(ag.asarray, each)), ag.tensor(np.float32(len(each[0]) / rows / accumulate)))
+        grads[rank] = [None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
+    return ranks.combined(grads, 1)
+
+
+async def one_step(model: Any, optimizer: Any, ranks: Ranks, shards: Any) -> None:
+    """A step of one process for the shards of all replicas."""
+    for p, grad in zip(model.parameters(), await summed_gradients(model, ranks, shards), strict=True):
+        p.grad = None if grad is None else ag.tensor(grad)
+    optimizer.step()
+
+
 async def serial_replicas(model: Any, given: Any, ranks: Ranks, accumulate: int = 1) -> dict[str, bytes]:
     """What one process makes of the shards of all replicas."""
     optimizer = ag.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     running: list[Any] = [None] * len(list(model.parameters()))
     for number, shards in enumerate(given, 1):
-        rows = sum(len(each[0]) for each in shards)
-        grads = {}
-        for rank, each in zip(ranks.residuals, shards, strict=True):
-            model.zero_grad()
-            loss = model.loss(*map(ag.asarray, each))
-            await ag.backward(await loss if asyncio.iscoroutine(loss) else loss, ag.tensor(np.float32(len(each[0]) / rows / accumulate)))
-            grads[rank] = [None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
-        found = ranks.combined(grads, 1)
+        found = await summed_gradients(model, ranks, shards, accumulate)
         running = [b if a is None else a if b is None else a + b for a, b in zip(running, found, strict=True)]
         if number % accumulate == 0:
             for p, grad in zip(model.parameters(), running, strict=True):
@@ -503,3 +542,64 @@ async def test_buckets_of_payloads_travel_while_backward_runs() -> None:
         for gate in gates:
             gate.set()
         await running
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("block", range(4))
+def test_replicas_that_are_killed_and_steps_that_are_cancelled_at_any_moment(block: int) -> None:
+    """A step has changed parameters and residuals of all replicas that are there, or of none; a replica that gets its state from others has none."""
+    outcomes: Counter[str] = Counter()
+    for seed in range(4 * block, 4 * block + 4):
+        outcomes += life_of_replicas(seed)
+    assert outcomes["kill, taken"] and outcomes["kill, not taken"] and outcomes["cancel, not taken"], outcomes
+
+
+def life_of_replicas(seed: int) -> Counter[str]:
+    """Train; returns what happened."""
+    random, given, names = Random(seed), batches(8, (4, 4, 4)), ["w0", "w1", "w2"]
+    outcomes: Counter[str] = Counter()
+
+    async def main(world: World) -> None:
+        alone, oracle = Net(), Ranks(TOP, names)
+        optimizer = ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9)
+
+        def residuals(name: str) -> list[bytes]:
+            return [each.tobytes() for each in world.host(name)._replica.residuals if each is not None]
+
+        for shards in given:
+            while True:
+                taken, committed = [world.host(name)._replica.taken for name in names], True
+                stepping = asyncio.ensure_future(world.replicas.step(shards))
+                kind, moment = random.choice(("kill", "cancel", "nothing")), random.uniform(0, 0.03)
+                victim = random.choice(names)
+                trouble = {"kill": functools.partial(world.network.kill, victim), "cancel": stepping.cancel}.get(kind, int)
+                asyncio.get_running_loop().call_later(moment, trouble)
+                try:
+                    await stepping
+                    await asyncio.sleep(0.05)  # the trouble may come after the step
+                except (DistributedError, asyncio.CancelledError) as error:
+                    committed = bool(getattr(error, "committed", False))
+                outcomes[f"{kind}, {'taken' if committed else 'not taken'}"] += 1
+                if kind == "kill":
+                    world.restart(victim)
+                    while True:
+                        try:
+                            await world.replicas.add(victim)
+                            break
+                        except DistributedError:
+                            await asyncio.sleep(0.5)
+                    with contextlib.suppress(DistributedError):
+                        await world.replicas._coordinator.get_ready()
+                if committed:
+                    await one_step(alone, optimizer, oracle, shards)
+                assert len(set(taken)) == 1
+                for name in names:
+                    if not residuals(name):
+                        oracle.residuals[name] = {}
+                    assert residuals(name) == oracle.bits(name), (seed, name, kind, committed)
+                    assert world.state(name) == state_bits(alone.state_dict())
+                if committed:
+                    break
+
+    World(names, compress=TOP, optimizer=ag.optim.SGD, optimizer_options={"lr": 0.1, "momentum": 0.9}).simulate(main, seed=seed)
+    return outcomes

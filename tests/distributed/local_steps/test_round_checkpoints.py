@@ -12,7 +12,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError, RemoteError
-from tests.distributed.local_steps.learners import SGD, Dropping, Learner, Oracle, service
+from tests.distributed.local_steps.learners import SGD, Dropping, Learner, Oracle, behind, service
 from tests.distributed.workers import workers
 
 INNER: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": SGD, "steps": 2}
@@ -55,6 +55,47 @@ async def test_restoring_an_earlier_state() -> None:
             assert [(await training.round(), training.digest)[1] for _ in range(3)] == again
 
 
+RESUMED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "compressed": {"compress": dist.TopK(1 / 8, bits=4, block=64), "answer": dist.Blockwise(8)},
+    "overlap": {"overlap": 1},
+    "overlap, compressed": {"overlap": 2, "compress": dist.TopK(1 / 8, bits=4, block=64)},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+async def test_with_the_states_of_members_the_bits_are_the_same(name: str, tmp_path: Path) -> None:
+    options = {**INNER, "optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 0.01}, **RESUMED[name]}
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            for _ in range(3):
+                await training.round()
+            ag.save(await training.checkpoint(members=True), tmp_path / "state.safetensors")
+            expected = [(record, training.digest) async for record in training.rounds(2)]
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            await training.restore(ag.load(tmp_path / "state.safetensors"))
+            found = [(record, training.digest) async for record in training.rounds(2)]
+        assert found == expected
+
+
+async def test_a_contribution_that_waits_is_in_a_checkpoint_of_the_members() -> None:
+    options: dict[str, Any] = {**INNER, "compress": dist.TopK(1 / 8, bits=4, block=64)}
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            await training.round()
+            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
+            with pytest.raises(RemoteError):
+                await training.round()
+            state = await training.checkpoint(members=True)
+            assert state["members"]["w0"]["contribution"] is not None
+            expected = [(record, training.digest) async for record in training.rounds(1)]
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            await training.restore(state)
+            for member in training._coordinator.remotes:
+                member.is_fresh = member.owner == "w1"
+            assert [(record, training.digest) async for record in training.rounds(1)] == expected
+
+
 BROKEN: dict[str, Any] = {
     "a text": lambda state: "state",
     "a part is missing": lambda state: {name: value for name, value in state.items() if name != "outer"},
@@ -92,6 +133,9 @@ ARGUMENTS: dict[str, Any] = {
     "clip_norm": [0.0, -1.0, "1"],
     "optimizer": [3],
     "outer": [None],
+    "compress": ["topk", dist.TopK, 0.1],
+    "answer": [1, "blockwise"],
+    "overlap": [-1, 3, 1.0, True],
 }
 
 
@@ -157,6 +201,54 @@ async def test_data_sets_that_differ(kind: str, text: str) -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *_):
         with pytest.raises(ArgumentError, match=f"w1 and w0 differ: w1 has .*({text})"):
             await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER)
+
+
+@service.reference
+class OddModel(nn.Module):
+    """Shared, frozen and float64 parameters, buffers of several kinds, and batches that are dicts."""
+
+    def __init__(self, dtype: str = "float64") -> None:
+        generator = ag.Generator(0)
+        self.first = nn.Linear(2, 2, generator=generator)
+        self.second = nn.Linear(2, 2, generator=generator)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(ag.ones(()))
+        self.frozen = nn.Parameter(ag.ones((2,)), requires_grad=False)
+        self.wide = nn.Parameter(ag.asarray(np.ones(2, dtype)))
+        self.register_buffer("count", ag.asarray(np.zeros((), np.int64)))
+        self.register_buffer("hidden", ag.zeros((2,)), persistent=False)
+
+    def data(self) -> Any:
+        rows = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
+        return ag.data.DataLoader([{"x": row} for row in rows], batch_size=2)
+
+    def loss(self, batch: Any) -> Any:
+        with ag.no_grad():
+            self.count += 1
+            self.hidden += 1.0
+        y = self.second(self.first(batch["x"])) * self.frozen * self.scale
+        return (y * self.wide.astype(ag.float32)).mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"compress": dist.TopK(1 / 4, block=64)}])
+async def test_models_with_all_kinds_of_parameters_and_buffers(options: dict[str, Any]) -> None:
+    async with workers("driver", "w0", "w1", "w2", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], OddModel, **INNER, **options) as training:
+            records = [record async for record in training.rounds(1)]
+            await training.add("w2")
+            records.append(await training.round())
+            assert await training.digests() == dict.fromkeys(("w0", "w1", "w2"), training.digest)
+            state = await training.state_dict()
+        expected = OddModel().state_dict()
+        assert list(state) == list(expected) and "hidden" not in state
+        assert (state["first.weight"] == state["second.weight"]).all() and state["frozen"].tolist() == [1.0, 1.0]
+        assert state["wide"].dtype == ag.float64 and state["count"].item() == sum(len(record.batches[record.members[0]]) for record in records)
+
+
+async def test_a_parameter_that_cannot_be_compressed() -> None:
+    async with workers("driver", "w0", service=service) as (driver, *_):
+        with pytest.raises(ArgumentError, match="wide is float16"):
+            await dist.LocalSteps.create(driver, ["w0"], OddModel, "float16", **INNER, compress=dist.Blockwise())
 
 
 async def test_batches_of_a_sampler() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
-
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import nn
@@ -15,6 +13,11 @@ from aiograd import nn
 LAYERS = 8
 
 service = dist.Service()
+
+
+def layer_sizes(parameters: int) -> list[int]:
+    """The sizes of the layers of a network."""
+    return [size for number in range(LAYERS) if (size := (parameters + number) // LAYERS)]
 
 
 class SlowBackward(ag.Function):
@@ -44,8 +47,7 @@ class ModelledNetwork(nn.Module):
     """
 
     def __init__(self, parameters: int, seconds: float, batches: int) -> None:
-        sizes = [len(part) for part in np.array_split(np.empty(parameters, bool), LAYERS)]
-        self.layers = nn.ParameterList([nn.Parameter(ag.zeros(size)) for size in sizes if size])
+        self.layers = nn.ParameterList([nn.Parameter(ag.zeros(size)) for size in layer_sizes(parameters)])
         self.seconds = seconds
         self.batches = batches
 

@@ -12,7 +12,7 @@ import numpy as np
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.running.cli.wan.modelled_work import ModelledNetwork, service
+from aiograd.running.cli.wan.modelled_work import ModelledNetwork, layer_sizes, service
 from aiograd.testing import AccessLink, Faults, SimulatedNetwork, simulated_run
 
 COORDINATOR = "coordinator"
@@ -172,7 +172,7 @@ async def local_steps(lines: SimulatedLines, coordinator: dist.Worker) -> Measur
     batches = RUN * setting.steps * len(names)
     made = dist.LocalSteps.create(
         coordinator, names, ModelledNetwork, setting.parameters, setting.step_seconds, batches, steps=setting.steps, optimizer=ag.optim.SGD,
-        timeout=PATIENCE,
+        compress=UP, timeout=PATIENCE,
     )  # fmt: skip
     async with await made as training:
         for _ in range(RUN):
@@ -229,10 +229,11 @@ def methods(workers: int, few: int) -> list[Method]:
     """
 
     async def payloads(lines: SimulatedLines) -> Measurement:
-        sizes = UP.packed_size(lines.setting.parameters), ANSWER.packed_size(lines.setting.parameters)
-        return await lines.coordinate(partial(payload_round, sizes=sizes), are_peers=False)
+        layers = layer_sizes(lines.setting.parameters)
+        sent, answered = (sum(map(each.packed_size, layers)) for each in (UP, ANSWER))
+        return await lines.coordinate(partial(payload_round, sizes=(sent, answered)), are_peers=False)
 
-    steps, rounds = f"{RUN} steps of the library", f"{RUN} rounds of the library, not compressed"
+    steps, rounds = f"{RUN} steps of the library", f"{RUN} rounds of the library, payloads of TopK(1/64, bits=2)"
     return [
         Method("DataParallel", few, steps, _run(few, lambda lines: lines.coordinate(data_parallel, are_peers=True))),
         Method("DistributedDataParallel", few, steps, _run(few, distributed_data_parallel)),
