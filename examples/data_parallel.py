@@ -69,7 +69,7 @@ def end() -> None:
 
 
 class Training:
-    """Trains replicas, whoever is lost.
+    """Trains replicas.
 
     Args:
         replicas: the replicas.
@@ -84,16 +84,10 @@ class Training:
 
     async def step(self, rows: Any) -> float:
         """Take a step with these rows, divided among the replicas that there are; returns the loss."""
-        while True:
-            shards = np.array_split(rows, len(self.replicas.names))
-            try:
-                losses = await self.replicas.step([(self.images[shard], self.labels[shard]) for shard in shards])
-            except WorkerLostError as error:
-                print(f"    {error.worker} is lost, the step was given up everywhere; the others take it", flush=True)
-                await self.replicas.remove(error.worker)
-                continue
-            self.taken.append(shards)
-            return sum(loss.item() * len(shard) for loss, shard in zip(losses, shards, strict=True)) / len(rows)
+        shards = np.array_split(rows, len(self.replicas.names))
+        losses = await self.replicas.step([(self.images[shard], self.labels[shard]) for shard in shards])
+        self.taken.append(shards)
+        return sum(loss.item() * len(shard) for loss, shard in zip(losses, shards, strict=True)) / len(rows)
 
 
 async def main(epochs: int, clip: float, on: str) -> None:
@@ -102,25 +96,33 @@ async def main(epochs: int, clip: float, on: str) -> None:
     images, labels = (digits.data / 16).astype(np.float32), digits.target
     order = np.random.default_rng(0).permutation(len(labels))
     training, testing = order[:1408], order[1437:]
-    batches = [rows for epoch in range(epochs) for rows in np.random.default_rng(epoch).permutation(training).reshape(-1, BATCH)]
+    loader = ag.data.DataLoader(training, BATCH, shuffle=True, generator=ag.Generator(0))
+    steps = epochs * len(loader)
+    killing: asyncio.Future[None] | None = None
 
     async with dist.make_cluster(on, len(NAMES), names=NAMES, service="data_parallel:service") as cluster:
         options = {"optimizer": ag.optim.AdamW, "optimizer_options": OPTIONS, "clip_norm": clip}
         async with await dist.DataParallel.create(cluster.driver, NAMES[:AT_FIRST], Digits, **options) as replicas:
             run = Training(replicas, images, labels)
             started = time.perf_counter()
-            for number, rows in enumerate(batches):
-                if number == len(batches) // 3:
-                    killing = asyncio.ensure_future(cluster.driver.call(NAMES[1], "end"))
-                loss = await run.step(rows)
-                if number == len(batches) // 3:
-                    await asyncio.wait([killing])
-                    killing.exception()
-                if number == 2 * len(batches) // 3:
-                    await replicas.add(NAMES[4])
-                    print(f"    {NAMES[4]} has the state of the others and takes part", flush=True)
-                if number % max(1, len(batches) // 10) == 0:
-                    print(f"    step {number:3}: loss {loss:.4f}, {len(replicas.names)} replicas", flush=True)
+            while loader.epoch < epochs:
+                async for lease in loader.leases():
+                    number = lease.epoch * len(loader) + lease.number
+                    if number == steps // 3 and killing is None:
+                        killing = asyncio.ensure_future(cluster.driver.call(NAMES[1], "end"))
+                    try:
+                        async with lease as rows:
+                            loss = await run.step(rows.numpy())
+                    except WorkerLostError as error:
+                        print(f"    {error.worker} is lost, the step was given up everywhere; its batch comes again", flush=True)
+                        await replicas.remove(error.worker)
+                        continue
+                    if number == 2 * steps // 3:
+                        await replicas.add(NAMES[4])
+                        print(f"    {NAMES[4]} has the state of the others and takes part", flush=True)
+                    if number % max(1, steps // 10) == 0:
+                        print(f"    step {number:3}: loss {loss:.4f}, {len(replicas.names)} replicas", flush=True)
+            await asyncio.gather(killing, return_exceptions=True)
             seconds = time.perf_counter() - started
             shards = [images[part] for part in np.array_split(testing, len(replicas.names))]
             scores = np.concatenate([each.numpy() for each in await replicas.eval(shards)])
@@ -128,7 +130,7 @@ async def main(epochs: int, clip: float, on: str) -> None:
             state, names = await replicas.state_dict(), replicas.names
 
     same = await alone(images, labels, run.taken, clip, state)
-    print(f"\n{len(batches)} steps of {BATCH} images in {seconds:.1f} s, at the end on {', '.join(names)}")
+    print(f"\n{steps} steps of {BATCH} images in {seconds:.1f} s, at the end on {', '.join(names)}")
     print(f"{accuracy:.1%} of {len(testing)} test images")
     print(f"the weights {'have the same bits as' if same else 'DIFFER FROM'} those of one process that adds up the gradients of the shards in turn")
     assert same

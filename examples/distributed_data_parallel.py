@@ -50,26 +50,32 @@ async def train(rank: int, size: int, steps: int) -> None:
     peers = {name: f"http://{host}:{port + number}" for number, (name, host) in enumerate(zip(names, hosts, strict=True)) if number != rank}
     secret = os.environ["AIOGRAD_SECRET"]
     digits = load_digits()
-    images, targets = (digits.data / 16.0).astype(np.float32), digits.target
+    images, targets = ag.tensor((digits.data / 16.0).astype(np.float32)), ag.tensor(digits.target)
+    data = ag.data.DataLoader(ag.data.TensorDataset(images[:1400], targets[:1400]), BATCH, shuffle=True, generator=ag.Generator(0))
     async with dist.Worker(names[rank], host=hosts[rank], port=port + rank, peers=peers, secret=secret) as worker:
         async with await dist.join_group(worker, names) as group:
             ag.seed(rank)  # the weights are those of rank 0, whatever each begins with
-            ddp = dist.DistributedDataParallel(Net(), group)
+            ddp = dist.DistributedDataParallel(Net(), group, data=data)
             optimizer = ag.optim.AdamW(ddp.parameters(), lr=3e-3)
-            order = np.random.default_rng(0)
-            for step in range(steps):
-                mine = order.permutation(1400)[:BATCH][rank::size]  # all ranks draw the same batch, and each takes its rows
-                loss = F.cross_entropy(await ddp(ag.tensor(images[mine])), ag.tensor(targets[mine]))
-                await loss.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                if rank == 0 and step % 50 == 49:
-                    print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
+            await ddp.synchronize()
+            step = 0
+            while step < steps:
+                async for lease in data.leases(rank, size):  # the rows of this rank of the same batch
+                    async with lease as (mine, wanted):
+                        loss = F.cross_entropy(ddp(mine), wanted)
+                        await loss.backward()
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    step += 1
+                    if rank == 0 and step % 50 == 0:
+                        print(f"step {step}: loss {loss.item():.3f}", flush=True)
+                    if step == steps:
+                        break
             weights = np.concatenate([p.detach().numpy().reshape(-1) for p in ddp.parameters()])
             everybody = await group.all_gather(weights)
             if rank == 0:
-                scores = await ddp(ag.tensor(images[1400:]))
-                right = float((scores.detach().numpy().argmax(1) == targets[1400:]).mean())
+                scores = await ddp(images[1400:])
+                right = float((scores.detach().numpy().argmax(1) == digits.target[1400:]).mean())
                 equal = all(each.tobytes() == weights.tobytes() for each in everybody)
                 print(f"accuracy {right:.2f}; the weights of all {size} ranks have the same bits: {equal}", flush=True)
 

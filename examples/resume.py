@@ -1,8 +1,8 @@
 """Training that is killed again and again, and goes on to the same bits.
 
-``python resume.py`` trains a small network in one go, then once more in a process that is killed with SIGKILL at three places in mid-epoch and
-started again after each: model, optimizer, schedule, loader, average and random numbers come back from one file. At the end both have the same
-weights, to the bit. ``python resume.py train FILE`` is that process.
+``python resume.py`` trains a small network in one go, then once more in a process that is killed with SIGKILL in the middle of three steps and
+started again after each: model, optimizer, schedule, loader and average come back from one file, and the batch of the step comes again, with the same
+dropout. At the end both have the same weights, to the bit. ``python resume.py train FILE`` is that process.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import aiograd as ag
 from aiograd import nn, optim
 
 EPOCHS = 3
-#: batches after which the process is killed, of 3 * 8 in all
-KILLED_AFTER = (5, 9, 18)
+#: steps in which the process is killed, of 3 * 8 in all
+KILLED_IN = (5, 9, 18)
 
 
-async def train(path: Path, kill_after: int | None = None) -> str:
+async def train(path: Path, kill_in: int | None = None) -> str:
     """Train from where the file says, saving after every batch; returns a digest of the weights."""
     ag.seed(0)
     numbers = np.random.default_rng(0)
@@ -39,18 +39,17 @@ async def train(path: Path, kill_after: int | None = None) -> str:
     state = ag.TrainingState(model=model, optimizer=optimizer, schedule=schedule, average=average, loader=loader)
     if os.path.exists(path):  # noqa: ASYNC240 - nothing else waits for the loop here
         state.restore(path)
-    batches = loader.epoch * len(loader) + loader.state_dict()["batches"]
     while loader.epoch < EPOCHS:
-        async for inputs, classes in loader:
-            optimizer.zero_grad()
-            await nn.functional.cross_entropy(model(inputs), classes).backward()
-            optimizer.step()
-            schedule.step()
-            average.update_parameters(model)
+        async for lease in loader.leases():
+            async with lease as (inputs, classes):
+                optimizer.zero_grad()
+                await nn.functional.cross_entropy(model(inputs), classes).backward()
+                optimizer.step()
+                schedule.step()
+                average.update_parameters(model)
+                if lease.epoch * len(loader) + lease.number == kill_in:
+                    os.kill(os.getpid(), signal.SIGKILL)
             state.save(path)
-            batches += 1
-            if batches == kill_after:
-                os.kill(os.getpid(), signal.SIGKILL)
     digest = hashlib.sha256()
     for part in (model, average.module):
         for value in part.state_dict().values():
@@ -64,14 +63,14 @@ async def main() -> None:
         whole = await train(Path(folder) / "whole.safetensors")
         print(f"in one go:              {whole[:16]}")
         pieces = ""
-        for kill_after in (*KILLED_AFTER, None):
-            command = [sys.executable, __file__, "train", str(Path(folder) / "pieces.safetensors"), *([str(kill_after)] if kill_after else [])]
+        for kill_in in (*KILLED_IN, None):
+            command = [sys.executable, __file__, "train", str(Path(folder) / "pieces.safetensors"), *([str(kill_in)] if kill_in else [])]
             process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
             output, _ = await process.communicate()
             pieces = output.decode().strip()
-            if kill_after is not None:
+            if kill_in is not None:
                 assert process.returncode == -signal.SIGKILL
-                print(f"killed after batch {kill_after:2} of {EPOCHS * 8}")
+                print(f"killed in step {kill_in:2} of {EPOCHS * 8}")
         print(f"in pieces:              {pieces[:16]}")
         assert pieces == whole
         print("the same bits")

@@ -51,13 +51,18 @@ class Bucket:
         if grad is not None:
             self._grads[index] = grad
 
+    def taken(self) -> dict[int, Array]:
+        """The gradients that were put here, by parameter; they are not here any more."""
+        grads, self._grads = self._grads, {}
+        return grads
+
     def arrays(self, marks: Sequence[bool] = ()) -> list[Array]:
         """The arrays to be reduced: gradients, -0.0 where there is none (which changes no sum, not even the sign of a zero), and flags.
 
         Args:
             marks: further flags at the end.
         """
-        grads, self._grads = self._grads, {}
+        grads = self.taken()
         flags = np.array([*(index in grads for index in self.indices), *marks], self._specs[self.indices[0]].dtype)
         return [*(grads[index] if index in grads else nothing(*self._specs[index]) for index in self.indices), flags]
 

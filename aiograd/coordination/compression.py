@@ -55,6 +55,7 @@ class Compressor(ABC):
 
     __slots__ = ()
 
+    bits: int
     block: int
     decay: float
 

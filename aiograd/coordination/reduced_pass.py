@@ -21,6 +21,9 @@ class ReducingGroup(Protocol):
     def all_reduce(self, arrays: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """See `Group.all_reduce`."""
 
+    def all_gather(self, array: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_gather`."""
+
     def broadcast(self, arrays: Any = None, root: int = 0, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """See `Group.broadcast`."""
 
@@ -69,9 +72,16 @@ class ReducedPass:
         self._buckets[self._bucket_of[index]].put(index, grad)
         while len(self._reducing) < len(self._buckets) and not self._buckets[len(self._reducing)].missing:
             number = len(self._reducing)
-            arrays = self._buckets[number].arrays(() if number else self._marks)
-            running = self._group.all_reduce(arrays, self._op, timeout=self._timeout)
-            self._reducing.append(watched(running, f"bucket {number}"))
+            self._reducing.append(watched(self._begin(number), f"bucket {number}"))
+
+    def _begin(self, number: int) -> Coroutine[Any, Any, Any]:
+        """Begin to reduce a bucket; what is returned is for `_split`."""
+        arrays = self._buckets[number].arrays(() if number else self._marks)
+        return self._group.all_reduce(arrays, self._op, timeout=self._timeout)
+
+    def _split(self, number: int, result: Any) -> tuple[dict[int, Array | None], list[float]]:
+        """The gradients by parameter, and the marks, of a bucket that is reduced."""
+        return self._buckets[number].split(result)
 
     def take_rest(self) -> None:
         """All other parameters have no gradients on this rank."""
@@ -84,8 +94,8 @@ class ReducedPass:
         reducing = self._reducing
         try:
             found: dict[int, Array | None] = {}
-            for bucket, task in zip(self._buckets, reducing, strict=True):
-                grads, marks = bucket.split(await task)
+            for number, task in enumerate(reducing):
+                grads, marks = self._split(number, await task)
                 found |= grads
                 self.marks += marks
         except BaseException:

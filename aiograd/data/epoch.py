@@ -224,7 +224,7 @@ class Epoch:
         draws: generator that the generators of its batches come from; None: nothing of it is leased.
     """
 
-    __slots__ = ("batches", "ledger", "order", "draws", "unentered", "entered", "has_ended")
+    __slots__ = ("batches", "ledger", "order", "draws", "unentered", "entered", "has_ended", "_seed")
 
     def __init__(self, batches: SequenceBatches | StreamBatches, ledger: BatchLedger, order: Generator | None, draws: Generator | None) -> None:
         self.batches = batches
@@ -236,6 +236,8 @@ class Epoch:
         #: how many leases were entered and not left
         self.entered = 0
         self.has_ended = False
+        #: entropy and spawn key of `draws`
+        self._seed: tuple[Any, tuple[int, ...]] | None = None
 
     def read(self, place: BatchPlace) -> None:
         """A batch that is handed out was read."""
@@ -243,31 +245,28 @@ class Epoch:
         self.batches.forget(place.number, self.ledger.first.number)
 
     def generator(self, number: int, rank: int) -> Generator:
-        """The generator of the draws of a batch; see `batch_generator`."""
-        if self.draws is None:
-            raise ModeError(f"batch {number} has no draws of its own: nothing of its epoch is leased")
-        return batch_generator(self.draws, number, rank)
+        """The generator of the draws of a rank in a batch, from its start: the same wherever and whenever the batch is computed.
+
+        Args:
+            number: number of the batch in the epoch.
+            rank: the rank that computes its rows of the batch.
+
+        Returns:
+            A generator, independent of the order of the epoch and of the generators of other batches and ranks.
+        """
+        if self._seed is None:
+            if self.draws is None:
+                raise ModeError(f"batch {number} has no draws of its own: nothing of its epoch is leased")
+            state = self.draws.state_dict()
+            self._seed = entropy_of(state["seed"]), tuple(state["spawn_key"])
+        entropy, spawn_key = self._seed
+        return generator_of(RandomStream(entropy, (*spawn_key, number, rank)))
 
     def return_unentered(self) -> None:
         """Batches of leases that were not entered wait again, and the leases can no longer be entered."""
         places, self.unentered = list(self.unentered), {}
         for place in places:
             self.ledger.give_back(place)
-
-
-def batch_generator(draws: Generator, number: int, rank: int = 0) -> Generator:
-    """The generator of the draws that belong to a batch, from its start: the same wherever and whenever the batch is computed.
-
-    Args:
-        draws: the generator of the epoch; its state neither matters nor changes.
-        number: number of the batch in the epoch.
-        rank: the rank that computes its rows of the batch.
-
-    Returns:
-        A generator, independent of the order of the epoch and of the generators of other batches and ranks.
-    """
-    state = draws.state_dict()
-    return generator_of(RandomStream(entropy_of(state["seed"]), (*state["spawn_key"], number, rank)))
 
 
 def share(rows: Any, rank: int, size: int) -> Any:

@@ -48,7 +48,8 @@ class DataLoader:
     Attributes:
         epoch: how many epochs have ended.
 
-    Leaving the loop early, by ``break``, an error or cancellation, ends what reads; the next loop is a new epoch, unless a state was loaded.
+    Leaving the loop early, by ``break``, an error or cancellation, ends what reads; the next loop is a new epoch, unless a state was loaded. `leases`
+    keeps the place instead, and gives a batch again whose step has failed.
 
     Raises:
         ArgumentError: arguments that do not go together. ArgumentTypeError: a source that is none, or a plain ``for`` where something has to be

@@ -46,6 +46,8 @@ class ProcessSource:
         self._started: list[asyncio.subprocess.Process] = []
         self._idle: asyncio.Queue[asyncio.subprocess.Process] | None = None
         self._length = 0
+        #: requests whose answers have not been read, those of callers that were cancelled among them
+        self._calls: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:
         path = os.pathsep.join([*(each or os.getcwd() for each in sys.path)])
@@ -80,6 +82,8 @@ class ProcessSource:
         for process in started:
             if process.returncode is None:
                 process.kill()
+        if self._calls:  # two must not read from one process; the calls see its end
+            await asyncio.wait(self._calls)
         for process in started:
             await process.communicate()
 
@@ -92,6 +96,8 @@ class ProcessSource:
         idle = self._idle
         process = await idle.get()
         call = asyncio.ensure_future(_ask(process, self.name, index))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
         call.add_done_callback(lambda _: idle.put_nowait(process))
         try:
             return await asyncio.shield(call)

@@ -131,7 +131,8 @@ class ReadAhead:
                 started.add_done_callback(lambda done: done.cancelled() or done.exception())  # perhaps no call asks for it
                 self._tasks[each] = started
         task = self._tasks[number]
-        await asyncio.wait([task])
+        if not task.done():
+            await asyncio.wait([task])
         self._tasks.pop(number, None)
         return None if task.cancelled() else task.result()
 

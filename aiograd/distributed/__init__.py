@@ -86,6 +86,8 @@ if TYPE_CHECKING:
     from aiograd.distributed.data_parallel.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
     from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
     from aiograd.distributed.local_steps import LocalSteps as LocalSteps
+    from aiograd.distributed.local_steps.round_record import RoundRecord as RoundRecord
+    from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics as LocalStepsStatistics
 else:  # a worker needs none of these, and is the sooner there
     __getattr__, __dir__ = _on_first_use(
         __name__,
@@ -96,6 +98,8 @@ else:  # a worker needs none of these, and is the sooner there
             "JoinCluster": "aiograd.distributed.cluster.join",
             "LocalCluster": "aiograd.distributed.cluster.local",
             "LocalSteps": "aiograd.distributed.local_steps",
+            "LocalStepsStatistics": "aiograd.distributed.local_steps.round_statistics",
+            "RoundRecord": "aiograd.distributed.local_steps.round_record",
             "RayCluster": "aiograd.distributed.cluster.ray_cluster",
             "ZeroRedundancyOptimizer": "aiograd.distributed.data_parallel.zero_redundancy_optimizer",
             "make_cluster": "aiograd.distributed.cluster.factory",

@@ -28,13 +28,13 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.device_copies import on_host
 from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.discovery import predict_edges
-from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
 from aiograd.distributed.messages.fields import NESTED, NO_TRACE

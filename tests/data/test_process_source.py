@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,31 @@ def made():
 def _importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.proc
+async def test_leases_of_examples_of_other_processes() -> None:
+    async with ProcessSource("mine:examples", 2) as source:
+        loader = DataLoader(source, 1, prefetch=3)
+        found = []
+        for fails in (True, False, False):
+            async for lease in loader.leases():
+                with contextlib.suppress(ZeroDivisionError):
+                    async with lease as (x, _):
+                        if fails:
+                            raise ZeroDivisionError  # what was read ahead is dropped, and read again
+                        found.append(int(x[0, 0].item()))
+                break
+        assert found == [0, 1]
+        leases = loader.leases()
+        async with await anext(leases) as (x, _):
+            assert x.tolist() == [[2] * 3]
+        await leases.aclose()
+        pids = [process.pid for process in source._started]
+        assert all(process.returncode is None for process in source._started)
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.proc

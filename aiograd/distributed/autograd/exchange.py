@@ -30,6 +30,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiograd.coordination.device_copies import on_device, on_host
 from aiograd.distributed.autograd.discovery import send_node
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_record import ParticipantHelper, PassRecord
@@ -40,7 +41,6 @@ from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.errors import PassAbortedError, ProtocolError
 from aiograd.graph.boundary import to_array
-from aiograd.running import devices
 from aiograd.running.types import Array
 from aiograd.tensors.core import make
 from aiograd.transaction.tree import witnesses
@@ -230,23 +230,3 @@ class GradientExchange(ParticipantHelper):
             participant.context.add_recv(recorded, recorded_edge, peer)
             self._received_edges.append(recorded_edge)
         return send, arrived
-
-
-async def on_host(array: Array) -> np.ndarray[Any, Any]:
-    """The values of a device array, copied on its device's thread."""
-    if isinstance(array, (np.ndarray, np.generic)):  # the gradient of a 0-d value may be a scalar of numpy
-        return np.asarray(array)
-    await array.__aiograd_wait__()
-    device = devices.device(devices.device_name_of(array))
-    if device is None:
-        return np.asarray(array)
-    copied: np.ndarray[Any, Any] = await asyncio.wrap_future(device.submit(functools.partial(device.to_host, array)))
-    return copied
-
-
-async def on_device(array: np.ndarray[Any, Any], name: str) -> Array:
-    """A copy of a host array on a device."""
-    device = devices.device(name)
-    if device is None:
-        return array
-    return await asyncio.wrap_future(device.submit(functools.partial(device.from_host, array)))

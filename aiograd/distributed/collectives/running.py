@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aiograd.coordination.device_copies import on_host
 from aiograd.coordination.message_form import WireMessage
-from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.collectives.exchange import CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import Operation
 from aiograd.distributed.collectives.ring import new_exchange

@@ -10,6 +10,9 @@ from typing import Any, Self
 import numpy as np
 
 from aiograd.coordination.buckets import BUCKET_BYTES
+from aiograd.coordination.compressed_pass import checked_compressor
+from aiograd.coordination.compression import Compressor
+from aiograd.coordination.compressor_message import sent_form
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
@@ -77,6 +80,7 @@ class DataParallel:
         accumulate: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
         shard_optimizer: bool = False,
+        compress: Compressor | None = None,
         timeout: float | None = None,
     ) -> Self:
         """Make replicas on workers; all begin with the state of the first.
@@ -101,6 +105,9 @@ class DataParallel:
                 Adagrad, NAdam, RAdam), and contiguous parameters of the host. When one replica is lost the others have the whole state, and the next
                 step divides it anew. When both replicas that have a shard are lost before that, steps raise a DistributedError until
                 `load_optimizer_state_dict` loads the state of a checkpoint; load the module's after it.
+            compress: `TopK` or `Blockwise`: gradients travel between the workers as its payloads; None: as they are. Each replica keeps what its
+                payloads have left out and adds it to its next gradients; a step that fails leaves that as it was. A replica that is made anew, or
+                that gets another state, begins without.
             timeout: seconds for each request to a worker; None: the worker's default.
 
         Returns:
@@ -122,9 +129,14 @@ class DataParallel:
             raise ArgumentTypeError(f"DataParallel: expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
         if not isinstance(method, str) or not method or method.startswith("_"):
             raise ArgumentError(f"DataParallel(method={method!r}): expected the name of a public method of the module")
-        options = {"method": method, "clip_norm": checked_norm("DataParallel", clip_norm), "accumulate": _checked_count("accumulate", accumulate)}
-        options["bucket_bytes"] = _checked_count("bucket_bytes", bucket_bytes)
-        options["shard_optimizer"] = _checked_sharding(shard_optimizer, optimizer)
+        options = {
+            "method": method,
+            "clip_norm": checked_norm("DataParallel", clip_norm),
+            "accumulate": _checked_count("accumulate", accumulate),
+            "bucket_bytes": _checked_count("bucket_bytes", bucket_bytes),
+            "shard_optimizer": _checked_sharding(shard_optimizer, optimizer),
+            "compress": sent_form(checked_compressor("DataParallel", compress)),
+        }
         coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
         seed = default_generator().fork().integers(0, _WORD - 1, 2).tolist()
         try:

@@ -5,7 +5,8 @@ Note [When members exchange something]
     later ones return the module's result: ``await ddp(x)`` is right in both cases.
 
     *Backward.* Gradients are averaged while the pass runs, and committed on all members or on none; see `reducer`. With them travel the buffers of
-    rank 0: a forward needs nothing from others then, and evaluation right after a step sees the same buffers everywhere.
+    rank 0: a forward needs nothing from others then, and evaluation right after a step sees the same buffers everywhere. With a compressor the
+    gradients travel as payloads, and the residuals of a member change in the same commit; see `aiograd.coordination.compressed_pass`.
 
     *A loader* (`data`) is at the place of rank 0 after `synchronize`, as the parameters are: both count the same batches. A member that is at another
     place and within a lease cannot move, since it computes with rows of that place; then it raises, and nothing changes.
@@ -24,12 +25,15 @@ from typing import Any, Self
 
 import numpy as np
 
-from aiograd.coordination.buckets import BUCKET_BYTES
+from aiograd.coordination.buckets import BUCKET_BYTES, ParameterSpec
+from aiograd.coordination.compressed_pass import check_compressible, checked_compressor
+from aiograd.coordination.compression import Compressor
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors import inplace
+from aiograd.tensors.core import make
 from aiograd.tensors.creation import asarray
 
 
@@ -52,6 +56,10 @@ class DistributedDataParallel:
     reaches keeps its ``grad``. Either the pass returns on all members, or it raises on all, no ``grad`` has changed anywhere, and the group is over;
     ``DistributedDataParallel(module, await group.without(name))`` goes on with the others.
 
+    With ``compress`` gradients travel as payloads of a fraction of their size. Each member keeps by parameter what its payloads have left out, and
+    adds it to the next gradient; a pass that fails leaves that as it was, too. The mean is computed of the decoded gradients in float64, in the order
+    of the ranks, and rounded once. `compression_state_dict` carries it over to a new group, or to a checkpoint of this member.
+
     It is called as the module itself, and `module` is the module. Make it after the module has been moved to its device.
 
     Args:
@@ -60,6 +68,7 @@ class DistributedDataParallel:
         bucket_bytes: gradients travel in buckets of at least so many bytes, as soon as they are complete.
         broadcast_buffers: True to have the buffers of rank 0 on all members after every pass.
         timeout: seconds that members may be apart in a pass; None: `Limits.default_deadline`.
+        compress: `TopK` or `Blockwise`, the same on every member; None: gradients are sent as they are.
         data: an `aiograd.data.DataLoader`, alike on every member, of which `synchronize` carries the place; ``data.leases(group.rank, group.size)``
             gives every member its rows of the same batches, each batch once. None: members read by themselves.
 
@@ -67,8 +76,9 @@ class DistributedDataParallel:
         module, group, data: as given.
 
     Raises:
-        ArgumentTypeError: `module` is no module, `group` no group, or `data` no loader. ArgumentError: no parameter requires grad, such a
-            `bucket_bytes`, or `data` draws its orders from the default generator, which differs between members.
+        ArgumentTypeError: `module` is no module, `group` no group, `compress` no compressor or `data` no loader, or a parameter is neither float32
+            nor float64 with `compress`. ArgumentError: no parameter requires grad, such a `bucket_bytes`, or `data` draws its orders from the default
+            generator, which differs between members.
 
     >>> members = [dist.DistributedDataParallel(ag.nn.Linear(2, 1), group) for group in groups]
     >>> y, z = await asyncio.gather(*(member(ag.ones(1, 2)) for member in members))
@@ -84,12 +94,16 @@ class DistributedDataParallel:
         bucket_bytes: int = BUCKET_BYTES,
         broadcast_buffers: bool = True,
         timeout: float | None = None,
+        compress: Compressor | None = None,
         data: Any = None,
     ) -> None:
         if not all(hasattr(module, name) for name in ("named_parameters", "named_buffers", "state_dict")):
             raise ArgumentTypeError(f"DistributedDataParallel: expected a module, found {type(module).__name__}")
         if not isinstance(group, Group):
             raise ArgumentTypeError(f"DistributedDataParallel: expected what `await dist.join_group(...)` returns, found {type(group).__name__}")
+        trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        specs = ((name, ParameterSpec(tuple(each.shape), np.dtype(each.dtype))) for name, each in trained.items())
+        check_compressible("DistributedDataParallel", checked_compressor("DistributedDataParallel", compress), specs)
         if data is not None and not all(hasattr(data, name) for name in ("leases", "state_dict", "load_state_dict")):
             raise ArgumentTypeError(f"DistributedDataParallel(data=...): expected an ag.data.DataLoader, found {type(data).__name__}")
         if data is not None and data.shuffle and data.generator is None:
@@ -100,15 +114,17 @@ class DistributedDataParallel:
         self.module = module
         self.group = group
         self.data = data
+        self._trained = list(trained)
         self._timeout = timeout
         self._is_synchronized = False
         self._synchronizing: asyncio.Task[None] | None = None
         self._reducer = GradientReducer(
             group,
-            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            trained.values(),
             bucket_bytes=bucket_bytes,
             timeout=timeout,
             buffers=(lambda: list(module.buffers())) if broadcast_buffers else tuple,
+            compress=compress,
             commit=functools.partial(group.commit, timeout=timeout),
         )
         self._reducer.attach()
@@ -158,7 +174,7 @@ class DistributedDataParallel:
     async def _receive_values(self) -> None:
         group, timeout = self.group, self._timeout
         tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        lines = [f"{name}: {np.dtype(each.dtype)}{list(each.shape)}" for name, each in tensors.items()]
+        lines = [f"compress={self._reducer.compress}", *(f"{name}: {np.dtype(each.dtype)}{list(each.shape)}" for name, each in tensors.items())]
         outline = "\n".join([*lines, *_outline_of_data(self.data)])
         outlines = await group.all_gather(np.frombuffer(outline.encode(), np.uint8), timeout=timeout)
         for rank, found in enumerate(outlines):
@@ -167,6 +183,8 @@ class DistributedDataParallel:
                 index = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
                 mine, theirs = ((each[index] if index < len(each) else "nothing") for each in (first, other))
                 what, wanted = ("module", "a module of the same structure") if index < len(lines) else ("data", "a loader of the same data")
+                if not index:
+                    what, wanted = "compressor", "the same compressor"
                 raise ArgumentError(
                     f"DistributedDataParallel: the {what} of {group.names[rank]} (rank {rank}) has {theirs} where that of {group.names[0]} "
                     f"(rank 0) has {mine}; every member needs {wanted}"
@@ -219,6 +237,53 @@ class DistributedDataParallel:
             yield
         finally:
             self._reducer.is_enabled = before
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """The residuals of this member: copies of what its payloads have left out in committed passes.
+
+        Returns:
+            Tensors by the names of parameters; empty without `compress`, and before the first pass.
+
+        >>> group, _ = groups
+        >>> ddp = dist.DistributedDataParallel(ag.nn.Linear(2, 1), group, compress=dist.TopK(1 / 16, bits=4))
+        >>> ddp.compression_state_dict()
+        {}
+        """
+        return {name: make(each.copy()) for name, each in zip(self._trained, self._reducer.residuals, strict=True) if each is not None}
+
+    def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with residuals: those of this member in another group, or from its checkpoint. Call it between passes.
+
+        Args:
+            state: as `compression_state_dict` returns it; a parameter that it lacks begins without a residual.
+
+        Raises:
+            ArgumentError: a name, shape or dtype that is not that of a parameter, a value that is not finite, or residuals where there is no
+                compressor; nothing has changed. ArgumentTypeError: `state` is no mapping.
+
+        >>> group, _ = groups
+        >>> ddp = dist.DistributedDataParallel(ag.nn.Linear(2, 1), group, compress=dist.Blockwise(8))
+        >>> ddp.load_compression_state_dict({"weight": ag.zeros(1, 2)})
+        >>> ddp.compression_state_dict()
+        {'weight': tensor([[0., 0.]])}
+        """
+        what, reducer = "DistributedDataParallel.load_compression_state_dict", self._reducer
+        if not isinstance(state, Mapping):
+            raise ArgumentTypeError(f"{what}: expected the result of compression_state_dict(), found {type(state).__name__}")
+        if state and reducer.compress is None:
+            raise ArgumentError(f"{what}: found residuals of {len(state)} parameters, but this was made without compress=, which uses them")
+        unknown = sorted(set(state) - set(self._trained))
+        if unknown:
+            raise ArgumentError(f"{what}: found {', '.join(unknown)}, which are no parameters here; expected some of {', '.join(self._trained)}")
+        residuals: list[Any] = [None] * len(self._trained)
+        for index, (name, spec) in enumerate(zip(self._trained, reducer.buckets.specs, strict=True)):
+            if name in state:
+                residuals[index] = values = np.array(asarray(state[name]).detach().cpu()._data)
+                if ParameterSpec(values.shape, values.dtype) != spec:
+                    raise ArgumentError(f"{what}: {name} is {values.dtype}{list(values.shape)}; expected {spec.dtype}{list(spec.shape)}")
+                if not np.isfinite(values).all():
+                    raise ArgumentError(f"{what}: {name} has values that are not finite")
+        reducer.residuals = residuals
 
     def detach(self) -> None:
         """Leave the module's gradients alone from now on. Idempotent."""

@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from aiograd.coordination.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
+from aiograd.coordination.compressed_pass import CompressedPass, check_compressible
+from aiograd.coordination.compression import Compressor
 from aiograd.coordination.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
@@ -64,14 +66,17 @@ class GradientReducer:
         op: "mean" or "sum", which are associated in the order of the ranks.
         timeout: seconds that a bucket may take; None: the worker's default.
         buffers: gives the Tensors that get the values of rank 0 with every pass that is committed.
+        compress: gradients travel as its payloads, see `compressed_pass`; None: as they are.
         commit: awaited when everything is staged, with the function that writes the gradients, which it calls if all members do so; None: they
             are written once this member has all of them.
 
     Attributes:
         is_enabled: False: gradients are not combined. See Note [Gradients that were not reduced].
+        residuals: by parameter what `compress` has left out in committed passes; None: nothing.
 
     Raises:
-        ArgumentError: a parameter twice, one that does not require grad, or none at all. ArgumentTypeError: something else than a Tensor.
+        ArgumentError: a parameter twice, one that does not require grad, or none at all. ArgumentTypeError: something else than a Tensor, or a
+            parameter that cannot be compressed.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class GradientReducer:
         op: str = "mean",
         timeout: float | None = None,
         buffers: Callable[[], Sequence[Any]] = tuple,
+        compress: Compressor | None = None,
         commit: Callable[[Callable[[], None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self.group = group
@@ -95,7 +101,11 @@ class GradientReducer:
         self.index_of = {leaf: index for index, leaf in enumerate(self.leaves)}
         if len(self.index_of) < len(self.leaves):
             raise ArgumentError("a parameter stands twice among those whose gradients are to be reduced")
-        self.buckets = GradientBuckets([ParameterSpec(leaf.shape, leaf.dtype) for leaf in self.leaves], bucket_bytes)
+        specs = [ParameterSpec(leaf.shape, leaf.dtype) for leaf in self.leaves]
+        check_compressible("GradientReducer", compress, ((f"parameter {index}", spec) for index, spec in enumerate(specs)))
+        self.buckets = GradientBuckets(specs, bucket_bytes)
+        self.compress = compress
+        self.residuals: list[Array | None] = [None] * len(self.leaves)
         #: True if leaves may have gradients that were not reduced
         self.has_unreduced = False
         self._pass: _PassEnd | None = None
@@ -138,6 +148,16 @@ class GradientReducer:
         task.join(begun)
         return begun
 
+    def reduced_pass(self, marks: Sequence[bool]) -> ReducedPass:
+        """The gradients of a pass that begins.
+
+        Args:
+            marks: see `ReducedPass`.
+        """
+        if self.compress is None:
+            return ReducedPass(self.group, self.buckets, self.op, self.timeout, marks)
+        return CompressedPass(self.group, self.buckets, self.compress, self.residuals, self.op, self.timeout, marks)
+
     def pass_failed(self, task: GraphTask, error: BaseException) -> None:
         """See `LeafReducer.pass_failed`."""
         is_mine = self._pass is not None and self._pass.task is task
@@ -161,7 +181,7 @@ class _PassEnd:
         self.task = task
         #: True if the combined gradients include the earlier gradients of leaves
         self.replaces = reducer.has_unreduced
-        self.reduced = ReducedPass(reducer.group, reducer.buckets, reducer.op, reducer.timeout, (self.replaces,))
+        self.reduced = reducer.reduced_pass((self.replaces,))
         self._seen: dict[int, Any] = {}
         self._buffers: list[tuple[Any, Array]] = []
         #: the values of the buffers, on their way
@@ -191,11 +211,13 @@ class _PassEnd:
         """See `CommitGuard.finish`."""
         reducer = self.reducer
         self.reduced.take_rest()
+        grads = await self.reduced.results() if reducer.compress is not None else None  # its exchanges begin later than they are taken
         buffers = reducer.buffers() if reducer.group.size > 1 else ()
         if buffers:
             running = reducer.group.broadcast([buffer.detach() for buffer in buffers], timeout=reducer.timeout)
             self.receiving = watched(running, "buffers")
-        grads = await self.reduced.results()
+        if grads is None:
+            grads = await self.reduced.results()
         if self.receiving is not None:
             self._buffers = list(zip(buffers, await self.receiving, strict=True)) if reducer.group.rank else []
         (mark,) = self.reduced.marks
@@ -218,6 +240,8 @@ class _PassEnd:
     def _write(self) -> None:
         """Write gradients and buffers; a buffer that has its values already is not written, as a graph may have saved it."""
         self.task.commit()
+        if isinstance(self.reduced, CompressedPass):
+            self.reducer.residuals = self.reduced.residuals
         for buffer, values in self._buffers:
             if buffer.detach().cpu().numpy().tobytes() != values.tobytes():
                 inplace.write(buffer, asarray(values).to(buffer.device)._data)

@@ -8,6 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
+from aiograd.coordination.compressed_pass import CompressedPass, check_compressible
+from aiograd.coordination.compression import Compressor
+from aiograd.coordination.reduced_pass import ReducedPass
+from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.loss_module import LossModule
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
@@ -34,9 +38,11 @@ class Replica(LossModule):
         accumulate: steps of which the gradients are summed before the optimizer takes a step.
         bucket_bytes: see `GradientBuckets`.
         shard_optimizer: True: the replicas divide the state of the optimizer.
+        compress: gradients travel as its payloads, see `aiograd.coordination.compressed_pass`; None: as they are.
 
     Raises:
-        ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, or another kind of optimizer is needed.
+        ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, another kind of optimizer is needed, or a
+            parameter cannot be compressed.
     """
 
     def __init__(
@@ -48,10 +54,17 @@ class Replica(LossModule):
         accumulate: int,
         bucket_bytes: int,
         shard_optimizer: bool = False,
+        compress: Compressor | None = None,
     ) -> None:
         super().__init__(module, method, clip_norm)
         self.accumulate = accumulate
-        self.buckets = GradientBuckets([ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters], bucket_bytes)
+        specs = [ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters]
+        names = [name for name, each in module.named_parameters() if each.requires_grad]
+        check_compressible("DataParallel", compress, zip(names, specs, strict=True))
+        self.buckets = GradientBuckets(specs, bucket_bytes)
+        self.compress = compress
+        #: by parameter what `compress` has left out in committed steps of this replica
+        self.residuals: list[Array | None] = [None] * len(self.parameters)
         self._holder = holder
         kind = ShardedOptimizer if shard_optimizer else StagedOptimizer
         self.optimizer: StagedOptimizer | ShardedOptimizer = kind(holder.optimizer, self.parameters)
@@ -69,9 +82,30 @@ class Replica(LossModule):
         """Grows with every change of the state; of two replicas the one with the greater version is ahead."""
         return self.loads, self.taken
 
-    def committed(self, running: list[Array | None] | None) -> None:
-        """A step is written. `running`: the new sum of gradients; None: the optimizer has taken its step."""
+    def reduced_pass(self, group: Group) -> ReducedPass:
+        """The gradients of a step that begins.
+
+        Args:
+            group: this replica and the others.
+        """
+        if self.compress is None:
+            return ReducedPass(group, self.buckets, "sum")
+        return CompressedPass(group, self.buckets, self.compress, self.residuals, "sum")
+
+    def forget_residuals(self) -> None:
+        """The state becomes that of another replica, or of a checkpoint, to which residuals of this one do not belong."""
+        self.residuals = [None] * len(self.parameters)
+
+    def committed(self, running: list[Array | None] | None, sums: ReducedPass) -> None:
+        """A step is written.
+
+        Args:
+            running: the new sum of gradients; None: the optimizer has taken its step.
+            sums: the gradients of the step.
+        """
         self.taken += 1
+        if isinstance(sums, CompressedPass):
+            self.residuals = sums.residuals
         if isinstance(self.optimizer, ShardedOptimizer):
             self.optimizer.taken = self.taken
             self._divided = None
@@ -89,6 +123,7 @@ class Replica(LossModule):
         if isinstance(self.optimizer, StagedOptimizer):
             self.optimizer.current.load_state_dict(state.optimizer)
         state.write()
+        self.forget_residuals()
         self.running = state.running
         self.loads, self.taken = state.version
 

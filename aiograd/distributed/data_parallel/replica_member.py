@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.client import StepWording
+from aiograd.coordination.compressor_message import received_form
 from aiograd.coordination.member import StepMember
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import ModuleOutline
@@ -95,6 +96,7 @@ class ReplicaMember(StepMember[StepWork]):
         replica = self._replica
         async with replica.alone():
             replica.loads = loads
+            replica.forget_residuals()
         return True
 
     async def synchronise(self, names: list[str], group: str) -> bool:
@@ -243,4 +245,5 @@ def _make(modules: Sequence[Any], options: Any) -> Replica:
         raise ArgumentError(f"a data-parallel replica of {len(modules)} modules; expected one")
     found = parse(ReplicaOptions, options)
     optimizer = found.optimizer.local_value()
-    return Replica(modules[0], optimizer, found.method, found.clip_norm, found.accumulate, found.bucket_bytes, found.shard_optimizer)
+    compress = received_form(found.compress)
+    return Replica(modules[0], optimizer, found.method, found.clip_norm, found.accumulate, found.bucket_bytes, found.shard_optimizer, compress)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, TypeAlias
 
+from aiograd.coordination.compressor_message import CompressorForm
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.distributed.objects.references import RemoteRef
@@ -27,6 +28,8 @@ class ReplicaOptions(WireMessage):
     bucket_bytes: Positive
     shard_optimizer: bool
     optimizer: RemoteRef
+    #: None: gradients are sent as they are
+    compress: CompressorForm | None = None
 
 
 @message(code="replica", wire=list)

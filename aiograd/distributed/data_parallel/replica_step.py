@@ -3,11 +3,12 @@
 Note [A step of replicas]
     The loss of a replica is the mean over the rows of its shard. Its backward begins with the shard's part of all rows, so that the sum over the
     replicas, in the order of their ranks, is the gradient of the mean over the batch. Where the optimizer takes a step only after several of
-    these, rank 0 begins its contribution with the sum so far: then all that one process would add up is added in the order in which it would.
-    Gradients are summed in buckets, while backward still runs.
+    these, rank 0 begins its contribution with the sum so far: then all that one process would add up is added in the order in which it would. With a
+    compressor the sum of the decoded gradients of a step is added to the sum so far, which is not compressed again. Gradients are summed in buckets,
+    while backward still runs.
 
-    Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients and the buffers (rank 0's, for all) wait
-    beside the old ones until the step is committed.
+    Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients, residuals of the compressor and the buffers
+    (rank 0's, for all) wait beside the old ones until the step is committed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class ReplicaStep:
         self._replica = replica
         self._group = group
         self._running: list[Array | None] | None = None
+        self._sums = replica.reduced_pass(group)
         #: parameters with gradients that are being summed
         self._taken: set[int] = set()
         #: buffers as the loss has left them, and the buffers with the values that they are to have
@@ -66,13 +68,15 @@ class ReplicaStep:
             The loss, outside of any graph.
         """
         replica = self._replica
-        sums = ReducedPass(self._group, replica.buckets, "sum")
+        sums = self._sums
         try:
             loss = await self._backward(shard, weight, seed, sums)
             for index in range(len(replica.parameters)):
                 if index not in self._taken:
                     self._take(sums, index, None)
             reduced = await sums.results()
+            if replica.compress is not None:
+                reduced = [_sum_of(*each) for each in zip(replica.running, reduced, strict=True)]
         except BaseException:
             sums.cancel()
             raise
@@ -125,9 +129,8 @@ class ReplicaStep:
         """The gradient of a parameter is complete, or there is none: let it be summed with the others."""
         self._taken.add(index)
         array = None if mine is None else mine.detach()._data
-        before = self._replica.running[index] if self._group.rank == 0 else None
-        if before is not None:
-            array = before if array is None else before + array
+        if self._group.rank == 0 and self._replica.compress is None:
+            array = _sum_of(self._replica.running[index], array)
         sums.take(index, array)
 
     def _update(self, grads: Sequence[Array | None], withdrawn: Sequence[Any]) -> None:
@@ -145,7 +148,12 @@ class ReplicaStep:
             self._replica.optimizer.commit()
         for buffer, values in self._buffers:
             inplace.write(buffer, asarray(values).to(buffer.device)._data)
-        self._replica.committed(self._running)
+        self._replica.committed(self._running, self._sums)
 
     async def after_commit(self) -> None:
         """Nothing follows."""
+
+
+def _sum_of(first: Any, second: Any) -> Any:
+    """The sum of two gradients, each of which may be missing."""
+    return second if first is None else first if second is None else first + second

@@ -3,6 +3,7 @@
 =======================  ==========================================================================================================
 `controller`             the training as its program sees it (`LocalSteps`)
 `round_record`           a round that was committed; pure
+`round_statistics`       seconds and bytes of a training; pure
 `coordinator`            the rounds: dealing batches, gathering results, the exchange and its decision
 `base_coordinator`       the members: how they are made, get the base, catch up and are lost
 `checkpoints`            the state of all as a dict that is saved
@@ -21,3 +22,4 @@ from __future__ import annotations
 from aiograd.distributed.local_steps.controller import LocalSteps as LocalSteps
 from aiograd.distributed.local_steps.member import LocalStepsMember as LocalStepsMember
 from aiograd.distributed.local_steps.round_record import RoundRecord as RoundRecord
+from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics as LocalStepsStatistics

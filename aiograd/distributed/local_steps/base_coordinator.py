@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.coordination.compression import Compressor
+from aiograd.coordination.compressor_message import sent_form
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import difference
@@ -25,7 +26,8 @@ from aiograd.distributed.local_steps.batch_order import BatchOrder, loader_diffe
 from aiograd.distributed.local_steps.member import WORDING
 from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
-from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline, sent_form
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
+from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics, RoundFigures
 from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
@@ -89,6 +91,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.options = options
         #: of the random numbers of all batches
         self.seed = options.seed
+        self.figures = RoundFigures()
         #: of the base
         self.digest = ""
         #: names of the workers whose members were lost since the last round
@@ -263,6 +266,10 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         for member in self.remotes:
             member.version, member.is_new = -1, True
 
+    def statistics(self) -> LocalStepsStatistics:
+        """See `LocalSteps.statistics`."""
+        return self.figures.frozen([each.owner for each in self.remotes], self.worker.statistics().peers)
+
     # ---------------------------------------------------------------- members that go
 
     def lose(self, member: RemoteLocalMember, error: BaseException) -> None:
@@ -270,6 +277,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         if member in self.remotes:
             logger.warning("local steps go on without the member on %s: %s", member.owner, error)
             self.lost.append(member.owner)
+            self.figures.lost += 1
             self.leave(member)
 
     def leave(self, member: RemoteLocalMember) -> None:

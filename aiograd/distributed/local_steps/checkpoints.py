@@ -7,10 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.data.ledger import BatchLedger
-from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
+from aiograd.coordination.message_form import encode, parse
+from aiograd.data.ledger import BatchLedger, BatchPlace
 from aiograd.distributed.local_steps.base_state import BaseState
+from aiograd.distributed.local_steps.coordinator import RoundCoordinator
+from aiograd.distributed.local_steps.remote_local_member import RemoteContribution
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalResult, MemberProgress
+from aiograd.distributed.messages.library import LoadModule, LoadOptimizer, ReadModule, ReadOptimizer
 from aiograd.distributed.objects.object_server import plain
+from aiograd.distributed.objects.parameter_stream import fetch, store
 from aiograd.errors import ArgumentError
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
@@ -19,7 +24,7 @@ from aiograd.tensors.core import TensorCore, make
 PARTS = ("version", "seed", "parameters", "buffers", "outer", "answer", "data", "order")
 
 
-def checkpoint_of(coordinator: BaseCoordinator) -> dict[str, Any]:
+def checkpoint_of(coordinator: RoundCoordinator) -> dict[str, Any]:
     """The checkpoint of a training.
 
     Args:
@@ -41,7 +46,7 @@ def checkpoint_of(coordinator: BaseCoordinator) -> dict[str, Any]:
     }
 
 
-def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, BatchLedger, tuple[int, ...], list[Array | None]]:
+def restored(coordinator: RoundCoordinator, state: Any) -> tuple[BaseState, str, BatchLedger, tuple[int, ...], list[Array | None]]:
     """The state of a checkpoint, checked against the training that is to go on from it.
 
     Args:
@@ -54,7 +59,7 @@ def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, 
     Raises:
         ArgumentError: it is no checkpoint of this model and this data set.
     """
-    if not isinstance(state, Mapping) or state.keys() != set(PARTS):
+    if not isinstance(state, Mapping) or state.keys() - {"members"} != set(PARTS):
         found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
         raise ArgumentError(f"LocalSteps.restore: expected a state with {', '.join(PARTS)}, as checkpoint() returns it; found {found}")
     base, loader = coordinator.base, coordinator.outline.loader
@@ -77,6 +82,79 @@ def restored(coordinator: BaseCoordinator, state: Any) -> tuple[BaseState, str, 
     if version < 0:
         raise ArgumentError(f"LocalSteps.restore: version {version}; expected a number from 0 on")
     return made, made.digest(), ledger, seed, list(answer.values())
+
+
+# ---------------------------------------------------------------- members
+
+
+async def members_of(coordinator: RoundCoordinator) -> dict[str, Any]:
+    """The states of the members that compute nothing, by name; it is waited for computations that end without a round.
+
+    Args:
+        coordinator: of the training.
+
+    Returns:
+        Dicts that a checkpoint has as ``members``.
+    """
+    worker, found = coordinator.worker, {}
+    for member in await coordinator.rest():
+        head, values = await fetch(worker, member.optimizer, ReadOptimizer, None)
+        progress = parse(MemberProgress, await coordinator.ask(member, "progress"), member.owner)
+        found[member.owner] = {
+            "inner": {"state": _by_text(values), "param_groups": head["groups"]},
+            "residuals": progress.residuals,
+            "contribution": None,
+        }
+        if member.contribution is not None:
+            number, batches, result, carried = member.contribution
+            _, local = await fetch(worker, member.module, ReadModule, None) if coordinator.options.overlap else (None, None)
+            found[member.owner]["contribution"] = {
+                "number": number,
+                "batches": [list(each) for each in batches],
+                "result": {name: getattr(result, name) for name in result.form.names},
+                "carried": carried,
+                "buffers": {each.name: each.values for each in progress.buffers},
+                "rest": progress.rest,
+                "local": local,
+            }
+    return found
+
+
+async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any]) -> None:
+    """Let members with the names of earlier ones go on with their states. The others begin at the base.
+
+    Args:
+        coordinator: of the training, which has the base of the checkpoint.
+        saved: the states by name.
+    """
+    mine = {member: saved[member.owner] for member in coordinator.remotes if member.owner in saved}
+    contributions = {member: each["contribution"] for member, each in mine.items() if each["contribution"] is not None}
+    wanted = {tuple(map(int, batch)) for each in contributions.values() for batch in each["batches"]}
+    others = []
+    while wanted:
+        place = coordinator.ledger.take()
+        if place in wanted:
+            wanted.remove(place)
+        elif place is not None:
+            others.append(place)
+    for place in others:
+        coordinator.ledger.give_back(place)
+    for member, each in mine.items():
+        await coordinator.update(member)
+        inner = {int(number): values for number, values in each["inner"]["state"].items()}
+        head = {"taken": 0, "groups": [dict(group) for group in each["inner"]["param_groups"]]}
+        await store(coordinator.worker, member.optimizer, LoadOptimizer, inner, None, head)
+        given = contributions.get(member)
+        progress, contribution = MemberProgress(None, [], each["residuals"], None), None
+        if given is not None:
+            buffers = [ChangedBuffer(path, values) for path, values in given["buffers"].items()]
+            progress = MemberProgress(given["number"], buffers, each["residuals"], given["rest"])
+            batches = [BatchPlace(*map(int, batch)) for batch in given["batches"]]
+            contribution = RemoteContribution(given["number"], batches, LocalResult(**given["result"]), given["carried"])
+            if given["local"] is not None:
+                await store(coordinator.worker, member.module, LoadModule, given["local"], None)
+        await coordinator.ask(member, "resume", encode(progress))
+        coordinator.go_on(member, contribution, can_carry=given is not None and given["local"] is not None)
 
 
 def _by_text(value: Any) -> Any:

@@ -11,10 +11,11 @@ from typing import Any, Self
 from aiograd.coordination.compression import Compressor, TopK
 from aiograd.coordination.message_form import parse
 from aiograd.distributed.local_steps.base_coordinator import TrainingOptions
-from aiograd.distributed.local_steps.checkpoints import checkpoint_of, restored
+from aiograd.distributed.local_steps.checkpoints import checkpoint_of, members_of, restore_members, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.round_messages import MemberDigest
 from aiograd.distributed.local_steps.round_record import RoundRecord
+from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
@@ -295,10 +296,14 @@ class LocalSteps:
             values = coordinator.base.values()
             return {path: make(values[mine].copy()) for path, mine in coordinator.outline.state.items()}
 
-    async def checkpoint(self) -> dict[str, Any]:
+    async def checkpoint(self, members: bool = False) -> dict[str, Any]:
         """A copy of the state that all members share: base, buffers, outer optimizer, and the place in the data. Cancelling changes nothing.
 
         It fits any number of members. Batches that are dealt and not in a round yet count as not read.
+
+        Args:
+            members: True: also inner optimizers, residuals, and local steps that wait for a round, of each member: with the same names the training
+                goes on to the same bits. It waits for late members.
 
         Returns:
             A dict for `restore`, which `ag.save` takes.
@@ -308,13 +313,15 @@ class LocalSteps:
         (0, ['weight'])
         """
         async with self._turn:
-            return checkpoint_of(self._open())
+            coordinator = self._open()
+            states = {"members": await members_of(coordinator)} if members else {}
+            return checkpoint_of(coordinator) | states
 
     async def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint: all members begin at its base, with fresh inner optimizers, and read the batches that it has not read.
+        """Go on from a checkpoint: all members begin at its base and read the batches that it has not read.
 
-        Batches that are dealt go back before. Cancelled or failed, either nothing has changed, or all members have the state before they
-        compute again.
+        Their inner optimizers are fresh, unless the checkpoint has the state of a member of the same name. Batches that are dealt go back before.
+        Cancelled or failed, either nothing has changed, or all members have the base before they compute again.
 
         Args:
             state: the result of `checkpoint`.
@@ -331,7 +338,19 @@ class LocalSteps:
         async with self._turn, self._entering:
             coordinator = self._open()
             await coordinator.replace_base(*restored(coordinator, state))
+            await restore_members(coordinator, state.get("members", {}))
             await coordinator.update_all()
+
+    def statistics(self) -> LocalStepsStatistics:
+        """Figures of this training so far. Each round logs them with ``ag.log``, as ``local_steps/...``, beside its mean loss.
+
+        Returns:
+            Counts, bytes and seconds.
+
+        >>> training.statistics().rounds
+        0
+        """
+        return self._coordinator.statistics()
 
     # ---------------------------------------------------------------- membership
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiograd.coordination.decisions import StepDecision
+from aiograd.coordination.member import follow
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import StepWork
 from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
@@ -26,6 +27,7 @@ from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
+from aiograd.running.scalars import log
 from aiograd.running.types import Array
 from aiograd.transaction import Prepared
 
@@ -37,16 +39,19 @@ class DecidedRound:
 
     Args:
         decide: goes on to the next base.
+        tell: called after it.
     """
 
     #: gradients stay out of leaves
     leaves: frozenset[AccumulateGrad] = frozenset()
 
-    def __init__(self, decide: Callable[[], None]) -> None:
+    def __init__(self, decide: Callable[[], None], tell: Callable[[], None]) -> None:
         self.commit = decide
+        self._tell = tell
 
     async def after_commit(self) -> None:
-        """Nothing follows."""
+        """Tell the program of the round."""
+        self._tell()
 
 
 class RoundCoordinator(BaseCoordinator):
@@ -73,6 +78,8 @@ class RoundCoordinator(BaseCoordinator):
             As `LocalSteps.round`.
         """
         record: RoundRecord | None = None
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             while True:
                 for member in self.remotes:
@@ -98,6 +105,8 @@ class RoundCoordinator(BaseCoordinator):
             if not getattr(error, "committed", False):
                 await self.withdraw_all()
             raise
+        finally:
+            self.figures.elapsed += (now() - began) * len(self.remotes)
 
     def _check_quorum(self) -> None:
         if len(self.remotes) < self.options.quorum:
@@ -113,7 +122,8 @@ class RoundCoordinator(BaseCoordinator):
     def _deal(self, before: int | None) -> None:
         """Deal batches to the members that have none; with overlap also to members with a contribution."""
         for member in self.remotes:
-            carries = self.options.overlap > 0 and member.can_carry and not member.is_fresh
+            is_there = member.can_carry and not member.is_fresh and member.version == self.base.version
+            carries = self.options.overlap > 0 and is_there  # one that lacks rounds has to get them before it computes
             if member.computing is None and (member.contribution is None or carries):
                 dealt = [self.ledger.take(before) for _ in range(self.options.steps)]
                 member.batches = [place for place in dealt if place is not None]
@@ -137,7 +147,8 @@ class RoundCoordinator(BaseCoordinator):
             seconds = self.worker.limits.max_deadline if self._timeout is None else self._timeout
             request = member.number, version, batches, member.is_fresh, carried, self.options.overlap
             result = parse(LocalResult, await self.ask(member, "compute", *request, timeout=seconds), member.owner)
-            self.form.unpack(result.payload, self.form.compress)
+            await offload(self.form.unpack, result.payload, self.form.compress)
+            self.figures.computing += result.seconds
             if (result.indices is None) == bool(self.outline.loader.sampler) or not version <= result.began <= self.base.version:
                 raise ProtocolError(f"worker {member.owner} sent local steps from base {result.began}; expected {version}", code="local-steps")
             member.contribution, member.batches = RemoteContribution(member.number, member.batches, result, carried), []
@@ -186,6 +197,26 @@ class RoundCoordinator(BaseCoordinator):
         elif (error := computing.exception()) is not None:
             self.give_back(member)
             raise error
+
+    async def rest(self) -> list[RemoteLocalMember]:
+        """Wait for the computations that end without a round; returns the members that compute nothing."""
+        running = [each.computing for each in self.remotes if each.computing is not None and each.contribution is None]
+        if running:
+            await asyncio.wait(running)
+        return [each for each in self.remotes if each.computing is None or (each.computing.done() and each.contribution is not None)]
+
+    def go_on(self, member: RemoteLocalMember, contribution: RemoteContribution | None, *, can_carry: bool) -> None:
+        """A member goes on with the state of an earlier one.
+
+        Args:
+            member: the member.
+            contribution: its contribution; the batches become dealt ones.
+            can_carry: it is where its local steps have ended.
+        """
+        member.is_fresh, member.can_carry = False, can_carry
+        if contribution is not None:
+            self._computations = max(self._computations, contribution.number)
+            member.contribution = contribution
 
     # ---------------------------------------------------------------- the exchange
 
@@ -276,7 +307,7 @@ class RoundCoordinator(BaseCoordinator):
             await self.abort(decision)
             self._lose_all(lost)
             return None
-        decision.prepared(DecidedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals)))
+        decision.prepared(DecidedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals), self._log))
         await self.commit(decision)
         return self._record
 
@@ -318,6 +349,7 @@ class RoundCoordinator(BaseCoordinator):
             _sampled={name: each.result.indices for name, each in given.items() if each.result.indices is not None},
         )
         self.lost.clear()
+        self.figures.committed(self._record)
         for member in members:
             member.version = self.base.version
         for member, contribution in contributors.items():
@@ -331,10 +363,16 @@ class RoundCoordinator(BaseCoordinator):
 
     async def commit(self, decision: RoundDecision) -> None:
         """Commit a prepared round on every member. Cancelling does not stop it once it has begun. Members that do not confirm it are lost."""
-        await self._decide(decision)
+        after_commit = await self._decide(decision)
         try:
-            failed = await self._to_its_end(self.decisions.attempt(decision.step))
+            self._lose_all(list((await self._to_its_end(self.decisions.attempt(decision.step))).items()))
         except BaseException as error:
             mark_committed(error)
             raise
-        self._lose_all(list(failed.items()))
+        await follow(after_commit)
+
+    def _log(self) -> None:
+        """Log the loss and the figures of the round, for the dashboard and ``/metrics``."""
+        if self._record is not None:
+            for name, value in self.statistics().scalars(self._record).items():
+                log(f"local_steps/{name}", value, self._record.number)

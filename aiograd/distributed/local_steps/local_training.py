@@ -26,7 +26,7 @@ from aiograd.distributed.data_parallel.loss_module import LossModule
 from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.batch_order import order_of
 from aiograd.distributed.local_steps.payload_form import PayloadForm
-from aiograd.distributed.local_steps.round_messages import LocalResult
+from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalResult, MemberProgress
 from aiograd.errors import ArgumentTypeError, DistributedError
 from aiograd.running.offloading import offload
 from aiograd.running.random import Generator, drawing_from
@@ -160,16 +160,16 @@ class LocalTraining(LossModule):
         self._is_broken = True
         self.module.train()
         found = [self.order.indices(*batch) for batch in batches]
-        losses = 0.0
+        losses = waited = 0.0
         try:
             for step, (batch, indices) in enumerate(zip(batches, found, strict=True)):
                 if step == overlap and sent is not None:
-                    await self._apply(sent)
+                    waited += await self._apply(sent)
                     sent = None
                 with drawing_from(Generator((*self._seed, *batch))):
                     losses += len(indices) * await self._step(await self.loader.read(indices))
             if sent is not None:
-                await self._apply(sent)
+                waited += await self._apply(sent)
         finally:
             self.release(lambda: None)
         began, arrays, residuals, form = self.base.version, self.base.arrays, self._residuals, self.form
@@ -179,16 +179,24 @@ class LocalTraining(LossModule):
         self._is_broken, self._last = False, Contribution(number, self.buffers, rest)
         rows = sum(map(len, found))
         indices_sent = found if self.order.outline.sampler else None
-        return LocalResult(began, rows, losses / rows, asyncio.get_running_loop().time() - begin, make(payload), indices_sent)
+        seconds = asyncio.get_running_loop().time() - begin - waited
+        return LocalResult(began, rows, losses / rows, seconds, make(payload), indices_sent)
 
-    async def _apply(self, sent: Sequence[Array]) -> None:
-        """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``."""
+    async def _apply(self, sent: Sequence[Array]) -> float:
+        """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``.
+
+        Returns:
+            The seconds that this waited.
+        """
+        begin = asyncio.get_running_loop().time()
         if self._last is not None:
             await self._last.exchanged.wait()
+        waited = asyncio.get_running_loop().time() - begin
         base = self.base
         for parameter, values, before in zip(self.parameters, base.arrays, sent, strict=True):
             inplace.write(parameter, asarray(values + (_host(parameter) - before)).to(parameter.device)._data)
         self._write_buffers()
+        return waited
 
     # ---------------------------------------------------------------- the contribution
 
@@ -230,6 +238,32 @@ class LocalTraining(LossModule):
         given = {parameter: each for parameter, each in zip(self.parameters, arrays, strict=True) if each is not None}
         await offload(functools.partial(self._inner.step, given))
         return float(loss.detach().item())
+
+    def progress(self) -> MemberProgress:
+        """The state beside the base and the inner optimizer."""
+        last = None if self._last is None or self._last.exchanged.is_set() else self._last
+
+        def packed(values: Sequence[Array | None]) -> Any:
+            return make(self.form.pack([each for each in values if each is not None])[0]) if values else None
+
+        if last is None:
+            return MemberProgress(None, [], packed(self._residuals), None)
+        buffers = [ChangedBuffer(path, make(values)) for path, values in last.buffers.items()]
+        return MemberProgress(last.number, buffers, packed(self._residuals), packed(last.residuals))
+
+    def resume(self, progress: MemberProgress, buffers: Mapping[str, Array]) -> None:
+        """Go on with the state of an earlier member.
+
+        Args:
+            progress: as from `progress`.
+            buffers: those in it.
+        """
+
+        def unpacked(payload: Any) -> list[Array | None]:
+            return [] if payload is None else [each.copy() for each in self.form.unpack(payload)]
+
+        self._residuals, self._is_broken = unpacked(progress.residuals), False
+        self._last = None if progress.number is None else Contribution(progress.number, buffers, unpacked(progress.rest))
 
     @property
     def buffers(self) -> dict[str, Array]:

@@ -26,6 +26,7 @@ from aiograd.distributed.local_steps.round_messages import (
     MemberDigest,
     MemberOptions,
     MemberOutline,
+    MemberProgress,
     PreparedRound,
     RoundAnswer,
 )
@@ -109,6 +110,23 @@ class LocalStepsMember(StepMember[StepWork]):
         async with training.alone():
             self._forget_step()
             return await offload(lambda: training.adopt(version, seed, values, is_new=is_new))
+
+    async def progress(self) -> dict[str, Any]:
+        """The `MemberProgress`."""
+        return encode(await offload(self._training.progress))  # type: ignore[no-any-return]
+
+    async def resume(self, progress: dict[str, Any]) -> bool:
+        """Go on with the state of an earlier member, whose inner optimizer has been loaded.
+
+        Args:
+            progress: the wire value of a `MemberProgress`.
+        """
+        training = self._training
+        found = parse(MemberProgress, progress)
+        buffers = _values(found.buffers, training.base.buffers)
+        async with training.alone():
+            training.resume(found, buffers)
+        return True
 
     async def digest(self) -> list[Any]:
         """The `MemberDigest` of the base."""

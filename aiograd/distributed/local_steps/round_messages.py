@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeAlias
 
-from aiograd.coordination.compression import Blockwise, Compressor, TopK
+from aiograd.coordination.compression import Compressor
+from aiograd.coordination.compressor_message import CompressorForm, received_form
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.coordination.outline import ModuleOutline
 from aiograd.distributed.data_parallel.replica_messages import Norm
 from aiograd.distributed.objects.references import RemoteRef
-from aiograd.errors import ArgumentError, ProtocolError
 
 MethodName: TypeAlias = Annotated[str, Bound("the name of a public method", lambda name: bool(name) and not name.startswith("_"))]
-
-
-@message(code="local-steps", wire=list)
-class CompressorForm(WireMessage):
-    """A compressor."""
-
-    #: None: it is no `TopK`
-    fraction: float | None
-    bits: Positive
-    block: Positive
-    decay: float
-
-
-def sent_form(compressor: Compressor | None) -> CompressorForm | None:
-    """The message of a compressor."""
-    if compressor is None:
-        return None
-    fraction = getattr(compressor, "fraction", None)
-    return CompressorForm(fraction, compressor.bits, compressor.block, compressor.decay)  # type: ignore[attr-defined]
-
-
-def received_form(form: CompressorForm | None) -> Compressor | None:
-    """The compressor of a message.
-
-    Raises:
-        ProtocolError: there is no such compressor.
-    """
-    if form is None:
-        return None
-    try:
-        if form.fraction is None:
-            return Blockwise(form.bits, block=form.block)
-        return TopK(form.fraction, form.bits, block=form.block, decay=form.decay)
-    except ArgumentError as error:
-        raise ProtocolError(f"the compressor of a training with local steps: {error}", code="local-steps") from error
 
 
 @message(code="local-steps", wire=dict)
@@ -165,3 +130,16 @@ class MemberDigest(WireMessage):
 
     version: Count
     digest: str
+
+
+@message(code="local-steps", wire=dict)
+class MemberProgress(WireMessage):
+    """The state of a member beside the base and the inner optimizer."""
+
+    #: of the computation whose result waits for a round; None: there is none
+    number: Count | None
+    #: of the module after it
+    buffers: list[ChangedBuffer]
+    #: values that the compressor has left out, of the contributions that were in a round, and with the one that waits: Tensors of bytes; None: none
+    residuals: Any
+    rest: Any

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,12 @@ class RoundRecord:
     batches: Mapping[str, tuple[tuple[int, int], ...]]
     _order: BatchOrder | None = field(default=None, repr=False, compare=False)
     _sampled: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over the rows of all contributors; NaN without contributors."""
+        rows = sum(self.rows.values())
+        return sum(self.losses[name] * self.rows[name] for name in self.members) / rows if rows else math.nan
 
     def indices(self, name: str) -> tuple[int, ...]:
         """The examples that a contributor has read, in order.

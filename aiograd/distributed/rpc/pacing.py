@@ -1,84 +1,132 @@
-"""FramePacer: how large the frames on one link are, so that none occupies it for longer than `LONGEST` seconds.
+"""FramePacer: how many bytes are on their way over one connection, and how large its frames are, so that an urgent frame never waits for long.
 
 Note [Slow links]
-    Frames go out one after the other, so an urgent one waits for the frame before it: on a link of 100 kB/s ten seconds for a
-    frame of 1 MiB. A link therefore begins with frames of `SMALLEST` bytes. The channel says how many of the bytes that it took have not left. Where
-    all has left at once, the next frame is twice as large; where some of it waits, the bytes that left since the last look tell the rate, and a frame
-    gets the bytes that leave in `LONGEST` seconds at that rate, at most twice as much as before. The channel takes two frames ahead (`Channel.pace`),
-    so that the link never runs dry.
+    Frames go out one after the other, so an urgent one waits for all bytes before it: on a link of 100 kB/s ten seconds for 1 MiB. Where these
+    bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, and the receiver answers
+    with a `PONG`. The time to the answer, less the time to the quickest (`base`), is how long the bytes before the ping had to wait; these bytes by
+    the time are the rate. As many bytes are on their way as the link carries in `base` and `LONGEST` seconds (the *window*); the others wait in
+    the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, and at most half of the bytes that wait, so
+    that the link never runs dry.
+
+    A connection begins with a window of `FIRST` bytes. While nothing waits for longer than `LONGEST` / 2, the window grows with what has passed, to
+    `GROWTH` times the bytes that were on their way together. Bytes that were sent before the last answer came may have arrived long ago, and do not
+    count. A ping follows each long frame, half a window where none is unanswered: on a fast link that is one each few megabytes.
+
+Note [Drained links]
+    The quickest answer counts for `MEMORY` seconds, at most for twice as long, since routes change. On a link that is never idle no answer is
+    quick. So where answers have to wait, each `MEMORY` seconds nothing is sent until all has arrived and one more ping is answered.
+
+Source: the delay-based congestion control of TCP Vegas (Brakmo and Peterson, 1995); BBR (Cardwell and others, 2016), which drains likewise.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
+from typing import Final
 
-#: seconds that a frame may occupy a link
-LONGEST = 0.25
-#: bytes of the first frame of a link, and of a frame at least, where the peer takes as many
-SMALLEST = 4 << 10
+#: seconds that bytes wait on the way at most, and more than a frame occupies a link
+LONGEST: Final = 0.2
+#: bytes of a frame at least, where the peer takes as many
+SMALLEST: Final = 4 << 10
+#: bytes of the window: the first, the least, the most
+FIRST, LEAST, MOST = 32 << 10, 2 * SMALLEST, 64 << 20
+#: seconds for which the quickest answer counts
+MEMORY: Final = 30.0
+#: seconds after which a large frame is followed by a ping in any case
+OFTEN: Final = 0.1
+#: a window that is too large is divided by this at most where less than half of it was in use: the peer may have been slow, not the link
+SHRINK: Final = 8
+#: the window over the bytes that have just passed, at most: a frame may be twice as long as what passed before
+GROWTH: Final = 8
+#: bytes that may be on their way over a drained link: answers to pings of the peer
+DRAINED: Final = 1 << 10
+#: records that ask how long the way takes, and answer
+PING, PONG = b"AGPI", b"AGPO"
 
 
 class FramePacer:
-    """Measures one link; see Note [Slow links]. Times are seconds on any clock that never goes back.
+    """Measures one direction of a connection; see Note [Slow links]. Times are seconds on any clock that never goes back.
 
     Args:
         limit: bytes of the longest frame that the peer takes.
+        round_trip: seconds of the handshake's round trip.
+        now: seconds.
 
     Attributes:
         frame_bytes: bytes of the next frame, at most.
+        is_full: True while nothing more is to be sent.
+        ping_due: when a large frame is to be followed by a ping, seconds.
     """
 
-    __slots__ = ("frame_bytes", "_limit", "_total", "_began", "_left_before", "_is_idle")
+    __slots__ = (
+        "frame_bytes", "is_full", "ping_due",
+        "_limit", "_window", "_step", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_quickest", "_quickest_before", "_until", "_is_draining",
+    )  # fmt: skip
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, round_trip: float, now: float) -> None:
+        self.ping_due = now + OFTEN
         self._limit = limit
-        self.frame_bytes = min(SMALLEST, limit)
-        #: bytes that the channel has taken
-        self._total = 0
-        #: the last look: when, and bytes that had left by then
-        self._began = 0.0
-        self._left_before = 0
-        #: True if nothing was on its way at the last look
-        self._is_idle = True
+        #: bytes that were sent, and of these, as far as is known, that have arrived
+        self._sent = self._arrived = 0
+        #: bytes of the latest frame
+        self._latest = 0
+        #: pings that are not answered: bytes sent when each was, its time, bytes that may be on their way, and those of them that surely were
+        self._pings: deque[tuple[int, float, int, int]] = deque()
+        #: seconds to the quickest answer, in this time of `MEMORY` seconds and in the one before; and the end of this one
+        self._quickest, self._quickest_before, self._until = round_trip, math.inf, now + MEMORY
+        self._is_draining = False
+        self._resize(FIRST, round_trip)
 
-    def taken(self, size: int) -> None:
-        """The channel has taken `size` bytes that are too few to tell anything."""
-        self._total += size
+    def sent(self, size: int) -> bool:
+        """So many bytes were sent; returns True if a ping is to follow."""
+        self._sent = sent = self._sent + size
+        self._latest = size
+        return sent >= self._ping_at or (size >= self._step and self.frame_bytes < self._limit)
 
-    def note(self, size: int, unsent: int, now: float) -> bool:
-        """The channel has taken `size` more bytes, or has room again where `size` is 0.
+    def pinged(self, size: int, now: float) -> None:
+        """A ping of `size` bytes is sent."""
+        pings, sent = self._pings, self._sent
+        flight = sent - self._arrived
+        pings.append((sent + size, now, flight, min(flight, sent - pings[0][0] + pings[0][3] if pings else self._latest)))
+        self._sent = sent + size
+        self.ping_due = now + OFTEN
+        self._look()
 
-        Args:
-            size: bytes of the frame.
-            unsent: bytes that it has taken, as far as is known, and that have not left.
-            now: seconds.
+    def ponged(self, now: float) -> bool | None:
+        """A ping was answered.
 
         Returns:
-            True if `frame_bytes` has changed.
+            True if another ping is to be sent now; None if no ping was unanswered.
         """
-        before = self.frame_bytes
-        if self._is_idle or 0 < unsent <= size:
-            if not self._is_idle:  # what went before has left, and may have been quicker than that
-                self._grow(self._total - self._left_before, now - self._began)
-            self._began, self._left_before = now, self._total
-        self._total += size
-        gone = self._total - unsent - self._left_before
-        seconds = now - self._began
-        self._is_idle = unsent <= 0
-        if unsent <= 0:
-            self._grow(gone, seconds)
-        elif gone >= before or (gone > 0 and seconds >= LONGEST):
-            self._set(gone * LONGEST / seconds if seconds else math.inf)
+        if not self._pings:
+            return None
+        self._arrived, began, flight, surely = self._pings.popleft()
+        seconds = max(now - began, 1e-6)
+        if now < self._until:
+            self._quickest = min(self._quickest, seconds)
         else:
-            return self.frame_bytes != before  # too little to tell anything
-        self._began, self._left_before = now, self._total - unsent
-        return self.frame_bytes != before
+            self._is_draining = seconds - self._quickest > LONGEST / 2
+            self._quickest_before, self._quickest, self._until = self._quickest, seconds, now + MEMORY
+        self._is_draining = self._is_draining and flight > DRAINED
+        base = min(self._quickest, self._quickest_before)
+        part, window = (base + LONGEST) / seconds, float(self._window)
+        if seconds - base <= LONGEST / 2:
+            window = max(window, min(surely * part, GROWTH * surely))
+        elif 2 * flight >= window:
+            window = min(flight * part, 2 * window)
+        else:
+            window = max(flight * part, window / SHRINK)
+        self._resize(window, base)
+        return (self.is_full or self._is_draining) and not self._pings
 
-    def _grow(self, gone: int, seconds: float) -> None:
-        """So many bytes took no longer than `seconds`."""
-        if gone >= self.frame_bytes:
-            self._set(max(gone * LONGEST / seconds if seconds else math.inf, self.frame_bytes))
+    def _resize(self, window: float, base: float) -> None:
+        self._window = int(min(max(window, LEAST), MOST))
+        self._step = int(self._window * min(1 / 4, LONGEST / 2 / (base + LONGEST)))
+        self.frame_bytes = min(max(self._step, SMALLEST), self._limit)
+        self._look()
 
-    def _set(self, carried: float) -> None:
-        """The link carries so many bytes in `LONGEST` seconds."""
-        self.frame_bytes = min(max(int(min(carried, 2 * self.frame_bytes)), SMALLEST), self._limit)
+    def _look(self) -> None:
+        """The window, or the number of bytes on their way, has changed."""
+        self.is_full = self._is_draining or self._sent - self._arrived >= self._window
+        self._ping_at = self._pings[-1][0] + self._step if self._pings else self._arrived + self._window // 2

@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from aiograd.distributed.rpc.cipher import Place
-from aiograd.distributed.rpc.frames import HEADER
+from aiograd.distributed.rpc.cipher import LARGE, Place
+from aiograd.distributed.rpc.frames import HEADER, MAGIC
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
-from aiograd.distributed.rpc.pacing import SMALLEST, FramePacer
+from aiograd.distributed.rpc.pacing import PING, PONG, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
-from aiograd.errors import AuthenticationError, DistributedError
+from aiograd.errors import AuthenticationError, DistributedError, ProtocolError
 
 #: seconds in which a peer may read why it is refused, before the channel is closed
 PARTING = 0.5
@@ -38,11 +38,13 @@ class SecureChannel:
     Attributes:
         epoch: when this side's clock began of which frames tell, seconds.
         peer_epoch: when that message came which the peer sent as its clock began.
+        frame_bytes: bytes after the header of the next frame, at most; see Note [Slow links] in `pacing`.
     """
 
     __slots__ = (
-        "channel", "secured", "round_trip", "epoch", "peer_epoch",
+        "channel", "secured", "round_trip", "epoch", "peer_epoch", "frame_bytes",
         "_loop", "_pacer", "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
+        "_has_room", "_is_stopped",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float, *, answered: bool = False) -> None:
@@ -52,7 +54,11 @@ class SecureChannel:
         self._loop = asyncio.get_running_loop()
         self.peer_epoch = self._loop.time()
         self.epoch = self.peer_epoch - round_trip if answered else self.peer_epoch
-        self._pacer = FramePacer(secured.frame_bytes)
+        self._pacer = FramePacer(secured.frame_bytes, round_trip, self.peer_epoch)
+        self.frame_bytes = self._pacer.frame_bytes
+        #: the channel's last answer; and whether the sender waits for `on_writable`
+        self._has_room = True
+        self._is_stopped = False
         self._seal = secured.seal.seal
         self._open = secured.open.open_in_place
         #: the shared memory of this connection, once it may be needed
@@ -64,13 +70,8 @@ class SecureChannel:
         self._early: list[Buffer] = []
         self._is_closed = False
         self._why: BaseException | None = None
-        channel.pace(self._pacer.frame_bytes)
+        channel.pace(self.frame_bytes)
         channel.attach(self._receive, self._closed, self._writable)
-
-    @property
-    def frame_bytes(self) -> int:
-        """Bytes after the header of the next frame, at most; see Note [Slow channels] in `pacing`."""
-        return self._pacer.frame_bytes
 
     @property
     def heard_at(self) -> float:
@@ -106,17 +107,13 @@ class SecureChannel:
         lane = self._lane
         if lane is not None:
             if lane.put(parts):
-                self._note(sum(map(len, parts)))
-                return not lane.is_full
+                self.frame_bytes = self.secured.frame_bytes  # memory is no slow link
+                self._is_stopped = lane.is_full
+                return not self._is_stopped
             lane.flush()
-        return self._write(parts, more=True)
-
-    def _note(self, size: int) -> None:
-        """The channel has taken so many bytes, or has room again."""
-        if 0 < size < SMALLEST:
-            self._pacer.taken(size)
-        elif self._pacer.note(size, self.channel.unsent, self._loop.time()):
-            self.channel.pace(self._pacer.frame_bytes)
+        self._write(parts, more=True)
+        self._is_stopped = self._pacer.is_full or not self._has_room
+        return not self._is_stopped
 
     def flush(self) -> None:
         """Send what `send` has queued here."""
@@ -125,20 +122,38 @@ class SecureChannel:
         self.channel.flush()
 
     def _make_lane(self) -> SharedLane:
-        return SharedLane(self.channel.shared_memory, self.secured.frame_bytes, self._write_record, self._writable, self.close)
+        return SharedLane(self.channel.shared_memory, self.secured.frame_bytes, self._write_record, self._go_on, self.close)
 
     def _write_record(self, record: bytes) -> None:
         self._write((record,))
 
-    def _write(self, parts: Sequence[Buffer], more: bool = False) -> bool:
+    def _write(self, parts: Sequence[Buffer], more: bool = False) -> None:
         try:
             record = self._seal(parts)
-            has_room = self.channel.send(record, more)
+            size = len(record)
+            self._has_room = self.channel.send(record, more)
         except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
+            self._has_room = False
             self.close(error)
-            return False
-        self._note(len(record))
-        return has_room
+            return
+        pacer = self._pacer
+        if parts[0] is PING:
+            pacer.pinged(size, self._loop.time())
+        elif pacer.sent(size) or (size >= LARGE and self._loop.time() >= pacer.ping_due):
+            self._write((PING,), more)
+
+    def _ponged(self) -> None:
+        """The peer has answered a ping."""
+        pacer = self._pacer
+        asks_again = pacer.ponged(self._loop.time())
+        if asks_again is None:
+            raise ProtocolError("found an answer to a ping that was not sent; the peer does not follow the protocol", code="pong")
+        if self.frame_bytes != pacer.frame_bytes and (self._lane is None or not self._lane.is_open):
+            self.frame_bytes = pacer.frame_bytes
+            self.channel.pace(self.frame_bytes)
+        if asks_again:
+            self._write((PING,))
+        self._go_on()
 
     def close(self, why: BaseException | None = None) -> None:
         """Close the channel; `on_closed` gets `why`. Idempotent."""
@@ -154,15 +169,22 @@ class SecureChannel:
             return
         try:
             frame, body = self._open(record, HEADER.size, self._place)
-            if body is None and frame.startswith(MARK):
+            if body is not None or frame.startswith(MAGIC):
+                self._on_frame(frame, body)
+            elif frame == PING:
+                self._write((PONG,))
+                self._go_on()
+            elif frame == PONG:
+                self._ponged()
+            elif frame.startswith(MARK):
                 if self._lane is None:
                     self._lane = self._make_lane()
                 for header, shared in self._lane.receive(frame):
                     self._on_frame(header, shared)
                     if self._is_closed or self._why is not None:
                         return
-                return
-            self._on_frame(frame, body)
+            else:
+                self._on_frame(frame, None)  # which refuses it
         except (DistributedError, MemoryError) as error:  # the frame comes again over the next connection
             self.close(error)
         except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
@@ -187,9 +209,15 @@ class SecureChannel:
             on_closed(self._why)
 
     def _writable(self) -> None:
-        self._note(0)
-        if self._on_writable is not None and (self._lane is None or not self._lane.is_full):
-            self._on_writable()
+        self._has_room = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Call `on_writable` if the sender was asked to stop, and nothing stands in its way any more."""
+        if self._is_stopped and self._on_writable is not None and self._has_room and not self._pacer.is_full:
+            if self._lane is None or not self._lane.is_full:
+                self._is_stopped = False
+                self._on_writable()
 
 
 async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dialler], peer: str, seconds: float) -> SecureChannel:

@@ -220,7 +220,7 @@ class SimulatedChannel:
         self.context: contextvars.Context = context_of(place.owner)
         self.place = place
         self._loop = loop
-        self._room = self._most_room = room
+        self._room = room
         self._out: Pipe
         self._peer: SimulatedChannel
         self._inbox: list[bytes] = []
@@ -291,8 +291,7 @@ class SimulatedChannel:
         return self._out.queued
 
     def pace(self, frame_bytes: int) -> None:
-        """Ask the sender to stop when two frames of so many bytes are on their way."""
-        self._room = min(2 * frame_bytes, self._most_room)
+        """A connection takes as many frames ahead as it has room for, as through a router whose queue no sender sees."""
 
     def close(self) -> None:
         """Close at once. The other end learns it; frames on their way may be lost where the link has faults."""

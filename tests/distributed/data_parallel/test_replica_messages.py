@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.coordination.message_form import WireMessage, parse
+from aiograd.coordination.compression import Blockwise, Compressor, TopK
+from aiograd.coordination.compressor_message import CompressorForm, received_form, sent_form
+from aiograd.coordination.message_form import WireMessage, encode, parse
 from aiograd.coordination.message_json import from_json, to_json
 from aiograd.distributed.data_parallel.replica_messages import (
     PartOutline,
@@ -37,6 +39,7 @@ def as_bytes(text: bytes) -> Any:
         (ReplicaOptions, OPTIONS | {"clip_norm": float("inf")}, "field clip_norm is inf of type float; expected a finite number above 0"),
         (ReplicaOptions, OPTIONS | {"accumulate": 0}, "field accumulate is 0 of type int; expected an int from 1"),
         (ReplicaOptions, OPTIONS | {"optimizer": None}, "field optimizer is None; expected RemoteRef"),
+        (ReplicaOptions, OPTIONS | {"compress": [0.5, 0, 64, 1.0]}, r"field compress\.bits is 0 of type int; expected an int from 1"),
         (ReplicaVersion, [1, -1], "field taken is -1 of type int; expected an int from 0"),
         (PartStamp, [0, -1, 2, [0, -1]], r"field shards\[1\] is -1 of type int; expected an int from 0"),
     ],
@@ -44,6 +47,16 @@ def as_bytes(text: bytes) -> Any:
 def test_messages_that_do_not_fit(cls: type[WireMessage], value: Any, text: str) -> None:
     with pytest.raises(ProtocolError, match=f"^a malformed {cls.__name__}: {text}"):
         parse(cls, value)
+
+
+@pytest.mark.parametrize("compressor", [None, TopK(), TopK(1 / 16, bits=4, block=64, decay=0.9), Blockwise(4, block=77)], ids=repr)
+def test_compressors_travel(compressor: Compressor | None) -> None:
+    given = OPTIONS | ({} if compressor is None else {"compress": encode(sent_form(compressor))})
+    options = parse(ReplicaOptions, encode(parse(ReplicaOptions, given)))
+    assert received_form(options.compress) == compressor and sent_form(compressor) == options.compress
+    for wrong in ((0.5, 3, 64, 1.0), (2.0, 2, 64, 1.0), (0.5, 2, 64, -1.0), (None, 2, 64, 1.0), (None, 8, 9, 1.0)):
+        with pytest.raises(ProtocolError, match="a message with a compressor that does not exist: "):
+            received_form(CompressorForm(*wrong))
 
 
 def test_outlines_of_states() -> None:

@@ -12,7 +12,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError, RemoteError
-from tests.distributed.local_steps.learners import SGD, Dropping, Learner, Oracle, service
+from tests.distributed.local_steps.learners import SGD, Dropping, Learner, Oracle, behind, service
 from tests.distributed.workers import workers
 
 INNER: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": SGD, "steps": 2}
@@ -53,6 +53,47 @@ async def test_restoring_an_earlier_state() -> None:
             assert digests[0] != again[0], "the inner optimizers are fresh, those of the first time were not"
             await training.restore(state)
             assert [(await training.round(), training.digest)[1] for _ in range(3)] == again
+
+
+RESUMED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "compressed": {"compress": dist.TopK(1 / 8, bits=4, block=64), "answer": dist.Blockwise(8)},
+    "overlap": {"overlap": 1},
+    "overlap, compressed": {"overlap": 2, "compress": dist.TopK(1 / 8, bits=4, block=64)},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
+async def test_with_the_states_of_members_the_bits_are_the_same(name: str, tmp_path: Path) -> None:
+    options = {**INNER, "optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 0.01}, **RESUMED[name]}
+    async with workers("driver", "w0", "w1", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            for _ in range(3):
+                await training.round()
+            ag.save(await training.checkpoint(members=True), tmp_path / "state.safetensors")
+            expected = [(record, training.digest) async for record in training.rounds(2)]
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            await training.restore(ag.load(tmp_path / "state.safetensors"))
+            found = [(record, training.digest) async for record in training.rounds(2)]
+        assert found == expected
+
+
+async def test_a_contribution_that_waits_is_in_a_checkpoint_of_the_members() -> None:
+    options: dict[str, Any] = {**INNER, "compress": dist.TopK(1 / 8, bits=4, block=64)}
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            await training.round()
+            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
+            with pytest.raises(RemoteError):
+                await training.round()
+            state = await training.checkpoint(members=True)
+            assert state["members"]["w0"]["contribution"] is not None
+            expected = [(record, training.digest) async for record in training.rounds(1)]
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
+            await training.restore(state)
+            for member in training._coordinator.remotes:
+                member.is_fresh = member.owner == "w1"
+            assert [(record, training.digest) async for record in training.rounds(1)] == expected
 
 
 BROKEN: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import types
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +15,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from tests.distributed.local_steps.learners import OUTER, Dropping, Learner, Oracle, behind, seed_of, service
 from tests.distributed.workers import workers
+from tests.documentation import TEXTS, blocks
 
 NAMES = ("w0", "w1", "w2", "w3", "w4")
 INNER: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": 0.05, "momentum": 0.9}}
@@ -154,3 +156,30 @@ def test_default_outer_options() -> None:
     assert _outer_options(ag.optim.SGD, None, dist.Blockwise()) == {"lr": 0.7, "momentum": 0.9, "nesterov": True}
     assert _outer_options(ag.optim.SGD, None, dist.TopK()) == {"lr": 0.9, "momentum": 0.5, "nesterov": True}
     assert _outer_options(ag.optim.Adam, None, dist.TopK()) == {} and _outer_options("SGD", {"lr": 1}, dist.TopK()) == {"lr": 1}
+
+
+async def test_statistics_are_counted_and_logged() -> None:
+    from aiograd.running.scalars import LOG
+
+    async with trained(count=2) as (training, opened):
+        assert training.statistics().utilisation == 0.0
+        records = [record async for record in training.rounds(1)]
+        figures = training.statistics()
+        assert (figures.rounds, figures.members, figures.late, figures.lost, figures.rows) == (len(records), 2, 0, 0, 26)
+        assert figures.bytes_sent > 1000 < figures.bytes_received
+        assert 0 < figures.utilisation < 1 and figures.seconds_computing > 0
+        logged = {name: entry for (_, name), entry in LOG.latest.items() if name.startswith("local_steps/")}
+        assert logged["local_steps/loss"].step == len(records)
+        assert logged["local_steps/loss"].value == pytest.approx(records[-1].loss)
+        assert logged["local_steps/rounds"].value == len(records) and "local_steps/utilisation" in logged
+
+
+async def test_the_model_of_the_guide_learns() -> None:
+    module = types.ModuleType("slow_links")
+    (block,) = (code for code in blocks("python", TEXTS["docs/guides/local-steps.md"]) if code.startswith("# slow_links.py"))
+    exec(block, module.__dict__)  # noqa: S102 - the documentation's own code
+    options: dict[str, Any] = {"optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 1e-3}, "compress": dist.TopK(1 / 16, bits=4)}
+    async with workers("driver", "w0", "w1", service=module.service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], module.Net, 16, steps=10, **options) as training:
+            records = [record async for record in training.rounds(epochs=3)]
+    assert len(records) == 6 and records[-1].loss < records[0].loss

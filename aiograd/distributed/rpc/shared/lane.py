@@ -78,6 +78,11 @@ class SharedLane:
 
     # ---- sending
 
+    @property
+    def is_open(self) -> bool:
+        """True if this side has a ring to write to."""
+        return self._out is not None
+
     def put(self, parts: Sequence[Buffer]) -> bool:
         """Put the body of a frame into the ring; `flush` tells the peer of it.
 
