@@ -60,7 +60,8 @@ def test_the_figures_are_those_of_the_lines() -> None:
         assert fast.utilisation > slow.utilisation
         if "DataParallel" in method.name:
             assert 2 * sent < fast.bytes < 2 * sent * 1.1, "a ring sends and receives so much"
-            assert slow.seconds - fast.seconds == pytest.approx(sent * (1 / 12_500 - 1 / 125_000), rel=0.15)
+            for measurement, rate in ((fast, 125_000), (slow, 12_500)):
+                assert sent / rate < measurement.seconds - 0.05 < 1.5 * sent / rate, "never faster than the line"
         else:
             assert fast.bytes < 4000
 
