@@ -7,7 +7,7 @@ Note [Sums of payloads]
 
 Note [Residuals of a pass]
     A pass reads the residuals and writes none. The new ones wait in `CompressedPass.residuals` until the pass is committed; a pass that fails, or is
-    cancelled, leaves those of the pass before. A parameter without a gradient on any rank keeps its residual; one without a gradient on this rank
+    cancelled, leaves the old ones in place. A parameter without a gradient on any rank keeps its residual; one without a gradient on this rank
     counts as zeros, so its residual travels.
 """
 

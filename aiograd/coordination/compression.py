@@ -119,7 +119,7 @@ class Compressor(ABC):
                     f"residual that encoding an array of this shape and dtype returned"
                 )
         given, before = flat(values), None if residual is None else flat(residual)
-        rest, buffer = np.empty_like(given), BytesIO()  # whose bytes become the payload without a copy
+        rest, buffer = np.empty_like(given), BytesIO()  # its bytes become the payload without a copy
         if given.size:
             buffer.seek(self.packed_size(given.size) - 1)
             buffer.write(b"\0")

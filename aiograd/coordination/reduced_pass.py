@@ -75,7 +75,7 @@ class ReducedPass:
             self._reducing.append(watched(self._begin(number), f"bucket {number}"))
 
     def _begin(self, number: int) -> Coroutine[Any, Any, Any]:
-        """Begin to reduce a bucket; what is returned is for `_split`."""
+        """Begin to reduce a bucket; `_split` takes the result."""
         arrays = self._buckets[number].arrays(() if number else self._marks)
         return self._group.all_reduce(arrays, self._op, timeout=self._timeout)
 

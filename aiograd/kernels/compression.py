@@ -318,7 +318,7 @@ def _given(residual: NDArray | None, values: NDArray) -> NDArray:
 
 
 def _bit_patterns(values: NDArray) -> NDArray:
-    """An empty array of the integers whose bits stand for the values."""
+    """An empty array of the integers that have as many bits as the values."""
     return nothing(np.dtype(np.int32 if values.dtype == np.float32 else np.int64))
 
 

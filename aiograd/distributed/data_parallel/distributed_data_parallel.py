@@ -252,13 +252,13 @@ class DistributedDataParallel:
         return {name: make(each.copy()) for name, each in zip(self._trained, self._reducer.residuals, strict=True) if each is not None}
 
     def load_compression_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with residuals: those of this member in another group, or from its checkpoint. Call it between passes.
+        """Go on with the residuals that this member had in another group, or of its checkpoint. Call it between passes.
 
         Args:
             state: as `compression_state_dict` returns it; a parameter that it lacks begins without a residual.
 
         Raises:
-            ArgumentError: a name, shape or dtype that is not that of a parameter, a value that is not finite, or residuals where there is no
+            ArgumentError: a name without a parameter, another shape or dtype, a value that is not finite, or residuals where there is no
                 compressor; nothing has changed. ArgumentTypeError: `state` is no mapping.
 
         >>> group, _ = groups

@@ -93,7 +93,7 @@ class Replica(LossModule):
         return CompressedPass(group, self.buckets, self.compress, self.residuals, "sum")
 
     def forget_residuals(self) -> None:
-        """The state becomes that of another replica, or of a checkpoint, to which residuals of this one do not belong."""
+        """The state comes from another replica, or from a checkpoint; residuals of this one do not belong to it."""
         self.residuals = [None] * len(self.parameters)
 
     def committed(self, running: list[Array | None] | None, sums: ReducedPass) -> None:

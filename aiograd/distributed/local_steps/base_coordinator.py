@@ -9,8 +9,9 @@ Note [A star]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,17 @@ class TrainingOptions:
     seed: tuple[int, ...]
 
 
+@contextlib.contextmanager
+def _reaching(remote: RemoteLocalMember) -> Iterator[None]:
+    """Requests to a member within the block that are not answered because it is gone, in whatever way, raise a WorkerLostError."""
+    try:
+        yield
+    except ReferenceLostError as error:
+        raise restarted(remote, error) from error
+    except (DeadlineError, UnknownPeerError) as error:
+        raise WorkerLostError(f"{remote.name} does not answer: {error}", worker=remote.owner, stage="local steps") from error
+
+
 class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
     """The members and their base. See Note [A star].
 
@@ -123,12 +135,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         Raises:
             WorkerLostError: its worker is lost or was restarted, or does not answer in time.
         """
-        try:
+        with _reaching(remote):
             return await remote.ref.call(method, *args, timeout=self._timeout if timeout is None else timeout)
-        except ReferenceLostError as error:
-            raise restarted(remote, error) from error
-        except (DeadlineError, UnknownPeerError) as error:
-            raise WorkerLostError(f"{remote.name} does not answer: {error}", worker=remote.owner, stage="local steps") from error
 
     # ---------------------------------------------------------------- making members
 
@@ -204,7 +212,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
                 self.lose(before, error)
         (made,) = await self.make([name])
         try:
-            self._check_outline(made, await self._describe(made), "the others")
+            outline = await self._describe(made)
+            self._check_outline(made, outline, self.remotes[0].owner if self.remotes else "this process")
             await self._give_base(made, is_new=True, is_made=True)
             if self.find(name) is not None:
                 raise ArgumentError(f"LocalSteps.add({name!r}): it was added twice at the same time")
@@ -246,7 +255,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             member.can_carry = False
             missing = [(answer, size) for version, answer, size in self._answers if version > member.version]
             if len(missing) < self.base.version - member.version:
-                await self._give_base(member, is_new=member.is_new)
+                with _reaching(member):
+                    await self._give_base(member, is_new=member.is_new)
                 continue
             sent: list[Any] = []
             room = REPLAYED

@@ -37,7 +37,7 @@ def _write_total(values: Any, residual: Any, decay: Any, total: Any) -> None:
 
 @inline
 def _peak(patterns: Any, rest_of_sign: Any) -> Any:
-    """The bit pattern of the largest magnitude, which is that of NaN where one is."""
+    """The bit pattern of the largest magnitude; NaN counts as the largest."""
     peak = patterns[0] & rest_of_sign
     for i in range(patterns.size):
         pattern = patterns[i] & rest_of_sign
@@ -211,7 +211,7 @@ def unpack_largest(
     records: Any, scales: Any, heads: Any, values: Any, malformed: Any, kept: int, low_bits: int, high_at: int, bits: int, block: int, low: int,
     high: int,
 ) -> None:
-    """Values of each row, which are zeros before, and a mark for each row whose positions are malformed."""
+    """Values of each row, which are zeros before, and a mark for each row with malformed positions."""
     cast = values.dtype.type
     length = values.shape[1]
     low_parts, codes = np.empty(kept, np.int64), np.empty(kept, np.int64)

@@ -6,8 +6,8 @@ kernels that call them.
 
 Note [Which liberties the compiler may take]
     ``contract`` (fused multiply-add) everywhere; it is the same in every lane and every block. ``reassoc`` and ``nsz`` only in sums, to
-    let them use vector lanes. Never ``nnan`` or ``ninf`` where a value is computed: NaN and infinity come out as they go in. None at all in
-    kernels whose results have the bits of numpy's (``exact``).
+    let them use vector lanes. Never ``nnan`` or ``ninf`` where a value is computed: NaN and infinity come out as they go in. Without any of
+    these (``exact``) a kernel gives the bits of numpy's operations.
 """
 
 from __future__ import annotations
