@@ -209,7 +209,7 @@ def test_a_full_link_never_makes_a_frame_wait_for_long_and_never_runs_dry(rate: 
         assert max(way.waits) < (most if minute else max(most, 4 * LONGEST, FIRST / rate)), (minute, max(way.waits))
         assert np.percentile(way.waits, 90) < max(1.2 * LONGEST, least)
         assert max(way.frames[len(way.frames) // 4 :]) <= max(rate * 0.25 * 1.1, SMALLEST)
-        assert used > (0.85 if minute else 0.75), (minute, used)
+        assert used > (0.85 if minute else 0.7), (minute, used)
 
 
 @pytest.mark.parametrize("latency", [0.0001, 0.02])

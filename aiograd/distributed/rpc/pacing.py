@@ -118,8 +118,8 @@ class FramePacer:
             window = max(window, min(surely * part, GROWTH * surely))
         elif 2 * flight >= window:
             window = min(flight * part, 2 * window)
-        elif waited > LONGEST:
-            window *= max(part, 1 / SHRINK)
+        else:
+            window = max(flight * part, window / SHRINK)
         self._resize(window, seconds - waited)
         return (self.is_full or self._is_draining) and not self._pings
 
