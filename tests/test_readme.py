@@ -83,12 +83,15 @@ def test_every_error_exists() -> None:
         assert hasattr(ag.errors, name) or hasattr(builtins, name), name
 
 
-def test_every_option_of_the_worker_exists(capsys: pytest.CaptureFixture[str]) -> None:
-    assert_raises(SystemExit, None, cli.main, ["worker", "--help"])
-    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+def test_every_option_of_a_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    known: dict[str, set[str]] = {}
+    for command in ("worker", "wan"):
+        assert_raises(SystemExit, None, cli.main, [command, "--help"])
+        known[command] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+        shown = {option for line in TEXT.splitlines() if line.startswith(f"$ aiograd {command}") for option in re.findall(r"--[a-z-]+", line)}
+        assert shown <= known[command]
     named = {option for span in SPANS for option in re.findall(r"^--[a-z-]+", span)}
-    named |= {option for line in TEXT.splitlines() if line.startswith("$ aiograd worker") for option in re.findall(r"--[a-z-]+", line)}
-    assert len(named) > 5 and named <= known
+    assert len(named) > 5 and named <= set.union(*known.values())
 
 
 def test_the_table_of_limits_says_what_holds() -> None:

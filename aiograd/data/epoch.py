@@ -5,7 +5,8 @@ Note [Where a stream stands]
     for the next loop, and so does an example that a thread still reads; a batch that is given back is not read again. An iterator that raised, or was
     cancelled as it awaited something, gives nothing more, which must not pass for the end of the stream. So another one is made and goes to the same
     place: by the state of the source, or past the examples before it. Where the source is an iterator itself and has no state, neither is possible,
-    and reading on is an error.
+    and reading on is an error. Therefore leases do not cancel such an iterator when their loop is left: the one example that it awaits waits for
+    the next loop, or is dropped with the loader.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class SequenceBatches:
     """
 
     source_state = None
+    is_leased = False
 
     def __init__(self, reader: BatchReader, order: Generator | None, first: int) -> None:
         self._reader = reader
@@ -97,8 +99,12 @@ class StreamBatches:
         self._skip = 0
         self._has_ended = False
         self._was_begun, self._has_started = was_begun, False
-        #: the call that reads an example on a thread
+        #: the call that reads an example on a thread, and the task that awaits one of an iterator
         self._call: Future[Any] | None = None
+        self._pull: asyncio.Task[Any] | None = None
+        #: the event loop of an asynchronous iterator
+        self._iterator_loop: asyncio.AbstractEventLoop | None = None
+        self.is_leased = False
         #: batches that are not read, and states of the source behind batches, both by number
         self._buffer: dict[int, list[Any]] = {}
         self._states = {first - 1: source_state}
@@ -165,11 +171,17 @@ class StreamBatches:
     async def _next_example(self, threads: ReaderThreads) -> Any:
         source = self._reader.source
         is_async = hasattr(source, "__aiter__")
+        loop = asyncio.get_running_loop() if is_async else None
+        if loop is not self._iterator_loop:
+            self._iterator = self._pull = None  # an asynchronous iterator ends with its loop
         if self._iterator is None:
             self._go_to_place()
+            self._iterator_loop = loop
             self._iterator = aiter(source) if is_async else await threads.call(iter, source)
         if not is_async:
             await asyncio.sleep(0)  # the loop's turn between two examples
+        if is_async and self.is_leased and self._is_iterator:
+            return await self._kept_pull()
         if threads.count and not is_async:
             return await self._on_thread(threads)
         iterator, self._iterator = self._iterator, None
@@ -189,21 +201,40 @@ class StreamBatches:
         self._call = None
         return example
 
+    async def _kept_pull(self) -> Any:
+        """The next example of an asynchronous iterator, which the next call takes if this one is cancelled."""
+        if self._pull is None:
+            self._pull = asyncio.get_running_loop().create_task(_pulled(self._iterator), name="aiograd:example")
+        try:
+            example = await asyncio.shield(self._pull)
+        except Exception:
+            self._iterator = self._pull = None
+            raise
+        self._pull = None
+        return example
+
+    def __del__(self) -> None:
+        if self._pull is not None and not self._pull.get_loop().is_closed():
+            self._pull.get_loop().call_soon_threadsafe(self._pull.cancel)
+
+    @property
+    def _is_iterator(self) -> bool:
+        source = self._reader.source
+        return hasattr(source, "__anext__" if hasattr(source, "__aiter__") else "__next__")
+
     def _go_to_place(self) -> None:
         """Prepare the source so that a new iterator goes on with the batch that is read next."""
         source, state = self._reader.source, self._states.get(self._number - 1)
-        self._examples, self._skip = [], 0
+        self._examples, self._skip, self._call = [], 0, None
         if state is not None:
             source.load_state_dict(state)
             return
         self._skip = self._number * self._batch_size
-        self._call = None
-        is_iterator = hasattr(source, "__anext__" if hasattr(source, "__aiter__") else "__next__")
-        if is_iterator and (self._has_started or (self._was_begun and self._skip)):
+        if self._is_iterator and (self._has_started or (self._was_begun and self._skip)):
             raise DataError(
-                f"DataLoader: reading batch {self._number} of {type(source).__name__}, which is an iterator: it raised, was cancelled as it waited, "
-                "or has gone past the place of a loaded state, and cannot begin again. Give the loader an object with __iter__ or __aiter__ that "
-                "makes a new iterator, or with state_dict() and load_state_dict()"
+                f"DataLoader: reading batch {self._number} of {type(source).__name__}, which is an iterator: it raised, was cancelled or lost its "
+                "loop, or has gone past the place of a loaded state, and cannot begin again. Give the loader an object with __iter__ or __aiter__ "
+                "that makes a new iterator, or with state_dict() and load_state_dict()"
             )
         self._has_started = True
         if not self._skip:
@@ -212,6 +243,10 @@ class StreamBatches:
     def _state_of_source(self) -> Any:
         source = self._reader.source
         return source.state_dict() if hasattr(source, "state_dict") else None
+
+
+async def _pulled(iterator: Any) -> Any:
+    return await anext(iterator, _END)
 
 
 class Epoch:

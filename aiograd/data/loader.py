@@ -49,7 +49,7 @@ class DataLoader:
         epoch: how many epochs have ended.
 
     Leaving the loop early, by ``break``, an error or cancellation, ends what reads; the next loop is a new epoch, unless a state was loaded. `leases`
-    keeps the place instead, and gives a batch again whose step has failed.
+    keeps the place instead, and the batch of a step that failed comes again.
 
     Raises:
         ArgumentError: arguments that do not go together. ArgumentTypeError: a source that is none, or a plain ``for`` where something has to be
@@ -220,6 +220,7 @@ class DataLoader:
         """Go on with the epoch, or begin one; with draws that belong to its batches."""
         self._resumes = True
         epoch = self._begin()
+        epoch.batches.is_leased = True
         if epoch.draws is None:
             epoch.draws = (self.generator or default_generator()).fork()
         return epoch
@@ -324,10 +325,10 @@ class DataLoader:
             raise ArgumentError("DataLoader.load_state_dict: expected epoch, batches, order, generator and source, as state_dict() returns them")
         if (state["generator"] is None) != (self.generator is None) or (state["order"] is not None and not self.shuffle):
             raise ArgumentError("DataLoader.load_state_dict: one of the two loaders shuffles, or has a generator of its own, and the other has not")
-        if min(int(state["epoch"]), int(state["batches"])) < 0:
-            raise ArgumentError(f"DataLoader.load_state_dict: epoch {state['epoch']}, batches {state['batches']}; expected numbers of at least 0")
-        epoch = int(state["epoch"])
-        ahead = [[epoch, number] for number in state.get("ahead", ())]
+        try:
+            epoch, ahead = int(state["epoch"]), [[int(state["epoch"]), number] for number in state.get("ahead", ())]
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"DataLoader.load_state_dict: epoch or ahead are no numbers ({error})") from None
         ledger = BatchLedger(None, {"epoch": epoch, "batches": state["batches"], "ahead": ahead})
         order, draws = (None if each is None else Generator(0).load_state_dict(each) for each in (state["order"], state.get("draws")))
         if self.generator is not None:

@@ -46,7 +46,7 @@ class ProcessSource:
         self._started: list[asyncio.subprocess.Process] = []
         self._idle: asyncio.Queue[asyncio.subprocess.Process] | None = None
         self._length = 0
-        #: requests whose answers have not been read, those of callers that were cancelled among them
+        #: requests without an answer, also where the caller was cancelled
         self._calls: set[asyncio.Task[Any]] = set()
 
     async def __aenter__(self) -> Self:

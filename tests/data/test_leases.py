@@ -29,6 +29,13 @@ class Failed(Exception):
     committed = False
 
 
+async def waiting(count: int) -> AsyncIterator[int]:
+    for i in range(count):
+        for _ in range(i % 3):
+            await asyncio.sleep(0)
+        yield i
+
+
 MAKERS: dict[str, Any] = {
     "sequence": lambda **o: DataLoader(range(11), 3, **o),
     "shuffled": lambda **o: DataLoader(range(11), 3, shuffle=True, generator=ag.Generator(4), **o),
@@ -38,9 +45,10 @@ MAKERS: dict[str, Any] = {
     "stream": lambda **o: DataLoader(Stream(11), 3, **o),
     "iterator": lambda **o: DataLoader(iter(range(11)), 3, **o),
     "async stream": lambda **o: DataLoader(AsyncStream(11), 3, **o),
+    "async iterator": lambda **o: DataLoader(waiting(11), 3, **o),
     "resumable": lambda **o: DataLoader(Resumable(), 3, **o),
 }
-AGAIN = {name: MAKERS[name] for name in MAKERS if name != "iterator"}
+AGAIN = {name: MAKERS[name] for name in MAKERS if "iterator" not in name}
 
 
 async def leased(loader: DataLoader, most: int | None = None, **split: int) -> list[Any]:
@@ -103,7 +111,7 @@ def test_every_batch_counts_once_whatever_ends_its_lease(name: str, workers: int
                     pass
                 if kind.startswith("leave"):
                     break
-                if kind in ("resume", "kill") and name != "iterator":  # another process goes on, from a state of before or after the step
+                if kind in ("resume", "kill") and "iterator" not in name:  # another process goes on, from a state of before or after the step
                     state = json.dumps(loader.state_dict()) if kind == "resume" else state
                     loader = MAKERS[name](workers=workers)
                     loader.load_state_dict(json.loads(state))
@@ -289,7 +297,8 @@ async def test_arguments_that_make_no_sense_are_refused() -> None:
     for rank, size in ((2, 2), (-1, 2), (0, 0), (True, 2), (0, 1.5), ("0", 1)):
         assert_raises(ArgumentError, r"DataLoader.leases\(rank=", loader.leases, rank, size)
     assert_raises(ArgumentError, "single examples have no rows to divide", DataLoader(range(6)).leases, 0, 2)
-    assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), "ahead": ["x"]})
+    for wrong in ({"ahead": ["x"]}, {"ahead": 3}, {"ahead": [-1]}, {"epoch": "x"}, {"epoch": -1}, {"batches": None}):
+        assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), **wrong})
     assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), "more": 1})
 
 
@@ -396,6 +405,44 @@ async def test_a_stream_that_is_cancelled_as_it_waits_is_read_again_from_its_pla
         await cancel(task)
         found += await leased(loader, 1)
         assert found + await leased(loader) == [[0, 1], [2, 3], [4, 5], [6, 7], [8]]
+
+
+async def test_an_iterator_that_waits_is_not_cancelled_but_with_its_loader() -> None:
+    free, ended = asyncio.Event(), []
+
+    async def source() -> AsyncIterator[int]:
+        try:
+            yield 0
+            await free.wait()
+            yield 1
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    loader = DataLoader(source(), 1)
+    assert await leased(loader, 1) == [[0]]
+    task = asyncio.ensure_future(leased(loader, 1))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await cancel(task)
+    free.set()
+    assert await leased(loader, 1) == [[1]] and not ended
+    del task, loader
+    gc.collect()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert ended and asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def test_an_iterator_that_ended_with_its_loop_is_an_error() -> None:
+    loader = DataLoader(waiting(9), 1, prefetch=0)
+    assert asyncio.run(leased(loader, 2)) == [[0], [1]]
+    with pytest.raises(DataError, match="reading batch 2 of async_generator, which is an iterator: it raised, was cancelled or lost its loop"):
+        asyncio.run(leased(loader))
+    assert loader.state_dict()["batches"] == 2 and loader.epoch == 0
+    loader = DataLoader(AsyncStream(40), 3)
+    found = [batch for _ in range(5) for batch in asyncio.run(leased(loader, 3))]
+    assert found == [list(range(i, min(i + 3, 40))) for i in range(0, 40, 3)]
 
 
 async def test_waiting_for_a_batch_may_be_cancelled() -> None:

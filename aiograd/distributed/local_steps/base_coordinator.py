@@ -9,8 +9,9 @@ Note [A star]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,8 @@ from aiograd.tensors.core import make
 
 logger = structured_logger("aiograd.local_steps")
 
+#: bytes per second of the slowest line
+SLOWEST = 10_000
 #: bytes of the answers in one message at most, unless one alone has more
 REPLAYED = 16 << 20
 
@@ -68,6 +71,17 @@ class TrainingOptions:
     answer: Compressor | None
     overlap: int
     seed: tuple[int, ...]
+
+
+@contextlib.contextmanager
+def _reaching(remote: RemoteLocalMember) -> Iterator[None]:
+    """Requests to a member within the block that are not answered because it is gone, in whatever way, raise a WorkerLostError."""
+    try:
+        yield
+    except ReferenceLostError as error:
+        raise restarted(remote, error) from error
+    except (DeadlineError, UnknownPeerError) as error:
+        raise WorkerLostError(f"{remote.name} does not answer: {error}", worker=remote.owner, stage="local steps") from error
 
 
 class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
@@ -108,18 +122,21 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
     def _replaces(self) -> bool:
         return True
 
+    def seconds_for(self, size: int) -> float:
+        """The timeout of a request or a transfer of so many bytes to each member, over one slow line."""
+        if self._timeout is not None:
+            return self._timeout
+        limits = self.worker.limits
+        return float(min(limits.default_deadline + size * max(1, len(self.remotes)) / SLOWEST, limits.max_deadline))
+
     async def ask(self, remote: RemoteLocalMember, method: str, *args: Any, timeout: float | None = None) -> Any:
         """Call a method of a member.
 
         Raises:
             WorkerLostError: its worker is lost or was restarted, or does not answer in time.
         """
-        try:
+        with _reaching(remote):
             return await remote.ref.call(method, *args, timeout=self._timeout if timeout is None else timeout)
-        except ReferenceLostError as error:
-            raise restarted(remote, error) from error
-        except (DeadlineError, UnknownPeerError) as error:
-            raise WorkerLostError(f"{remote.name} does not answer: {error}", worker=remote.owner, stage="local steps") from error
 
     # ---------------------------------------------------------------- making members
 
@@ -135,7 +152,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.outline = outlines[0]
         for member, outline in zip(self.remotes[1:], outlines[1:], strict=True):
             self._check_outline(member, outline, first.owner)
-        _, state = await fetch(self.worker, first.module, ReadModule, self._timeout)
+        _, state = await fetch(self.worker, first.module, ReadModule, self._timeout or self.worker.limits.max_deadline)
         buffers = [parse(ChangedBuffer, each, first.owner) for each in await self.ask(first, "buffers", False)]
         tensors = {self.outline.state[path]: values._data for path, values in state.items()}
         parameters = [each for each in self.outline.model.tensors if each.kind != "buffer"]
@@ -217,16 +234,17 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         values = {path: each.copy() for path, each in self.base.values().items()}
         optimizer = plain(self.base.outer.state_dict())
         buffers = [encode(ChangedBuffer(path, make(values[path]))) for path in self.base.buffers]
+        state = {path: values[mine] for path, mine in self.outline.state.items()}
+        seconds = self.seconds_for(2 * self.form.size)
         if not is_made or version:
-            state = {path: values[mine] for path, mine in self.outline.state.items()}
-            await store(self.worker, member.module, LoadModule, state, self._timeout)
+            await store(self.worker, member.module, LoadModule, state, seconds)
             head = {"taken": 0, "groups": optimizer["param_groups"]}
             by_number = {int(number): each for number, each in optimizer["state"].items()}
-            await store(self.worker, member.outer, LoadOptimizer, by_number, self._timeout, head)
+            await store(self.worker, member.outer, LoadOptimizer, by_number, seconds, head)
         if await self.ask(member, "adopt", version, [*self.seed], buffers, is_new) != digest:
             if not is_made or version:
                 raise DistributedError(f"LocalSteps: the base on {member.owner} differs from the one that was sent to it")
-            await store(self.worker, member.module, LoadModule, {path: values[mine] for path, mine in self.outline.state.items()}, self._timeout)
+            await store(self.worker, member.module, LoadModule, state, seconds)
             await self.ask(member, "adopt", version, [*self.seed], buffers, is_new)
         member.version, member.is_new = version, False
 
@@ -236,7 +254,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             member.can_carry = False
             missing = [(answer, size) for version, answer, size in self._answers if version > member.version]
             if len(missing) < self.base.version - member.version:
-                await self._give_base(member, is_new=member.is_new)
+                with _reaching(member):
+                    await self._give_base(member, is_new=member.is_new)
                 continue
             sent: list[Any] = []
             room = REPLAYED
@@ -246,7 +265,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
                 sent.append(answer)
                 room -= size
             expected = member.version + len(sent)
-            if await self.ask(member, "replay", sent) != expected:
+            if await self.ask(member, "replay", sent, timeout=self.seconds_for(REPLAYED - room)) != expected:
                 raise DistributedError(f"LocalSteps: {member.owner} has not gone on to base {expected}")
             member.version = expected
 

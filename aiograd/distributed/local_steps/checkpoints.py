@@ -96,9 +96,9 @@ async def members_of(coordinator: RoundCoordinator) -> dict[str, Any]:
     Returns:
         Dicts that a checkpoint has as ``members``.
     """
-    worker, found = coordinator.worker, {}
+    worker, seconds, found = coordinator.worker, coordinator.seconds_for(4 * coordinator.form.size), {}
     for member in await coordinator.rest():
-        head, values = await fetch(worker, member.optimizer, ReadOptimizer, None)
+        head, values = await fetch(worker, member.optimizer, ReadOptimizer, seconds)
         progress = parse(MemberProgress, await coordinator.ask(member, "progress"), member.owner)
         found[member.owner] = {
             "inner": {"state": _by_text(values), "param_groups": head["groups"]},
@@ -107,7 +107,7 @@ async def members_of(coordinator: RoundCoordinator) -> dict[str, Any]:
         }
         if member.contribution is not None:
             number, batches, result, carried = member.contribution
-            _, local = await fetch(worker, member.module, ReadModule, None) if coordinator.options.overlap else (None, None)
+            _, local = await fetch(worker, member.module, ReadModule, seconds) if coordinator.options.overlap else (None, None)
             found[member.owner]["contribution"] = {
                 "number": number,
                 "batches": [list(each) for each in batches],
@@ -139,11 +139,12 @@ async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any
             others.append(place)
     for place in others:
         coordinator.ledger.give_back(place)
+    seconds = coordinator.seconds_for(4 * coordinator.form.size)
     for member, each in mine.items():
         await coordinator.update(member)
         inner = {int(number): values for number, values in each["inner"]["state"].items()}
         head = {"taken": 0, "groups": [dict(group) for group in each["inner"]["param_groups"]]}
-        await store(coordinator.worker, member.optimizer, LoadOptimizer, inner, None, head)
+        await store(coordinator.worker, member.optimizer, LoadOptimizer, inner, seconds, head)
         given = contributions.get(member)
         progress, contribution = MemberProgress(None, [], each["residuals"], None), None
         if given is not None:
@@ -152,7 +153,7 @@ async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any
             batches = [BatchPlace(*map(int, batch)) for batch in given["batches"]]
             contribution = RemoteContribution(given["number"], batches, LocalResult(**given["result"]), given["carried"])
             if given["local"] is not None:
-                await store(coordinator.worker, member.module, LoadModule, given["local"], None)
+                await store(coordinator.worker, member.module, LoadModule, given["local"], seconds)
         await coordinator.ask(member, "resume", encode(progress))
         coordinator.go_on(member, contribution, can_carry=given is not None and given["local"] is not None)
 

@@ -283,12 +283,14 @@ class RoundCoordinator(BaseCoordinator):
         try:
             answer, digest, residuals = await offload(self._stage, [each.result for each in contributors.values()], buffers, withdrawn)
             sent, outcomes = encode(answer), self.refer(self.worker)
+            seconds = self.seconds_for(sum(each._data.nbytes for each in answer.payloads))
 
             async def prepare(member: RemoteLocalMember) -> None:
                 now = asyncio.get_running_loop().time
                 began = now()
                 number = contributors[member].number if member in contributors else None
-                found = parse(PreparedRound, await self.ask(member, "prepare", decision.step, sent, number, outcomes), member.owner)
+                request = decision.step, sent, number, outcomes
+                found = parse(PreparedRound, await self.ask(member, "prepare", *request, timeout=seconds), member.owner)
                 if found.digest != digest:
                     raise DistributedError(f"LocalSteps: {member.owner} computes another base of the same round: its arithmetic differs")
                 decision.drive.handle(Prepared(began + found.kept, member.name))

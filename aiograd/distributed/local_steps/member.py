@@ -81,9 +81,8 @@ class LocalStepsMember(StepMember[StepWork]):
         """The `MemberOutline`."""
         module = self._training.module
         paths = {id(each): path for path, each in [*module.named_parameters(), *module.named_buffers()]}
-        named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-        saved = module.state_dict()
-        state = {path: paths[id(each)] for path, each in named if path in saved}
+        named = dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+        state = {path: paths[id(named[path])] for path in module.state_dict() if path in named}
         return encode(MemberOutline(ModuleOutline.of({"": module}), state, self._training.order.outline))  # type: ignore[no-any-return]
 
     async def buffers(self, only_changed: bool) -> list[Any]:

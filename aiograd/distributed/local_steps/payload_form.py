@@ -63,6 +63,7 @@ class PayloadForm:
         Raises:
             ArgumentError: a value is not finite.
         """
+        values = [np.asarray(value) for value in values]  # arithmetic on arrays without an axis gives scalars
         for path, value in zip(self._specs, values, strict=True):
             if not np.isfinite(value).all():
                 index = np.argwhere(~np.isfinite(value))[0].tolist()
@@ -115,7 +116,7 @@ class PayloadForm:
 
     def divided(self, total: Sequence[Array], rows: Sequence[int]) -> list[Array]:
         """The means of weighted sums."""
-        return [(each / sum(rows)).astype(spec.dtype) for each, spec in zip(total, self._specs.values(), strict=True)]
+        return [np.asarray(each / sum(rows), spec.dtype) for each, spec in zip(total, self._specs.values(), strict=True)]
 
     def formed(self, payloads: Sequence[Any], rows: Sequence[int], residuals: Residuals) -> tuple[str, list[Any], list[Array | None]]:
         """The kind and the payloads of an answer, and the new residuals of the compressor of answers.

@@ -329,4 +329,4 @@ def _clock(worker: Any, timeout: float | None) -> Callable[[], float | None]:
     check_number("timeout", timeout, worker.limits.max_deadline, "Limits.max_deadline")
     now = asyncio.get_running_loop().time
     until = now() + timeout
-    return lambda: max(until - now(), 1e-3)
+    return lambda: min(max(until - now(), 1e-3), timeout)  # rounding may leave more than all of it

@@ -133,6 +133,9 @@ ARGUMENTS: dict[str, Any] = {
     "clip_norm": [0.0, -1.0, "1"],
     "optimizer": [3],
     "outer": [None],
+    "compress": ["topk", dist.TopK, 0.1],
+    "answer": [1, "blockwise"],
+    "overlap": [-1, 3, 1.0, True],
 }
 
 
@@ -198,6 +201,54 @@ async def test_data_sets_that_differ(kind: str, text: str) -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *_):
         with pytest.raises(ArgumentError, match=f"w1 and w0 differ: w1 has .*({text})"):
             await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER)
+
+
+@service.reference
+class OddModel(nn.Module):
+    """Shared, frozen and float64 parameters, buffers of several kinds, and batches that are dicts."""
+
+    def __init__(self, dtype: str = "float64") -> None:
+        generator = ag.Generator(0)
+        self.first = nn.Linear(2, 2, generator=generator)
+        self.second = nn.Linear(2, 2, generator=generator)
+        self.second.weight = self.first.weight
+        self.scale = nn.Parameter(ag.ones(()))
+        self.frozen = nn.Parameter(ag.ones((2,)), requires_grad=False)
+        self.wide = nn.Parameter(ag.asarray(np.ones(2, dtype)))
+        self.register_buffer("count", ag.asarray(np.zeros((), np.int64)))
+        self.register_buffer("hidden", ag.zeros((2,)), persistent=False)
+
+    def data(self) -> Any:
+        rows = np.random.default_rng(0).standard_normal((9, 2)).astype(np.float32)
+        return ag.data.DataLoader([{"x": row} for row in rows], batch_size=2)
+
+    def loss(self, batch: Any) -> Any:
+        with ag.no_grad():
+            self.count += 1
+            self.hidden += 1.0
+        y = self.second(self.first(batch["x"])) * self.frozen * self.scale
+        return (y * self.wide.astype(ag.float32)).mean()
+
+
+@pytest.mark.parametrize("options", [{}, {"compress": dist.TopK(1 / 4, block=64)}])
+async def test_models_with_all_kinds_of_parameters_and_buffers(options: dict[str, Any]) -> None:
+    async with workers("driver", "w0", "w1", "w2", service=service) as (driver, *_):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], OddModel, **INNER, **options) as training:
+            records = [record async for record in training.rounds(1)]
+            await training.add("w2")
+            records.append(await training.round())
+            assert await training.digests() == dict.fromkeys(("w0", "w1", "w2"), training.digest)
+            state = await training.state_dict()
+        expected = OddModel().state_dict()
+        assert list(state) == list(expected) and "hidden" not in state
+        assert (state["first.weight"] == state["second.weight"]).all() and state["frozen"].tolist() == [1.0, 1.0]
+        assert state["wide"].dtype == ag.float64 and state["count"].item() == sum(len(record.batches[record.members[0]]) for record in records)
+
+
+async def test_a_parameter_that_cannot_be_compressed() -> None:
+    async with workers("driver", "w0", service=service) as (driver, *_):
+        with pytest.raises(ArgumentError, match="wide is float16"):
+            await dist.LocalSteps.create(driver, ["w0"], OddModel, "float16", **INNER, compress=dist.Blockwise())
 
 
 async def test_batches_of_a_sampler() -> None:

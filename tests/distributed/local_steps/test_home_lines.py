@@ -1,0 +1,74 @@
+"""Rounds over home lines of 1 Mbit/s, in virtual time: bytes, seconds, and no member is lost for being slow."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd import nn
+from aiograd.testing import AccessLink, Faults, SimulatedNetwork
+from tests.distributed.local_steps.learners import service
+from tests.distributed.local_steps.simulated import World
+
+NAMES = ("w0", "w1", "w2", "w3")
+#: bytes per second of 1 Mbit/s
+MEGABIT = 125_000
+
+
+@service.reference
+class Wide(nn.Module):
+    """200,400 parameters, and local steps of 0.3 s."""
+
+    def __init__(self) -> None:
+        self.layer = nn.Linear(500, 400, generator=ag.Generator(0))
+
+    def data(self) -> Any:
+        return ag.data.DataLoader(np.random.default_rng(0).standard_normal((512, 500)).astype(np.float32), batch_size=2)
+
+    async def loss(self, x: Any) -> Any:
+        await asyncio.sleep(0.3)
+        return (self.layer(x) ** 2).mean()
+
+
+class HomeWorld(World):
+    """Members behind home lines."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(NAMES, module=Wide, steps=30, dials_out=True, **options)
+        lines = dict.fromkeys(NAMES, AccessLink(MEGABIT, MEGABIT))
+        self.network = SimulatedNetwork(1, faults=Faults(latency=(0.015, 0.02)), access=lines)
+
+
+@pytest.mark.sim
+def test_bytes_and_seconds_of_a_round() -> None:
+    async def main(world: World) -> None:
+        training = world.training
+        before = training.statistics()
+        begin = asyncio.get_running_loop().time()
+        for _ in range(2):
+            assert (await training.round()).lost == ()
+        seconds = (asyncio.get_running_loop().time() - begin) / 2
+        figures = training.statistics()
+        moved = (figures.bytes_sent + figures.bytes_received - before.bytes_sent - before.bytes_received) / 2
+        parameters = 500 * 400 + 400
+        by_steps = 30 * len(NAMES) * 2 * 2 * 3 / 4 * 4 * parameters  # a ring: every member sends and receives 3/4 of the parameters twice
+        assert by_steps / moved > 1000, (by_steps, moved)
+        assert figures.utilisation > 0.9 and seconds < 10.0, (figures, seconds)
+
+    HomeWorld(compress=dist.TopK()).simulate(main)
+
+
+@pytest.mark.sim
+def test_members_without_compression_are_not_lost_either() -> None:
+    """A payload of 800 kB takes more than six seconds."""
+
+    async def main(world: World) -> None:
+        record = await world.training.round()
+        assert (record.members, record.lost) == (NAMES, ())
+
+    HomeWorld().simulate(main)
