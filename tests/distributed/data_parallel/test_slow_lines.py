@@ -116,7 +116,9 @@ def test_replicas_take_a_step_and_their_state_is_fetched() -> None:
         alone = Wide()
         await serial(alone, ag.optim.SGD(alone.parameters(), lr=100.0), [[(row,) for row in shards()]])
         assert [state[name].numpy().tobytes() for name in ("matrix", "vector")] == bits(alone)
-        assert len(lines.waits) > 100 and np.median(lines.waits) < 0.3 and np.percentile(lines.waits, 90) < 0.75 and max(lines.waits) < 1.25, "buckets go both ways"
+        assert len(lines.waits) > 100
+        median, most_of_them = np.percentile(lines.waits, [50, 90])
+        assert median < 0.3 and most_of_them < 0.75 and max(lines.waits) < 1.25, "buckets go both ways"
 
     run = simulated_run(main)
     assert 100 < run.time < 400 and not run.leftover_tasks
