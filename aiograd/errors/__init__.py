@@ -56,6 +56,7 @@
         ├── ClusterError                      a cluster cannot be started, or does not admit a worker
         │   └── NameTakenError                another worker of the cluster has the name
         ├── CollectiveError                   a group of workers cannot carry out an operation together
+        ├── QuorumError                       too few members of a training with local steps are left; names the lost ones
         ├── ExpertLostError                   an expert of a mixture failed, or too few of them answered
         ├── RemoteError                       a remote function, rule or hook raised
         │   └── RemotePipelineError (PipelineError)  a stage of a pipeline failed on another worker

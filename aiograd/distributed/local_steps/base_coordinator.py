@@ -212,7 +212,8 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
                 self.lose(before, error)
         (made,) = await self.make([name])
         try:
-            self._check_outline(made, await self._describe(made), "the others")
+            outline = await self._describe(made)
+            self._check_outline(made, outline, self.remotes[0].owner if self.remotes else "this process")
             await self._give_base(made, is_new=True, is_made=True)
             if self.find(name) is not None:
                 raise ArgumentError(f"LocalSteps.add({name!r}): it was added twice at the same time")

@@ -166,8 +166,11 @@ class LocalTraining(LossModule):
                 if step == overlap and sent is not None:
                     waited += await self._apply(sent)
                     sent = None
-                with drawing_from(Generator((*self._seed, *batch))):
-                    losses += len(indices) * await self._step(await self.loader.read(indices))
+                generator = Generator((*self._seed, *batch))  # draws belong to the batch, on whatever member it is read
+                with drawing_from(generator.fork()):
+                    rows_of_batch = await self.loader.read(indices)
+                with drawing_from(generator):
+                    losses += len(indices) * await self._step(rows_of_batch)
             if sent is not None:
                 waited += await self._apply(sent)
         finally:
