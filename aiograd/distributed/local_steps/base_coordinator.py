@@ -75,7 +75,7 @@ class TrainingOptions:
 
 @contextlib.contextmanager
 def _reaching(remote: RemoteLocalMember) -> Iterator[None]:
-    """Requests to a member within the block that are not answered because it is gone, in whatever way, raise a WorkerLostError."""
+    """Requests to a member within the block raise a WorkerLostError if they get no answer, for any reason."""
     try:
         yield
     except ReferenceLostError as error:
