@@ -60,9 +60,8 @@ class VersionedForward:
         self._paths = tuple(model.state_dict())
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
-        is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-        self._is_async = is_async
-        #: by number of rows: the compiled forward, and the seconds that a batch takes
+        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        #: by number of rows: the compiled forward, and the seconds that a batch takes; one that waited for the CPU or the GIL hardly counts
         self._programs: dict[int, CompiledFunction] = {}
         self._seconds: dict[int, float] = {}
 
@@ -93,7 +92,7 @@ class VersionedForward:
             seconds = self._seconds.get(rows)
             is_cheap = seconds is not None and seconds < ON_LOOP
             outputs, took = compute() if is_cheap else await current_engine().offload(compute)
-            self._seconds[rows] = took if seconds is None or took < seconds else 0.8 * seconds + 0.2 * took
+            self._seconds[rows] = took if seconds is None else min(took, 2.0 * seconds)
             return outputs if rows == size else _first(outputs, size, rows)
 
     def _run(self, tensors: tuple[Any, ...], *columns: Any) -> Any:

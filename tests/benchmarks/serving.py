@@ -35,6 +35,7 @@ from tests.benchmarks.serving_sides import CLASSES, FEATURES, Weights, model_of
 
 #: steps per second
 RATE = 100
+FROZEN = ", frozen"
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -85,9 +86,10 @@ class _Client:
             raise RuntimeError(f"the service answered {answer}")
         self.torn += not np.allclose(self.probes.setdefault(answer["version"], answer["scores"]), answer["scores"], rtol=1e-4, atol=1e-5)
 
-    async def steps(self) -> int:
-        async with self._session.get(f"{self._url}/steps") as response:
-            return int((await response.json())["steps"])
+    async def spent(self) -> dict[str, float]:
+        """Steps of training and CPU seconds of the service so far."""
+        async with self._session.get(f"{self._url}/spent") as response:
+            return dict(await response.json())
 
     async def flat_out(self, seconds: float, connections: int) -> dict[str, float]:
         """Each connection sends the next request when it has the answer."""
@@ -96,7 +98,7 @@ class _Client:
             while (now := time.perf_counter()) < until:
                 await self.ask(now)
 
-        before, began = await self.steps(), time.perf_counter()
+        before, began = await self.spent(), time.perf_counter()
         until = began + seconds
         self.latencies.clear()
         await asyncio.gather(*[connection() for _ in range(connections)])
@@ -105,7 +107,7 @@ class _Client:
     async def poisson(self, seconds: float, rate: float) -> dict[str, float]:
         """Requests at planned moments, however long the answers take."""
         gaps = np.random.default_rng(3).exponential(1 / rate, int(seconds * rate))
-        before, began = await self.steps(), time.perf_counter()
+        before, began = await self.spent(), time.perf_counter()
         self.latencies.clear()
         async with asyncio.TaskGroup() as group:
             for moment in began + np.cumsum(gaps):
@@ -114,52 +116,55 @@ class _Client:
                 group.create_task(self.ask(float(moment)))
         return await self._figures(began, before)
 
-    async def _figures(self, began: float, before: int) -> dict[str, float]:
-        took = time.perf_counter() - began
+    async def _figures(self, began: float, before: dict[str, float]) -> dict[str, float]:
+        took, after = time.perf_counter() - began, await self.spent()
         p50, p99 = (float(np.percentile(self.latencies, q)) * 1e3 for q in (50, 99))
-        steps = (await self.steps() - before) / took
-        return {"rate": len(self.latencies) / took, "p50": p50, "p99": p99, "steps": steps, "torn": self.torn, "versions": len(self.probes)}
+        steps, cpu = (after["steps"] - before["steps"]) / took, 1e6 * (after["cpu"] - before["cpu"]) / len(self.latencies)
+        counts = {"torn": self.torn, "versions": len(self.probes)}
+        return {"rate": len(self.latencies) / took, "p50": p50, "p99": p99, "steps": steps, "cpu": cpu, **counts}
 
 
 @contextlib.asynccontextmanager
 async def _client(side: str, rate: float, settings: Settings, connections: int) -> AsyncIterator[_Client]:
     async with _service(side, rate, settings.tiny) as url, ClientSession(connector=TCPConnector(limit=connections)) as session:
         client = _Client(session, url)
-        await client.flat_out(0.1 if settings.tiny else 1.0, connections)  # programs are recorded, connections made
+        for count in 2 * [*range(1, connections + 1)]:  # programs of all sizes of batches are recorded, connections made
+            await asyncio.gather(*[client.ask(time.perf_counter()) for _ in range(count)])
+        await client.flat_out(0.1 if settings.tiny else 1.0, connections)
         yield client
 
 
 def _sides(settings: Settings) -> list[str]:
     has_fastapi = importlib.util.find_spec("fastapi") is not None and importlib.util.find_spec("uvicorn") is not None
-    sides = [f"{OURS}/aiohttp", "empty/aiohttp"]
-    if has_fastapi:
-        sides += [f"{OURS}/fastapi", "empty/fastapi", *["torch/fastapi"] * ("torch" in settings.peers)]
-    return sides
+    frameworks = ["aiohttp", *["fastapi"] * has_fastapi]
+    sides = [f"{engine}/{framework}{frozen}" for framework in frameworks for engine, frozen in ((OURS, ""), (OURS, FROZEN), ("empty", ""))]
+    return [*sides, *["torch/fastapi"] * (has_fastapi and "torch" in settings.peers)]
 
 
 async def _flat_out(settings: Settings) -> Table:
     rounds, seconds, connections = settings.of(3, 1), 0.2 if settings.tiny else 3.0, settings.of(32, 2)
     table = Table(
         f"Flat out, {RATE} steps/s of training: {connections} connections, medians of {rounds} runs of {seconds:g} s",
-        ["service", "requests/s", "p50 ms", "p99 ms", "steps/s", "versions", "torn"],
+        ["service", "requests/s", "p50 ms", "p99 ms", "steps/s", "CPU us per answer", "versions", "torn"],
     )
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in _sides(settings)}
     for _ in range(rounds):
         for side, found in runs.items():
-            async with _client(side, RATE, settings, connections) as client:
+            async with _client(side.removesuffix(FROZEN), 0 if side.endswith(FROZEN) else RATE, settings, connections) as client:
                 found.append(await client.flat_out(seconds, connections))
     middle = {side: {key: statistics.median(each[key] for each in found) for key in found[0]} for side, found in runs.items()}
     for side, m in middle.items():
-        cells = (f"{m['rate']:.0f}", f"{m['p50']:.2f}", f"{m['p99']:.2f}", f"{m['steps']:.0f}", f"{m['versions']:.0f}", f"{m['torn']:.0f}")
-        table.add(side, *cells)
+        counts = (f"{m[key]:.0f}" for key in ("steps", "cpu", "versions", "torn"))
+        table.add(side, f"{m['rate']:.0f}", f"{m['p50']:.2f}", f"{m['p99']:.2f}", *counts)
     if "torch/fastapi" in middle and not settings.tiny:
         torch = middle["torch/fastapi"]
         for framework, goals in (("aiohttp", (4.0, 0.25)), ("fastapi", (2.0, 0.5))):
-            ours, empty = middle[f"{OURS}/{framework}"], middle[f"empty/{framework}"]
+            ours, frozen, empty = middle[f"{OURS}/{framework}"], middle[f"{OURS}/{framework}{FROZEN}"], middle[f"empty/{framework}"]
             rate, tail = goal_cells(ours["rate"] / torch["rate"], goals[0], None, higher=True), goal_cells(ours["p99"] / torch["p99"], goals[1], None)
             table.notes.append(
                 f"{framework}: × torch in FastAPI's threads requests/s {ours['rate'] / torch['rate']:.2f} (target {rate[0]}: {rate[2]}), "
-                f"p99 {ours['p99'] / torch['p99']:.2f} (target {tail[0]}: {tail[2]}); × empty handler requests/s {ours['rate'] / empty['rate']:.2f}"
+                f"p99 {ours['p99'] / torch['p99']:.2f} (target {tail[0]}: {tail[2]}), answers per CPU second {torch['cpu'] / ours['cpu']:.2f}; "
+                f"frozen × empty handler requests/s {frozen['rate'] / empty['rate']:.2f}, answers per CPU second {empty['cpu'] / frozen['cpu']:.2f}"
             )
     return table
 
@@ -177,7 +182,6 @@ async def _at_half(settings: Settings) -> Table:
     for _ in range(rounds):
         for name, found in runs.items():
             async with _client(side, RATE * (name == "learning"), settings, connections) as client:
-                await client.poisson(seconds / 4, rate)  # the programs of small batches are recorded
                 found.append(await client.poisson(seconds, rate))
     middle = {name: {key: statistics.median(each[key] for each in found) for key in found[0]} for name, found in runs.items()}
     for name, m in middle.items():
@@ -239,9 +243,9 @@ def _without_http(settings: Settings) -> Table:
 
 async def _hold_ups(arrays: int) -> dict[str, float]:
     model: Any = model_of(256) if not arrays else Weights(arrays)
-    async with serving.Server(model, keep=10) as server:
+    async with serving.Server(model, keep=60) as server:
         longest = {"publish": [], "rollback": []}  # type: dict[str, list[float]]
-        for _ in range(5):
+        for _ in range(5 if arrays else 50):
             with ag.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(1.0)
@@ -266,7 +270,7 @@ async def _hold_ups(arrays: int) -> dict[str, float]:
 
 
 def hold_ups(arrays: int) -> dict[str, float]:
-    """The longest time that `publish` and `rollback` hold the loop up, the least of 5."""
+    """The longest time that `publish` and `rollback` hold the loop up, the least of 5, of 50 for the small model."""
     return ag.run(_hold_ups(arrays))
 
 

@@ -144,6 +144,11 @@ def steps_of(counts: dict[str, Any]) -> int:
     return int(counts["trainer"].steps if "trainer" in counts else counts["steps"])
 
 
+def spent(counts: dict[str, Any]) -> dict[str, float]:
+    """Steps that were trained so far, and the CPU seconds of this process."""
+    return {"steps": steps_of(counts), "cpu": time.process_time()}
+
+
 async def serve(side: str, rate: float, tiny: bool) -> None:
     """Answer until the standard input is closed."""
     engine, framework = side.split("/")
@@ -165,11 +170,11 @@ async def _on_aiohttp(predict: Predict, counts: dict[str, Any], closed: asyncio.
         scores, version = await predict(np.array([(await request.json())["x"]], np.float32))
         return web.json_response({"scores": scores, "version": version})
 
-    async def steps(_: web.Request) -> web.Response:
-        return web.json_response({"steps": steps_of(counts)})
+    async def spent_so_far(_: web.Request) -> web.Response:
+        return web.json_response(spent(counts))
 
     application = web.Application()
-    application.add_routes([web.post("/predict", answer), web.get("/steps", steps)])
+    application.add_routes([web.post("/predict", answer), web.get("/spent", spent_so_far)])
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -189,12 +194,12 @@ async def _on_fastapi(predict: Predict, counts: dict[str, Any], closed: asyncio.
         scores, version = await predict(np.array([(await request.json())["x"]], np.float32))
         return JSONResponse({"scores": scores, "version": version})
 
-    async def steps() -> Any:
-        return JSONResponse({"steps": steps_of(counts)})
+    async def spent_so_far() -> Any:
+        return JSONResponse(spent(counts))
 
     answer.__annotations__["request"] = Request
     application.post("/predict")(answer)
-    application.get("/steps")(steps)
+    application.get("/spent")(spent_so_far)
     server = uvicorn.Server(uvicorn.Config(application, host="127.0.0.1", port=0, log_level="warning", access_log=False))
     serving_task = asyncio.ensure_future(server.serve())
     while not server.started:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.compiler import compiled, guard_code
 from aiograd.compiler.node import ProgramNode
 from aiograd.compiler.program_code import MOST_CHECKS, GuardedCode
 from aiograd.engine.graph_task import GraphTask
@@ -44,6 +45,22 @@ def test_nothing_is_looked_through_while_nothing_changes(compared: list[GuardedC
     compared.clear()
     first = [f(x, 2, {"y": [y]}).item() for _ in range(20)]
     assert not compared and f.statistics().recordings == 1 and len(set(first)) == 1
+
+
+def test_comparisons_of_arguments_are_not_made_to_be_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More programs than comparisons are kept for, called in turn: each gets a comparison `MOST_CHECKS` times and is found the long way then."""
+    made: list[Any] = []
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return guard_code.arguments_check(*args)
+
+    monkeypatch.setattr(compiled, "arguments_check", counted)
+    f = ag.compile(lambda x: x * 2)
+    for _ in range(20):
+        for rows in range(1, 8):
+            assert f(np.ones(rows, np.float32)).shape == (rows,)
+    assert f.statistics().recordings == 7 and len(made) == 7 * MOST_CHECKS
 
 
 NOT_READ = ("an attribute that the function does not read", "one more entry", "the order of entries")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from typing import Any
 
@@ -22,6 +23,7 @@ from aiograd.errors import (
     ServingError,
     VersionNotFoundError,
 )
+from aiograd.serving import forward
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.serving.models import Two, TwoSlowly, ones, state, values
 from tests.support import assert_awaiting_raises, assert_raises, bits, random_leaf, reference_counts_only
@@ -99,6 +101,23 @@ async def test_batches_of_all_sizes_need_few_programs() -> None:
             np.testing.assert_allclose(answer.value.numpy(), model(x[:rows]).detach().numpy(), rtol=1e-5, atol=1e-6)
             assert answer.batch == rows
         assert server._forward.recordings <= 20
+
+
+async def test_a_batch_that_is_slow_by_chance_does_not_move_the_next_to_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first batch records, the second is the first that is measured; of slow ones after a fast one, the fifth is off the loop."""
+    seconds = [0.02, 0.0001, 0.0001, 0.05, 0.0001, *[0.05] * 5]
+    times = iter([time for duration in seconds for time in (0.0, duration)])
+    are_on_loop: list[bool] = []
+
+    def clock() -> float:
+        are_on_loop.append(threading.current_thread() is threading.main_thread())
+        return next(times)
+
+    monkeypatch.setattr(forward, "clock_of", lambda loop: clock)
+    async with serving.Server(mlp()) as server:
+        for _ in seconds:
+            await server.predict(np.ones((1, 3), np.float32))
+    assert are_on_loop[::2] == [False, False, True, True, True, True, True, True, True, False]
 
 
 async def test_the_model_stays_as_it_is() -> None:

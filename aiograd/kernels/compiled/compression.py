@@ -214,7 +214,7 @@ def unpack_largest(
     """Values of each row, which are zeros before, and a mark for each row with malformed positions."""
     cast = values.dtype.type
     length = values.shape[1]
-    low_parts, codes = np.empty(kept, np.int64), np.empty(kept, np.int64)
+    low_parts, codes, ones = np.empty(kept, np.int64), np.empty(kept, np.int64), np.empty(kept + 1, np.int64)
     high_bits = kept + ((length - 1) >> low_bits)
     codes_at = high_at + (high_bits + 7) // 8
     steps = (1 << (bits - 1)) - 1
@@ -222,21 +222,21 @@ def unpack_largest(
         record = records[row]
         _get(record, 5, low_parts, low_bits)
         _get(record, codes_at, codes, bits)
-        count, before, is_malformed = 0, -1, False
-        for bit in range(high_bits):
-            if (record[high_at + (bit >> 3)] >> (bit & 7)) & 1:
-                at = length
-                if count < kept:
-                    at = ((bit - count) << low_bits) | low_parts[count]
-                if before < at < length:
-                    code = codes[count] & steps
-                    level = (2 * (heads[row, 1] * (steps - code) + heads[row, 2] * code) + steps) // (2 * steps)
-                    values[row, at] = cast(-level if codes[count] > steps else level) * scales[row]
-                else:
-                    is_malformed = True
-                before = at
-                count += 1
-        malformed[row] = is_malformed or count != kept
+        count = 0
+        for bit in range(high_bits):  # without branches, which would be mispredicted for every other bit
+            ones[min(count, kept)] = bit
+            count += (record[high_at + (bit >> 3)] >> (bit & 7)) & 1
+        before, is_malformed = -1, count != kept
+        for i in range(0 if is_malformed else kept):
+            at = ((ones[i] - i) << low_bits) | low_parts[i]
+            if before < at < length:
+                code = codes[i] & steps
+                level = (2 * (heads[row, 1] * (steps - code) + heads[row, 2] * code) + steps) // (2 * steps)
+                values[row, at] = cast(-level if codes[i] > steps else level) * scales[row]
+            else:
+                is_malformed = True
+            before = at
+        malformed[row] = is_malformed
 
 
 @kernel(reads(2), reads(2), real, writes(2), writes(2, types.uint8), writes(2, types.int64), _bit_patterns, *2 * (whole,), exact=True)

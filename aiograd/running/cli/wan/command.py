@@ -40,15 +40,15 @@ def add_wan(commands: Any) -> None:
 
 def wan(options: argparse.Namespace) -> int:
     """Run everything; returns the exit status."""
-    compared = methods(options.workers, options.few)
+    compared = methods(options.workers, options.few, max(1, options.steps // 2))
     print(f"{options.parameters:,} parameters, {options.step_seconds:g} s per step, rounds of {options.steps} steps; seed {options.seed}")
     lost, coordinator = 100 * options.loss, options.coordinator_mbit
     print(f"lines: {1000 * options.latency:g} ms one way, {lost:g} % of the packets lost, the coordinator's {coordinator:g} Mbit/s\n")
     for letter, method in zip(LETTERS, compared, strict=False):
         print(f"{letter}  {method.name}, {method.workers:,} worker{'s' * (method.workers > 1)}: {method.run}")
-    columns = "".join(f"{letter:>9}" for letter in LETTERS[: len(compared)])
+    columns = "".join(f"{letter:>8}" for letter in LETTERS[: len(compared)])
     width = len(columns)
-    print(f"\n{'':8}{'utilisation':>{width}}{'seconds per step':>{width}}{'kB per step':>{width}}\n{'Mbit/s':8}{columns * 3}", flush=True)
+    print(f"\n{'':8}{'utilisation':>{width}}{'kB per step, worker':>{width}}{'coordinator':>{width}}\n{'Mbit/s':8}{columns * 3}", flush=True)
     curves = [Curve(f"{each.name}, {each.workers:,} workers", []) for each in compared]
     given = {each.name: vars(options)[each.name] for each in dataclasses.fields(Setting)}
     for mbit in options.mbit:
@@ -56,7 +56,7 @@ def wan(options: argparse.Namespace) -> int:
         print(_line(mbit, row), flush=True)
         for curve, measurement in zip(curves, row, strict=True):
             curve.points.append((mbit, measurement.utilisation))
-    print("\nkB: what a worker sends and receives, heartbeats and frames included. More workers of A and B send more each, and wait longer.")
+    print("\nkB: sent and received, heartbeats and frames included. More workers of A and B send more each, and wait longer.")
     if options.svg is not None:
         title = f"{options.parameters:,} parameters, {options.step_seconds:g} s per step"
         options.svg.parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +66,8 @@ def wan(options: argparse.Namespace) -> int:
 
 
 def _line(mbit: float, row: Sequence[Measurement]) -> str:
-    utilisation = "".join(f"{each.utilisation:9.4f}" for each in row)
-    seconds = "".join(f"{each.seconds:9.3f}" for each in row)
-    return f"{mbit:<8g}{utilisation}{seconds}" + "".join(f"{each.bytes / 1000:9.1f}" for each in row)
+    kilobytes = [*(each.bytes / 1000 for each in row), *(each.coordinator_bytes / 1000 for each in row)]
+    return f"{mbit:<8g}" + "".join(f"{each.utilisation:8.4f}" for each in row) + "".join(f"{each:8.1f}" for each in kilobytes)
 
 
 def _number(text: str) -> float:

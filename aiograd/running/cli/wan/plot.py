@@ -9,9 +9,9 @@ from typing import NamedTuple
 from aiograd.running.svg import svg_document, svg_text
 
 WIDTH, HEIGHT = 640.0, 400.0
-LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 44.0, 110.0
+LEFT, RIGHT, TOP, BOTTOM = 60.0, 20.0, 44.0, 120.0
 #: of the curves; they differ in lightness, too
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#56b4e9", "#cc79a7")
 _CLASS = "aiograd-plot"
 _RULES = (
     "text{font-size:11px;fill:#57606a;text-anchor:middle}", ".t{font-size:13px;font-weight:600;fill:#24292f}", ".y{text-anchor:end}",

@@ -58,11 +58,13 @@ class Measurement(NamedTuple):
     Attributes:
         seconds: per step.
         bytes: sent and received by a worker, per step.
+        coordinator_bytes: sent and received by the coordinator, per step.
         utilisation: part of the time that a worker computes.
     """
 
     seconds: float
     bytes: float
+    coordinator_bytes: float
     utilisation: float
 
 
@@ -81,8 +83,7 @@ class SimulatedLines:
         line = AccessLink(*[setting.mbit * MBIT] * 2)
         faults = Faults(latency=(setting.latency, setting.latency), loss=setting.loss)
         self.network = SimulatedNetwork(setting.seed, faults=faults, access=lambda name: lines.get(name, line))
-        self._began = 0.0
-        self._bytes = 0
+        self._began = 0.0, 0, 0
         self._over = asyncio.Event()
 
     def worker(self, name: str, peers: Sequence[str]) -> dist.Worker:
@@ -93,15 +94,16 @@ class SimulatedLines:
 
     def begin(self) -> None:
         """Begin to measure."""
-        self._began, self._bytes = asyncio.get_running_loop().time(), self._bytes_of_a_worker()
+        self._began = asyncio.get_running_loop().time(), self._bytes(self.names[-1]), self._bytes(COORDINATOR)
 
     def end(self, steps: int) -> Measurement:
         """The figures since `begin`, of so many steps."""
-        seconds = (asyncio.get_running_loop().time() - self._began) / steps
-        return Measurement(seconds, (self._bytes_of_a_worker() - self._bytes) / steps, self.setting.step_seconds / seconds)
+        now = asyncio.get_running_loop().time(), self._bytes(self.names[-1]), self._bytes(COORDINATOR)
+        seconds, sent, coordinator_sent = ((after - before) / steps for before, after in zip(self._began, now, strict=True))
+        return Measurement(seconds, sent, coordinator_sent, self.setting.step_seconds / seconds)
 
-    def _bytes_of_a_worker(self) -> int:
-        return sum(counts.bytes for link, counts in self.network.statistics().items() if self.names[-1] in link)
+    def _bytes(self, host: str) -> int:
+        return sum(counts.bytes for link, counts in self.network.statistics().items() if host in link)
 
     async def coordinate(self, work: Callable[[SimulatedLines, dist.Worker], Coroutine[Any, Any, Measurement]], *, are_peers: bool) -> Measurement:
         """Do the work on the coordinator.
@@ -166,16 +168,16 @@ async def distributed_data_parallel(lines: SimulatedLines) -> Measurement:
     return measurements[-1]
 
 
-async def local_steps(lines: SimulatedLines, coordinator: dist.Worker) -> Measurement:
+async def local_steps(lines: SimulatedLines, coordinator: dist.Worker, overlap: int = 0) -> Measurement:
     """Rounds of LocalSteps."""
     setting, names = lines.setting, lines.names
-    batches = RUN * setting.steps * len(names)
+    batches = 2 * RUN * setting.steps * len(names)
     made = dist.LocalSteps.create(
         coordinator, names, ModelledNetwork, setting.parameters, setting.step_seconds, batches, steps=setting.steps, optimizer=ag.optim.SGD,
-        compress=UP, timeout=PATIENCE,
+        compress=UP, overlap=overlap, timeout=PATIENCE,
     )  # fmt: skip
     async with await made as training:
-        for _ in range(RUN):
+        for _ in range(RUN + bool(overlap)):  # the first call commits nothing
             lines.begin()
             await training.round()
         return lines.end(setting.steps)
@@ -217,12 +219,13 @@ def _run(workers: int, work: Callable[[SimulatedLines], Coroutine[Any, Any, Meas
     return lambda setting: simulated_run(lambda: work(SimulatedLines(setting, workers))).value
 
 
-def methods(workers: int, few: int) -> list[Method]:
+def methods(workers: int, few: int, overlap: int) -> list[Method]:
     """The methods to compare.
 
     Args:
-        workers: of the round of payloads.
+        workers: of the rounds of payloads.
         few: workers of everything else.
+        overlap: of the rounds that overlap.
 
     Returns:
         The methods, in the order of the table.
@@ -234,14 +237,12 @@ def methods(workers: int, few: int) -> list[Method]:
         return await lines.coordinate(partial(payload_round, sizes=(sent, answered)), are_peers=False)
 
     steps, rounds = f"{RUN} steps of the library", f"{RUN} rounds of the library, payloads of TopK(1/64, bits=2)"
+    requests = f"requests of {RUN} rounds, payloads of TopK(1/64, bits=2), answers of TopK(1/16, bits=4), no parameters"
+    overlapping = partial(local_steps, overlap=overlap)
     return [
         Method("DataParallel", few, steps, _run(few, lambda lines: lines.coordinate(data_parallel, are_peers=True))),
         Method("DistributedDataParallel", few, steps, _run(few, distributed_data_parallel)),
         Method("LocalSteps", few, rounds, _run(few, lambda lines: lines.coordinate(local_steps, are_peers=False))),
-        Method(
-            "LocalSteps",
-            workers,
-            f"requests of {RUN} rounds, payloads of TopK(1/64, bits=2), answers of TopK(1/16, bits=4), no parameters",
-            _run(workers, payloads),
-        ),
+        Method(f"LocalSteps(overlap={overlap})", few, rounds, _run(few, lambda lines: lines.coordinate(overlapping, are_peers=False))),
+        Method("LocalSteps", workers, requests, _run(workers, payloads)),
     ]
