@@ -75,7 +75,7 @@ class TrainingOptions:
 
 @contextlib.contextmanager
 def _reaching(remote: RemoteLocalMember) -> Iterator[None]:
-    """Requests to a member within the block that are not answered because it is gone, in whatever way, raise a WorkerLostError."""
+    """Requests to a member within the block raise a WorkerLostError if they get no answer, for any reason."""
     try:
         yield
     except ReferenceLostError as error:
@@ -108,9 +108,9 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.figures = RoundFigures()
         #: of the base
         self.digest = ""
-        #: names of the workers whose members were lost since the last round
+        #: names of the workers of members that were lost since the last round
         self.lost: list[str] = []
-        #: by parameter what the compressor of answers has left out
+        #: by parameter the values that the compressor of answers has left out
         self.residuals: list[Array | None] = []
         #: answers by the version of the base that they lead to, with their bytes
         self._answers: deque[tuple[int, Any, int]] = deque()
@@ -190,7 +190,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         return parse(MemberOutline, await self.ask(member, "describe"), member.owner)
 
     def _check_outline(self, member: RemoteLocalMember, outline: MemberOutline, first: str) -> None:
-        """Raise unless a model and its data set are like those of the first member."""
+        """Raise unless model and data set are the same as on the first member."""
         where = difference(self.outline.model.tensors, outline.model.tensors)
         if where is not None or outline.state != self.outline.state:
             raise ArgumentError(

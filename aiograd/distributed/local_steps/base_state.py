@@ -58,7 +58,7 @@ class BaseState:
 
         Args:
             means: the gradients of the outer optimizer, by trained parameter.
-            buffers: those that get other values.
+            buffers: with other values than before, by path.
             withdrawn: see `StagedOptimizer.compute`.
 
         Returns:

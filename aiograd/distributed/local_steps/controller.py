@@ -201,7 +201,7 @@ class LocalSteps:
         base with fresh inner optimizers; unless it is decided already: then it is carried out, and the error that is raised has ``committed``
         True.
 
-        With ``overlap`` a call exchanges what the call before has computed, while members compute on; the first commits nothing, and its record has
+        With ``overlap`` a call exchanges the results of the call before, while members compute on; the first commits nothing, and its record has
         no members.
 
         Returns:

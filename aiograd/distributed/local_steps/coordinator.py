@@ -242,7 +242,7 @@ class RoundCoordinator(BaseCoordinator):
         return bool(lost)
 
     async def update_all(self) -> None:
-        """Bring all members that compute nothing to the newest base; those that cannot be reached are lost."""
+        """Bring all members that compute nothing to the newest base; members that cannot be reached are lost."""
         members = [each for each in self.remotes if each.computing is None and each.version != self.base.version]
         self._lose_all(await self._each(members, self.update))
 

@@ -2,13 +2,13 @@
 
 Note [Local steps]
     A local computation begins at the base. Its result, the pseudo-gradient, is kept as a contribution until a round has it: a round that fails
-    is taken again with the same contributions. The inner optimizer goes on from one computation to the next. After one that has failed, or whose
-    contribution is dropped, it begins anew.
+    is taken again with the same contributions. The inner optimizer goes on from one computation to the next. After one that has failed, or has
+    lost its contribution, it begins anew.
 
 Note [Overlap]
     With overlap the next computation begins while the contribution of the last is in exchange, where the last has ended. After so many local
     steps, neither earlier nor later, the base of that round takes the place of the values that were sent; the steps since are kept. Where fewer are
-    taken, that happens after the last one. Buffers are then those of the base.
+    taken, that happens after the last one. Buffers then have the values of the base.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Contribution:
     Args:
         number: of the computation.
         buffers: of the module after it, by path.
-        residuals: by parameter what the compressor has left out, from the round on that has it.
+        residuals: by parameter the values that the compressor has left out, from the round on that has it.
 
     Attributes:
         exchanged: set when a round that has it is committed.
@@ -90,7 +90,7 @@ class LocalTraining(LossModule):
         self._seed: tuple[int, ...] = ()
         self._base: BaseState | None = None
         self._last: Contribution | None = None
-        #: by parameter what the compressor has left out of the contributions that were in a round
+        #: by parameter the values that the compressor has left out of the contributions that were in a round
         self._residuals: list[Array | None] = []
         #: the last computation has failed
         self._is_broken = False
@@ -166,7 +166,7 @@ class LocalTraining(LossModule):
                 if step == overlap and sent is not None:
                     waited += await self._apply(sent)
                     sent = None
-                generator = Generator((*self._seed, *batch))  # draws belong to the batch, on whatever member it is read
+                generator = Generator((*self._seed, *batch))  # draws belong to the batch, on every member
                 with drawing_from(generator.fork()):
                     rows_of_batch = await self.loader.read(indices)
                 with drawing_from(generator):

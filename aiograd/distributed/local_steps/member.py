@@ -89,7 +89,7 @@ class LocalStepsMember(StepMember[StepWork]):
         """Buffers of the module by path.
 
         Args:
-            only_changed: those that local steps have changed; False: all.
+            only_changed: True: only buffers that local steps have changed.
         """
         training = self._training
         if only_changed:
@@ -115,7 +115,7 @@ class LocalStepsMember(StepMember[StepWork]):
         return encode(await offload(self._training.progress))  # type: ignore[no-any-return]
 
     async def resume(self, progress: dict[str, Any]) -> bool:
-        """Go on with the state of an earlier member, whose inner optimizer has been loaded.
+        """Go on with the state of an earlier member; its inner optimizer has been loaded.
 
         Args:
             progress: the wire value of a `MemberProgress`.

@@ -79,7 +79,7 @@ class PayloadForm:
         Args:
             payload: a Tensor of bytes.
             compress: as of `pack`.
-            dtype: of the values; None: that of each parameter.
+            dtype: of the values; None: the dtype of each parameter.
 
         Returns:
             Arrays.

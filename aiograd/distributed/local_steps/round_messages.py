@@ -136,7 +136,7 @@ class MemberDigest(WireMessage):
 class MemberProgress(WireMessage):
     """The state of a member beside the base and the inner optimizer."""
 
-    #: of the computation whose result waits for a round; None: there is none
+    #: of the computation with a result that waits for a round; None: there is none
     number: Count | None
     #: of the module after it
     buffers: list[ChangedBuffer]

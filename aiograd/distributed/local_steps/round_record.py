@@ -19,7 +19,7 @@ class RoundRecord:
         epoch: of the first batch that was read.
         members: names of the contributors, in the order in which their values were added up.
         late: names of the members that compute on, and contribute to a later round.
-        lost: names of the workers whose members were lost since the round before.
+        lost: names of the workers of members that were lost since the round before.
         losses: by contributor, the mean loss over the rows of its local steps.
         rows: by contributor.
         began: by contributor, the version of the base at which it began.

@@ -16,7 +16,7 @@ class LocalStepsStatistics:
     Attributes:
         rounds: rounds that were committed.
         members: members that there are now.
-        late: contributions that came in a later round than that of their base.
+        late: contributions that came in a later round than the next after their base.
         lost: members that were lost.
         rows: rows in the committed rounds.
         bytes_sent, bytes_received: by this process, to and from workers with members that are connected now, heartbeats included.

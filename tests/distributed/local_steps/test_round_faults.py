@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from aiograd import distributed as dist
 from aiograd.errors import QuorumError, RemoteError
 from tests.distributed.local_steps.learners import Dropping
 from tests.distributed.local_steps.simulated import World, in_world
@@ -244,3 +245,22 @@ async def test_members_that_only_dial_out(world: World) -> None:
     for name in world.names:
         assert {peer.name for peer in world.workers[name].statistics().peers} == {"driver"}
     await world.oracle()
+
+
+MANY = tuple(f"w{number}" for number in range(36))
+
+
+def test_many_members_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many are told of a decision by a tree of them elsewhere; these do not know each other."""
+
+    def call_all(*args: Any, **options: Any) -> Any:
+        raise AssertionError("members were asked to pass a decision on")
+
+    async def main(world: World) -> None:
+        record = await world.training.round()
+        assert record.members == MANY
+        assert await world.training.digests() == dict.fromkeys(MANY, world.training.digest)
+        await world.oracle()
+
+    monkeypatch.setattr(dist.RemoteRef, "call_all", call_all)
+    World(MANY, dials_out=True, steps=1).simulate(main)

@@ -1,4 +1,4 @@
-"""Rounds without faults: the bits of one process, whatever arrives first, and every batch once."""
+"""Rounds without faults: the bits of one process in any order of arrival, and every batch once."""
 
 from __future__ import annotations
 
