@@ -83,10 +83,6 @@ class MemoryChannel:
     def flush(self) -> None:
         """Frames never wait for more."""
 
-    @property
-    def unsent(self) -> int:
-        return self.queued
-
     def pace(self, frame_bytes: int) -> None:
         """There is always as much room as the switchboard says."""
 

@@ -86,12 +86,12 @@ FATAL_FRAMES: dict[str, tuple[Callable[[int], Any], Iterable[int]]] = {
     "more requests than may run": (lambda number: frame(FrameKind.REQUEST, number, b"x", total=2), range(1, 2200)),
     "requests that are cancelled at once": (lambda number: frame(FrameKind.CANCEL, number), range(1, 2200)),
     "a message in single bytes": (lambda at: frame(FrameKind.REQUEST, 1, b"x", total=WHOLE, offset=at), range(0, 15_000, 2)),
-    "questions and no answers to pings": (lambda number: frame(FrameKind.PROBE, number), range(1, 2000)),
     "heartbeats full of ids": (lambda count: frame(FrameKind.HEARTBEAT, 0, ids(count), total=0), (4097, 30_000)),
 }
 FATAL = set(FATAL_FRAMES)
 HOSTILE.update({name: of_frames(*made) for name, made in FATAL_FRAMES.items()})
 HOSTILE["messages that are only announced"] = of_frames(lambda number: frame(FrameKind.REQUEST, number, b"x", total=WHOLE), range(1, 60))
+HOSTILE["questions and no reading"] = of_frames(lambda number: frame(FrameKind.PROBE, number), range(1, 2000))
 
 
 @hostile

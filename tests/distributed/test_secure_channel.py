@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from aiograd.distributed.rpc.cipher import Seal
 from aiograd.distributed.rpc.handshake import Answerer, Dialler
 from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.pacing import FIRST, PING, PING_FORM, PONG
 from aiograd.distributed.rpc.secure_channel import SecureChannel
-from aiograd.errors import AuthenticationError, VersionMismatch
+from aiograd.errors import AuthenticationError, ProtocolError, VersionMismatch
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.distributed.memory import MemoryChannel
 from tests.distributed.world import LIMITS, SECRET, World, turns
@@ -77,7 +79,8 @@ async def test_there_is_a_limit_to_handshakes_under_way(virtual_clock: VirtualCl
         assert b.endpoint.statistics().handshakes == 3
 
 
-async def test_frames_that_come_before_anybody_listens_wait(world: World) -> None:
+async def secured(world: World) -> tuple[SecureChannel, Seal]:
+    """A channel of a new connection, and the seal of its peer."""
     b = await world.node("b")
     channel = await world.board.transport("a").connect(b.transport.url, 1.0)
     key = Keyring(SECRET).key_for("default")
@@ -85,12 +88,59 @@ async def test_frames_that_come_before_anybody_listens_wait(world: World) -> Non
     dialler = Dialler("a", b"a" * 16, key, "x", None, world.board.transport("y").entropy, LIMITS)
     finish = dialler.receive(answerer.receive(dialler.hello()) or b"")
     answerer.receive(finish)
-    link = SecureChannel(channel, answerer.result, 0.0)
+    return SecureChannel(channel, answerer.result, 0.0), dialler.result.seal
+
+
+async def test_frames_that_come_before_anybody_listens_wait(world: World) -> None:
+    link, seal = await secured(world)
     received: list[bytes] = []
-    link._receive(memoryview(bytearray(dialler.result.seal.seal([b"one"]))))
+    link._receive(memoryview(bytearray(seal.seal([b"one"]))))
     link.start(lambda frame, body: received.append(bytes(frame)), lambda why: None, lambda: None, lambda head: None)
-    link._receive(dialler.result.seal.seal([b"two"]))
+    link._receive(seal.seal([b"two"]))
     assert received == [b"one", b"two"]
+    link.close()
+
+
+async def test_an_answer_to_no_ping_closes_the_channel(world: World) -> None:
+    link, seal = await secured(world)
+    closed: list[BaseException | None] = []
+    link.start(lambda frame, body: None, closed.append, lambda: None, lambda head: None)
+    link._receive(seal.seal([PING_FORM.pack(PONG, 0)]))
+    await turns()
+    (error,) = closed
+    assert isinstance(error, ProtocolError) and error.code == "pong"
+
+
+async def test_a_sender_goes_on_when_the_channel_has_room_as_a_later_record_tells(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, seal = await secured(world)
+    writable: list[bool] = []
+    link.start(lambda frame, body: None, lambda why: None, lambda: writable.append(True), lambda head: None)
+    for answer in (True, False):
+        monkeypatch.setattr(link.channel, "send", lambda record, more=False, answer=answer: answer)
+        assert link.send((bytes(100),)) is answer
+        link._receive(seal.seal([PING_FORM.pack(PING, 1)]))
+    assert not writable
+    monkeypatch.setattr(link.channel, "send", lambda record, more=False: True)
+    link._receive(seal.seal([PING_FORM.pack(PING, 1)]))
+    link._receive(seal.seal([PING_FORM.pack(PING, 1)]))
+    assert writable == [True]
+    link.close()
+
+
+async def test_a_full_window_stops_the_sender_until_a_ping_is_answered(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, seal = await secured(world)
+    writable: list[bool] = []
+    link.start(lambda frame, body: None, lambda why: None, lambda: writable.append(True), lambda head: None)
+    sent: list[int] = []
+    monkeypatch.setattr(link.channel, "send", lambda record, more=False: sent.append(len(record)) or True)
+    while link.send((bytes(link.frame_bytes),)):
+        assert sum(sent) < FIRST
+    link._writable()
+    assert not writable and sum(sent) >= FIRST, "the channel has room, but too much is on its way"
+    before = link.frame_bytes
+    while not writable:
+        link._receive(seal.seal([PING_FORM.pack(PONG, 0)]))
+    assert link.frame_bytes > before
     link.close()
 
 

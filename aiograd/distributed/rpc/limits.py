@@ -57,7 +57,7 @@ class Limits:
     Args:
         message_bytes: one message (a call, a reply, the gradients of one edge) with all its tensors. The members of a group have the same
             `message_bytes` and `bytes_per_peer` where these are below 5 MiB.
-        frame_bytes: one frame: a message is cut into frames.
+        frame_bytes: one frame, at most: a message is cut into frames, which are shorter on a slow link.
         head_bytes: the part of a message that is not tensor data: names, numbers, strings, descriptions of tensors.
         tensors: tensors in one message.
         dimensions: dimensions of a tensor.

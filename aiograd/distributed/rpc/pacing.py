@@ -2,26 +2,30 @@
 
 Note [Slow links]
     Frames go out one after the other, so an urgent one waits for all bytes before it: on a link of 100 kB/s ten seconds for 1 MiB. Where these
-    bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, and the receiver answers
-    with a `PONG`. The time to the answer, less the time to the quickest (`base`), is how long the bytes before the ping had to wait; these bytes by
-    the time are the rate. As many bytes are on their way as the link carries in `base` and `LONGEST` seconds (the *window*); the others wait in
-    the outbox of the session, where urgent frames overtake them. A frame is a quarter of the window, and at most half of the bytes that wait, so
-    that the link never runs dry.
+    bytes wait is not known: in the socket, in a router, in a proxy. So the sender asks: it puts a `PING` behind its frames, with the time on its
+    clock, and the receiver answers with a `PONG`, which says how much longer the ping took than the quickest of late (`FrameAge`). That is how
+    long the bytes before it had to wait, however long the pong takes. As many bytes are on their way as pass in the time from ping to pong if
+    the ping has to wait for `LONGEST` seconds (the *window*); the others wait in the outbox of the session, where urgent frames overtake
+    them. A frame is a quarter of the window, and at most half of the bytes that wait, so that the link never runs dry.
 
     A connection begins with a window of `FIRST` bytes. While nothing waits for longer than `LONGEST` / 2, the window grows with what has passed, to
     `GROWTH` times the bytes that were on their way together. Bytes that were sent before the last answer came may have arrived long ago, and do not
     count. A ping follows each long frame, half a window where none is unanswered: on a fast link that is one each few megabytes.
 
-Note [Drained links]
-    The quickest answer counts for `MEMORY` seconds, at most for twice as long, since routes change. On a link that is never idle no answer is
-    quick. So where answers have to wait, each `MEMORY` seconds nothing is sent until all has arrived and one more ping is answered.
+    Heartbeats and other control frames go at once, whether the window is full or not: the answer to a ping may have to wait for longer than a peer
+    may be silent.
 
-Source: the delay-based congestion control of TCP Vegas (Brakmo and Peterson, 1995); BBR (Cardwell and others, 2016), which drains likewise.
+Note [Drained links]
+    On a link that is never idle no ping is quick, and the quickest of late is forgotten after 30 to 60 seconds, since routes change. So where pings
+    have to wait, each `DRAIN` seconds nothing is sent until all has arrived and one more ping is answered.
+
+Source: the delay-based congestion control of TCP Vegas (Brakmo and Peterson, 1995), and of LEDBAT (RFC 6817), which measures one way as well; BBR
+(Cardwell and others, 2016) drains likewise.
 """
 
 from __future__ import annotations
 
-import math
+import struct
 from collections import deque
 from typing import Final
 
@@ -30,9 +34,9 @@ LONGEST: Final = 0.2
 #: bytes of a frame at least, where the peer takes as many
 SMALLEST: Final = 4 << 10
 #: bytes of the window: the first, the least, the most
-FIRST, LEAST, MOST = 32 << 10, 2 * SMALLEST, 64 << 20
-#: seconds for which the quickest answer counts
-MEMORY: Final = 30.0
+FIRST, LEAST, MOST = 16 << 10, 2 * SMALLEST, 64 << 20
+#: seconds after which a link is drained
+DRAIN: Final = 25.0
 #: seconds after which a large frame is followed by a ping in any case
 OFTEN: Final = 0.1
 #: a window that is too large is divided by this at most where less than half of it was in use: the peer may have been slow, not the link
@@ -41,8 +45,9 @@ SHRINK: Final = 8
 GROWTH: Final = 8
 #: bytes that may be on their way over a drained link: answers to pings of the peer
 DRAINED: Final = 1 << 10
-#: records that ask how long the way takes, and answer
+#: records that ask how long the way takes, with the sender's clock in ms, and that answer with the time that the ping had to wait, in ms
 PING, PONG = b"AGPI", b"AGPO"
+PING_FORM: Final = struct.Struct("<4sI")
 
 
 class FramePacer:
@@ -50,7 +55,6 @@ class FramePacer:
 
     Args:
         limit: bytes of the longest frame that the peer takes.
-        round_trip: seconds of the handshake's round trip.
         now: seconds.
 
     Attributes:
@@ -61,10 +65,10 @@ class FramePacer:
 
     __slots__ = (
         "frame_bytes", "is_full", "ping_due",
-        "_limit", "_window", "_step", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_quickest", "_quickest_before", "_until", "_is_draining",
+        "_limit", "_window", "_step", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_drain_at", "_is_draining",
     )  # fmt: skip
 
-    def __init__(self, limit: int, round_trip: float, now: float) -> None:
+    def __init__(self, limit: int, now: float) -> None:
         self.ping_due = now + OFTEN
         self._limit = limit
         #: bytes that were sent, and of these, as far as is known, that have arrived
@@ -73,10 +77,9 @@ class FramePacer:
         self._latest = 0
         #: pings that are not answered: bytes sent when each was, its time, bytes that may be on their way, and those of them that surely were
         self._pings: deque[tuple[int, float, int, int]] = deque()
-        #: seconds to the quickest answer, in this time of `MEMORY` seconds and in the one before; and the end of this one
-        self._quickest, self._quickest_before, self._until = round_trip, math.inf, now + MEMORY
+        self._drain_at = now + DRAIN
         self._is_draining = False
-        self._resize(FIRST, round_trip)
+        self._resize(FIRST, 0.0)
 
     def sent(self, size: int) -> bool:
         """So many bytes were sent; returns True if a ping is to follow."""
@@ -93,8 +96,12 @@ class FramePacer:
         self.ping_due = now + OFTEN
         self._look()
 
-    def ponged(self, now: float) -> bool | None:
+    def ponged(self, waited: float, now: float) -> bool | None:
         """A ping was answered.
+
+        Args:
+            waited: seconds that it had to wait on its way to the peer, as the peer says.
+            now: seconds.
 
         Returns:
             True if another ping is to be sent now; None if no ping was unanswered.
@@ -102,31 +109,28 @@ class FramePacer:
         if not self._pings:
             return None
         self._arrived, began, flight, surely = self._pings.popleft()
-        seconds = max(now - began, 1e-6)
-        if now < self._until:
-            self._quickest = min(self._quickest, seconds)
-        else:
-            self._is_draining = seconds - self._quickest > LONGEST / 2
-            self._quickest_before, self._quickest, self._until = self._quickest, seconds, now + MEMORY
+        seconds = max(now - began, waited, 1e-6)
+        if now >= self._drain_at:
+            self._drain_at, self._is_draining = now + DRAIN, waited > LONGEST / 2
         self._is_draining = self._is_draining and flight > DRAINED
-        base = min(self._quickest, self._quickest_before)
-        part, window = (base + LONGEST) / seconds, float(self._window)
-        if seconds - base <= LONGEST / 2:
+        part, window = 1 + (LONGEST - waited) / seconds, float(self._window)
+        if waited <= LONGEST / 2:
             window = max(window, min(surely * part, GROWTH * surely))
         elif 2 * flight >= window:
             window = min(flight * part, 2 * window)
         else:
             window = max(flight * part, window / SHRINK)
-        self._resize(window, base)
+        self._resize(window, seconds - waited)
         return (self.is_full or self._is_draining) and not self._pings
 
-    def _resize(self, window: float, base: float) -> None:
+    def _resize(self, window: float, travel: float) -> None:
+        """Set the window; a ping and its answer take `travel` seconds besides what the ping has to wait."""
         self._window = int(min(max(window, LEAST), MOST))
-        self._step = int(self._window * min(1 / 4, LONGEST / 2 / (base + LONGEST)))
+        self._step = int(self._window * min(1 / 4, LONGEST / 2 / (travel + LONGEST)))
         self.frame_bytes = min(max(self._step, SMALLEST), self._limit)
         self._look()
 
     def _look(self) -> None:
         """The window, or the number of bytes on their way, has changed."""
         self.is_full = self._is_draining or self._sent - self._arrived >= self._window
-        self._ping_at = self._pings[-1][0] + self._step if self._pings else self._arrived + self._window // 2
+        self._ping_at = self._pings[-1][0] + self._step if self._pings else self._arrived + min(max(self._window // 2, FIRST), self._window)

@@ -234,12 +234,12 @@ class PeerSession:
     def pump(self, now: float, points: RequestPoints | None = None) -> None:
         """Send frames while the channel accepts them; `points.answer_begun` is reached between two frames."""
         channel, rpc_session = self.channel, self.rpc_session
-        if channel is not None and not self._blocked and rpc_session.has_output:
-            while (frame := rpc_session.next_frame(now)) is not None:
+        if channel is not None and rpc_session.has_output and (not self._blocked or channel.has_room):
+            while (frame := rpc_session.next_frame(now, self._blocked)) is not None:
                 self._blocked = not channel.send(frame)
                 if channel.frame_bytes != rpc_session.frame_bytes:
                     rpc_session.resize(channel.frame_bytes)
-                if self._blocked or not rpc_session.has_output:
+                if not channel.has_room or not rpc_session.has_output:
                     break
                 if points is not None and points.answer_begun:
                     channel.flush()

@@ -10,14 +10,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from aiograd.distributed.rpc.cipher import LARGE, Place
+from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import HEADER, MAGIC
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
-from aiograd.distributed.rpc.pacing import PING, PONG, FramePacer
+from aiograd.distributed.rpc.pacing import PING, PING_FORM, PONG, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
 from aiograd.errors import AuthenticationError, DistributedError, ProtocolError
 
+#: the longest time that a record holds, ms
+LONGEST_MS = 0xFFFF_FFFF
 #: seconds in which a peer may read why it is refused, before the channel is closed
 PARTING = 0.5
 
@@ -39,12 +42,13 @@ class SecureChannel:
         epoch: when this side's clock began of which frames tell, seconds.
         peer_epoch: when that message came which the peer sent as its clock began.
         frame_bytes: bytes after the header of the next frame, at most; see Note [Slow links] in `pacing`.
+        has_room: the channel's last answer: False while not even control frames should be sent.
     """
 
     __slots__ = (
-        "channel", "secured", "round_trip", "epoch", "peer_epoch", "frame_bytes",
+        "channel", "secured", "round_trip", "epoch", "peer_epoch", "frame_bytes", "has_room",
         "_loop", "_pacer", "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
-        "_has_room", "_is_stopped",
+        "_is_stopped", "_age",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float, *, answered: bool = False) -> None:
@@ -54,10 +58,12 @@ class SecureChannel:
         self._loop = asyncio.get_running_loop()
         self.peer_epoch = self._loop.time()
         self.epoch = self.peer_epoch - round_trip if answered else self.peer_epoch
-        self._pacer = FramePacer(secured.frame_bytes, round_trip, self.peer_epoch)
+        self._pacer = FramePacer(secured.frame_bytes, self.peer_epoch)
+        #: the ages of the peer's pings
+        self._age = FrameAge(self.peer_epoch, self.peer_epoch)
         self.frame_bytes = self._pacer.frame_bytes
-        #: the channel's last answer; and whether the sender waits for `on_writable`
-        self._has_room = True
+        self.has_room = True
+        #: True if the sender waits for `on_writable`
         self._is_stopped = False
         self._seal = secured.seal.seal
         self._open = secured.open.open_in_place
@@ -112,7 +118,7 @@ class SecureChannel:
                 return not self._is_stopped
             lane.flush()
         self._write(parts, more=True)
-        self._is_stopped = self._pacer.is_full or not self._has_room
+        self._is_stopped = self._pacer.is_full or not self.has_room
         return not self._is_stopped
 
     def flush(self) -> None:
@@ -128,31 +134,43 @@ class SecureChannel:
         self._write((record,))
 
     def _write(self, parts: Sequence[Buffer], more: bool = False) -> None:
+        size = self._put(parts, more)
+        if self._pacer.sent(size) or (size >= LARGE and self._loop.time() >= self._pacer.ping_due):
+            self._ping(more)
+
+    def _put(self, parts: Sequence[Buffer], more: bool) -> int:
+        """Seal a record and let the channel take it; returns its bytes, 0 where the channel is closed for it."""
         try:
             record = self._seal(parts)
-            size = len(record)
-            self._has_room = self.channel.send(record, more)
+            self.has_room = self.channel.send(record, more)
         except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
-            self._has_room = False
+            self.has_room = False
             self.close(error)
+            return 0
+        return len(record)
+
+    def _ping(self, more: bool = False) -> None:
+        now = self._loop.time()
+        self._pacer.pinged(self._put((PING_FORM.pack(PING, clock(now, self.epoch)),), more), now)
+
+    def _timed(self, record: bytes) -> None:
+        """Take a ping of the peer, or its answer to one."""
+        now = self._loop.time()
+        kind, milliseconds = PING_FORM.unpack(record)
+        if kind == PING:
+            waited = min(int(1000 * self._age.of(milliseconds, now)), LONGEST_MS)
+            self._write((PING_FORM.pack(PONG, waited),))
+            self._go_on()
             return
         pacer = self._pacer
-        if parts[0] is PING:
-            pacer.pinged(size, self._loop.time())
-        elif pacer.sent(size) or (size >= LARGE and self._loop.time() >= pacer.ping_due):
-            self._write((PING,), more)
-
-    def _ponged(self) -> None:
-        """The peer has answered a ping."""
-        pacer = self._pacer
-        asks_again = pacer.ponged(self._loop.time())
+        asks_again = pacer.ponged(milliseconds / 1000, now)
         if asks_again is None:
             raise ProtocolError("found an answer to a ping that was not sent; the peer does not follow the protocol", code="pong")
         if self.frame_bytes != pacer.frame_bytes and (self._lane is None or not self._lane.is_open):
             self.frame_bytes = pacer.frame_bytes
             self.channel.pace(self.frame_bytes)
         if asks_again:
-            self._write((PING,))
+            self._ping()
         self._go_on()
 
     def close(self, why: BaseException | None = None) -> None:
@@ -171,11 +189,8 @@ class SecureChannel:
             frame, body = self._open(record, HEADER.size, self._place)
             if body is not None or frame.startswith(MAGIC):
                 self._on_frame(frame, body)
-            elif frame == PING:
-                self._write((PONG,))
-                self._go_on()
-            elif frame == PONG:
-                self._ponged()
+            elif frame[:4] in (PING, PONG) and len(frame) == PING_FORM.size:
+                self._timed(frame)
             elif frame.startswith(MARK):
                 if self._lane is None:
                     self._lane = self._make_lane()
@@ -209,12 +224,12 @@ class SecureChannel:
             on_closed(self._why)
 
     def _writable(self) -> None:
-        self._has_room = True
+        self.has_room = True
         self._go_on()
 
     def _go_on(self) -> None:
         """Call `on_writable` if the sender was asked to stop, and nothing stands in its way any more."""
-        if self._is_stopped and self._on_writable is not None and self._has_room and not self._pacer.is_full:
+        if self._is_stopped and self._on_writable is not None and self.has_room and not self._pacer.is_full:
             if self._lane is None or not self._lane.is_full:
                 self._is_stopped = False
                 self._on_writable()

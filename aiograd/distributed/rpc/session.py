@@ -298,11 +298,11 @@ class RpcSession:
         """Bytes of messages that no frame has carried yet: the amount by which callers are held back."""
         return self._outbox.unsent
 
-    def next_frame(self, now: float) -> tuple[Buffer, ...] | None:
-        """The next frame to send: its header and slices of a message, to be sent one after the other. None where there is nothing."""
-        if not self._attached:
-            return None
+    def next_frame(self, now: float, is_full: bool = False) -> tuple[Buffer, ...] | None:
+        """The next frame to send: its header and slices of a message, one after the other; a control frame where `is_full`. None: there is none."""
         outbox, requests = self._outbox, self._requests
+        if not self._attached or (is_full and not outbox.control and not self._leaving):
+            return None
         if outbox.held_until != math.inf and self.has_output:
             outbox.release()
         if requests.unacknowledged:
@@ -319,7 +319,7 @@ class RpcSession:
             return self._out(pack_header(kind, id, (body,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (body,), now)
         if self._leaving and not outbox.has_small:
             return self._goodbye(now)
-        if self._tested_at != math.inf:
+        if is_full or self._tested_at != math.inf:
             return None
         while (taken := outbox.take()) is not None:
             message, offset, parts = taken

@@ -65,12 +65,8 @@ class Channel(Protocol):
     def heard_at(self) -> float:
         """Time of the loop at which something last came from the peer, a part of a frame as well; bytes that wait to be read count."""
 
-    @property
-    def unsent(self) -> int:
-        """Bytes of frames that were taken and have not left, as far as is known."""
-
     def pace(self, frame_bytes: int) -> None:
-        """Take two frames ahead, before `send` says that the sender should stop.
+        """Frames have another length from now on: two of them are enough to take ahead, before `send` says that the sender should stop.
 
         Args:
             frame_bytes: bytes of a frame.

@@ -285,11 +285,6 @@ class SimulatedChannel:
         incoming = self._peer._out
         return now if incoming.is_arriving(now) else max(self._heard_at, incoming.chunk_at)
 
-    @property
-    def unsent(self) -> int:
-        """Bytes on their way."""
-        return self._out.queued
-
     def pace(self, frame_bytes: int) -> None:
         """A connection takes as many frames ahead as it has room for, as through a router whose queue no sender sees."""
 

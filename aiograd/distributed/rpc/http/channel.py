@@ -39,7 +39,7 @@ from typing import Any
 from aiograd.distributed.rpc.http import framing
 from aiograd.distributed.rpc.http.admission import ConnectionPermit
 from aiograd.distributed.rpc.http.frame_output import NO_MASK, WHOLE, FrameOutput
-from aiograd.distributed.rpc.http.sockets import UNREAD, bytes_in
+from aiograd.distributed.rpc.http.sockets import unread_bytes
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.errors import ProtocolError, WorkerLostError
@@ -210,7 +210,7 @@ class WebSocketChannel(FrameOutput):
     @property
     def heard_at(self) -> float:
         """See `Channel.heard_at`."""
-        waiting = bytes_in(self._socket, UNREAD)
+        waiting = unread_bytes(self._socket)
         if waiting > self._waiting:
             self._heard_at = self._loop.time()
         self._waiting = waiting

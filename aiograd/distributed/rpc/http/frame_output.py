@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 from aiograd.distributed.rpc.http import framing
-from aiograd.distributed.rpc.http.sockets import NOT_SENT, bytes_in
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Buffer
 
@@ -114,13 +113,6 @@ class FrameOutput(asyncio.BufferedProtocol):
             joined.clear()
             self._joined_bytes = 0
             self._transport.write(data)
-
-    @property
-    def unsent(self) -> int:
-        """See `Channel.unsent`."""
-        if self._closing:
-            return 0
-        return self._joined_bytes + self._transport.get_write_buffer_size() + bytes_in(self._socket, NOT_SENT)
 
     def pace(self, frame_bytes: int) -> None:
         """See `Channel.pace`."""
