@@ -67,11 +67,11 @@ def test_the_figures_are_those_of_the_lines() -> None:
 
 
 def test_payloads_take_the_time_of_the_rounds_that_they_stand_for() -> None:
-    """A round of requests with payloads of the right size takes as long as a round of the library, but for what says which batches and bases."""
+    """A round of requests with payloads of the right size, and answers with those of the others, takes as long as a round of the library, almost."""
     size, more = sum(map(UP.packed_size, layer_sizes(60_000))), 1200
 
     async def payloads(setting: Setting) -> Measurement:
-        return await SimulatedLines(setting, 3).coordinate(partial(payload_round, sizes=(size, 3 * size)), are_peers=False)
+        return await SimulatedLines(setting, 3).coordinate(partial(payload_round, sizes=(size, 2 * size)), are_peers=False)
 
     for setting in (_setting(mbit=0.25), _setting(mbit=10.0, latency=0.05)):
         rounds = methods(3, 3, 2)[2].measure(setting)

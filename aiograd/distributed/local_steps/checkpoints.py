@@ -146,10 +146,10 @@ async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any
         head = {"taken": 0, "groups": [dict(group) for group in each["inner"]["param_groups"]]}
         await store(coordinator.worker, member.optimizer, LoadOptimizer, inner, seconds, head)
         given = contributions.get(member)
-        progress, contribution = MemberProgress(None, [], each["residuals"], None), None
+        progress, contribution = MemberProgress(None, None, [], each["residuals"], None), None
         if given is not None:
             buffers = [ChangedBuffer(path, values) for path, values in given["buffers"].items()]
-            progress = MemberProgress(given["number"], buffers, each["residuals"], given["rest"])
+            progress = MemberProgress(given["number"], given["result"]["payload"], buffers, each["residuals"], given["rest"])
             batches = [BatchPlace(*map(int, batch)) for batch in given["batches"]]
             contribution = RemoteContribution(given["number"], batches, LocalResult(**given["result"]), given["carried"])
             if given["local"] is not None:

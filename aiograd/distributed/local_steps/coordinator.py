@@ -289,7 +289,7 @@ class RoundCoordinator(BaseCoordinator):
                 now = asyncio.get_running_loop().time
                 began = now()
                 number = contributors[member].number if member in contributors else None
-                request = decision.step, sent, number, outcomes
+                request = decision.step, self._without_own(answer, sent, [*contributors], member), number, outcomes
                 found = parse(PreparedRound, await self.ask(member, "prepare", *request, timeout=seconds), member.owner)
                 if found.digest != digest:
                     raise DistributedError(f"LocalSteps: {member.owner} computes another base of the same round: its arithmetic differs")
@@ -322,6 +322,13 @@ class RoundCoordinator(BaseCoordinator):
         means = self.form.means(kind, payloads, rows)
         digest = self.base.stage(means, {each.name: each.values._data for each in buffers}, withdrawn)
         return RoundAnswer(self.base.version + 1, rows, kind, payloads, buffers), digest, residuals
+
+    def _without_own(self, answer: RoundAnswer, sent: Any, contributors: list[RemoteLocalMember], member: RemoteLocalMember) -> Any:
+        """The wire value of an answer to a member, without its own payload, which it has; `sent` is the wire value of the whole answer."""
+        if answer.kind != "each" or member not in contributors:
+            return sent
+        payloads = [None if each is member else payload for each, payload in zip(contributors, answer.payloads, strict=True)]
+        return encode(RoundAnswer(answer.version, answer.rows, answer.kind, payloads, answer.buffers))
 
     def _decided(
         self,

@@ -45,6 +45,7 @@ class Contribution:
 
     Args:
         number: of the computation.
+        payload: a Tensor of bytes.
         buffers: of the module after it, by path.
         residuals: by parameter the values that the compressor has left out, from the round on that has it.
 
@@ -52,8 +53,9 @@ class Contribution:
         exchanged: set when a round that has it is committed.
     """
 
-    def __init__(self, number: int, buffers: Mapping[str, Array], residuals: list[Array | None]) -> None:
+    def __init__(self, number: int, payload: Any, buffers: Mapping[str, Array], residuals: list[Array | None]) -> None:
         self.number = number
+        self.payload = payload
         self.buffers = buffers
         self.residuals = residuals
         self.exchanged = asyncio.Event()
@@ -179,11 +181,11 @@ class LocalTraining(LossModule):
         payload, rest = await offload(
             lambda: form.pack([mine - _host(each) for mine, each in zip(arrays, self.parameters, strict=True)], residuals, form.compress)
         )
-        self._is_broken, self._last = False, Contribution(number, self.buffers, rest)
+        self._is_broken, self._last = False, Contribution(number, make(payload), self.buffers, rest)
         rows = sum(map(len, found))
         indices_sent = found if self.order.outline.sampler else None
         seconds = asyncio.get_running_loop().time() - begin - waited
-        return LocalResult(began, rows, losses / rows, seconds, make(payload), indices_sent)
+        return LocalResult(began, rows, losses / rows, seconds, self._last.payload, indices_sent)
 
     async def _apply(self, sent: Sequence[Array]) -> float:
         """Go on from the base of the round in exchange, which is awaited, with the steps since: ``local = base + (local - sent)``.
@@ -250,9 +252,9 @@ class LocalTraining(LossModule):
             return make(self.form.pack([each for each in values if each is not None])[0]) if values else None
 
         if last is None:
-            return MemberProgress(None, [], packed(self._residuals), None)
+            return MemberProgress(None, None, [], packed(self._residuals), None)
         buffers = [ChangedBuffer(path, make(values)) for path, values in last.buffers.items()]
-        return MemberProgress(last.number, buffers, packed(self._residuals), packed(last.residuals))
+        return MemberProgress(last.number, None, buffers, packed(self._residuals), packed(last.residuals))
 
     def resume(self, progress: MemberProgress, buffers: Mapping[str, Array]) -> None:
         """Go on with the state of an earlier member.
@@ -266,7 +268,7 @@ class LocalTraining(LossModule):
             return [] if payload is None else [each.copy() for each in self.form.unpack(payload)]
 
         self._residuals, self._is_broken = unpacked(progress.residuals), False
-        self._last = None if progress.number is None else Contribution(progress.number, buffers, unpacked(progress.rest))
+        self._last = None if progress.number is None else Contribution(progress.number, progress.payload, buffers, unpacked(progress.rest))
 
     @property
     def buffers(self) -> dict[str, Array]:

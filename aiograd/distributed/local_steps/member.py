@@ -199,7 +199,7 @@ class LocalStepsMember(StepMember[StepWork]):
             if found.version != training.base.version + 1:
                 raise DistributedError(f"a round leads to base {found.version}, and {self._worker.name} has base {training.base.version}")
             contribution = None if number is None else training.contribution(number)
-            digest = await _stage(training, found)
+            digest = await _stage(training, found, None if contribution is None else contribution.payload)
         except BaseException:
             session.failed()
             raise
@@ -232,13 +232,14 @@ class StagedRound:
         """Nothing follows."""
 
 
-async def _stage(training: LocalTraining, answer: RoundAnswer) -> str:
-    """Compute the base of an answer beside the one that is there; returns its digest."""
+async def _stage(training: LocalTraining, answer: RoundAnswer, own: Any = None) -> str:
+    """Compute the base of an answer beside the one that is there; `own` is the payload of this member. Returns the digest of the base."""
+    payloads = [own if each is None else each for each in answer.payloads]
     buffers = _values(answer.buffers, training.base.buffers)
     withdrawn: list[bool] = []
 
     def compute() -> str:
-        return training.base.stage(training.form.means(answer.kind, answer.payloads, answer.rows), buffers, withdrawn)
+        return training.base.stage(training.form.means(answer.kind, payloads, answer.rows), buffers, withdrawn)
 
     try:
         return await offload(compute)

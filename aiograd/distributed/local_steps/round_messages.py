@@ -109,7 +109,7 @@ class RoundAnswer(WireMessage):
     rows: list[Positive]
     #: of the payloads: "each": one of each contributor; "mean": the mean; "sum": the weighted sum, compressed
     kind: Annotated[str, Bound("each, mean or sum", lambda kind: kind in ("each", "mean", "sum"))]
-    #: Tensors of bytes
+    #: Tensors of bytes; None: the payload of the receiver
     payloads: list[Any]
     buffers: list[ChangedBuffer]
 
@@ -138,6 +138,8 @@ class MemberProgress(WireMessage):
 
     #: of the computation with a result that waits for a round; None: there is none
     number: Count | None
+    #: its payload, where it is loaded
+    payload: Any
     #: of the module after it
     buffers: list[ChangedBuffer]
     #: values that the compressor has left out, of the contributions that were in a round, and with the one that waits: Tensors of bytes; None: none
