@@ -43,6 +43,7 @@ TOP4, TOP8, INT4 = dist.TopK(1 / 16, bits=4), dist.TopK(1 / 8, bits=4), dist.Blo
 PLAIN: dict[str, Any] = {"lr": 1.0}
 MILD: dict[str, Any] = {"lr": 0.9, "momentum": 0.5, "nesterov": True}
 HEAVY: dict[str, Any] = {"lr": 0.9, "momentum": 0.5}
+FIRM: dict[str, Any] = {"lr": 0.9, "momentum": 0.8, "nesterov": True}
 STRONG: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
@@ -64,6 +65,7 @@ class Point:
 #: the order of the sweep: the promising ones first
 POINTS = (
     Point(100, INT4, INT4),
+    Point(100, INT4, INT4, FIRM),
     Point(30, TOP8, TOP8),
     Point(100, None),
     Point(100, TOP8),
