@@ -116,7 +116,8 @@ class World:
             self.digests.append(coordinator.digest)
 
         def note_give_back(member: RemoteLocalMember) -> None:
-            self.history.append(("anew", member.owner))
+            # a contribution that waits was computed before: the member begins anew after the round that has it
+            self.history.append(("anew" if member.contribution is None else "anew later", member.owner))
             give_back(member)
 
         def note_leave(member: RemoteLocalMember) -> None:
@@ -136,11 +137,18 @@ class World:
         options = {name: value for name, value in self.options.items() if name in ("compress", "answer", "overlap")}
         oracle = Oracle(self.module(), SGD, self.options["outer_options"], seed=self.training._coordinator.seed, **options)
         read: Counter[tuple[int, int]] = Counter()
+        later: set[str] = set()
         for event in self.history:
             if isinstance(event, tuple):
-                oracle.forget(event[1], residual=event[0] == "left")
+                what, name = event
+                later = later | {name} if what == "anew later" else later - {name}
+                if what != "anew later":
+                    oracle.forget(name, residual=what == "left")
                 continue
             await oracle.take(event, self.carrying[event.number - 1])
+            for name in later & {*event.members}:
+                oracle.forget(name)
+            later -= {*event.members}
             assert oracle.digest == self.digests[event.number - 1], f"other bits than one process has after {event}"
             read.update(batch for name in event.members for batch in event.batches[name])
         assert not read or max(read.values()) == 1, "a batch was read twice"
