@@ -81,7 +81,7 @@ class RpcSession:
     Args:
         limits: limits on messages and requests of the peer.
         budget: that messages of the peer are charged to.
-        overloaded: makes the message of the failure that refuses a request for lack of room.
+        overloaded, too_long: the failures that refuse a request, for lack of room (made by a call), and since it is longer than `message_bytes`.
 
     Attributes:
         effects: the commands to the `PeerSession`, in order; it removes them as it carries them out.
@@ -95,14 +95,14 @@ class RpcSession:
         "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple) -> None:
+    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple, too_long: Sequence[Buffer] = ()) -> None:
         self.effects: deque[Effect] = deque()
         self.last_heard = 0.0
         self._limits = limits
         self._budget = budget
         self._outbox = SessionOutbox(limits.frame_bytes)
         self._requests = OutboundRequests(limits, budget, self._outbox, self.effects, overloaded)
-        self._answers = InboundRequests(limits, budget, self._outbox, self.effects, overloaded)
+        self._answers = InboundRequests(limits, budget, self._outbox, self.effects, overloaded, too_long=too_long)
         self._most_control = CONTROL_PER_REQUEST * limits.requests_per_peer + CONTROL_ANYWAY
         self._silence = limits.silence
         self._attached = False
