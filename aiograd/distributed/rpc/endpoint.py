@@ -104,7 +104,7 @@ class Endpoint:
         self._stopping: list[asyncio.Task[None]] = []
         text = f"worker {name!r} holds as many requests or bytes as its limits or its memory allow, of this peer or of all; try again in a second"
         self._refusal: Sequence[Buffer] = encode(to_wire(Overloaded(text), name, "admission", ""), limits)
-        text = f"the request is longer than Limits.message_bytes={limits.message_bytes} of worker {name!r}; send it in parts, or raise the limit there"
+        text = f"the request is longer than Limits.message_bytes={limits.message_bytes} of worker {name!r}; send it in parts or raise the limit there"
         self._too_long: Sequence[Buffer] = encode(to_wire(LimitError(text), name, "admission", ""), limits)
         self._is_open = False
         self._failed_handshakes = 0

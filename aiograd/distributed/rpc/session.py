@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from dataclasses import dataclass
 
 from aiograd.distributed.rpc.budget import PeerBudget
@@ -90,12 +91,11 @@ class RpcSession:
 
     __slots__ = (
         "effects", "last_heard",
-        "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control",
+        "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
         "_silence", "_attached", "_leaving", "_ended", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
-        "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple, too_long: Sequence[Buffer] = ()) -> None:
+    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple, too_long: Any = ()) -> None:
         self.effects: deque[Effect] = deque()
         self.last_heard = 0.0
         self._limits = limits
