@@ -159,6 +159,17 @@ async def test_the_deadline_passes_in_the_moment_in_which_there_is_room(virtual_
         assert b.ran == ["y" * 10_000, "w" * 10_000]
 
 
+async def test_a_request_that_is_too_long_for_its_peer_is_refused_and_ends_no_other(world: World) -> None:
+    b = await world.node("b", limits=replace(LIMITS, message_bytes=1 << 16))
+    a = await world.node("a", b)
+    await a.ask("b", "echo", 0)
+    slow = asyncio.ensure_future(a.ask("b", "echo", "x" * 50_000))
+    with pytest.raises(LimitError, match="longer than Limits.message_bytes=65536 of worker 'b'"):
+        await a.ask("b", "echo", "y" * 1_000_000)
+    assert await slow == "x" * 50_000 and await a.ask("b", "echo", 1) == 1
+    assert world.board.dials == 1
+
+
 async def test_what_cannot_be_sent_is_refused_at_home() -> None:
     async with World(replace(LIMITS, message_bytes=1 << 16, bytes_per_peer=1 << 17)) as world:
         a, b = await world.pair()

@@ -80,8 +80,8 @@ def ids(count: int) -> bytes:
 WHOLE = SMALL.message_bytes
 #: what no honest peer does: it ends the connection
 FATAL_FRAMES: dict[str, tuple[Callable[[int], Any], Iterable[int]]] = {
-    "a message above the limit": (lambda total: frame(FrameKind.REQUEST, 1, b"x", total=total), [WHOLE + 1]),
-    "a message of all the memory there is": (lambda total: frame(FrameKind.REQUEST, 1, b"x", total=total), [2**63]),
+    "an answer above the limit": (lambda total: frame(FrameKind.RESPONSE, 1, b"x", total=total), [WHOLE + 1]),
+    "an answer of all the memory there is": (lambda total: frame(FrameKind.RESPONSE, 1, b"x", total=total), [2**63]),
     "answers that are only announced": (lambda number: frame(FrameKind.RESPONSE, number, b"x", total=WHOLE), [1]),
     "more requests than may run": (lambda number: frame(FrameKind.REQUEST, number, b"x", total=2), range(1, 2200)),
     "requests that are cancelled at once": (lambda number: frame(FrameKind.CANCEL, number), range(1, 2200)),
@@ -91,6 +91,8 @@ FATAL_FRAMES: dict[str, tuple[Callable[[int], Any], Iterable[int]]] = {
 FATAL = set(FATAL_FRAMES)
 HOSTILE.update({name: of_frames(*made) for name, made in FATAL_FRAMES.items()})
 HOSTILE["messages that are only announced"] = of_frames(lambda number: frame(FrameKind.REQUEST, number, b"x", total=WHOLE), range(1, 60))
+HOSTILE["requests above the limit"] = of_frames(lambda total: frame(FrameKind.REQUEST, total, b"x", total=WHOLE + total), range(1, 60))
+HOSTILE["a request of all the memory there is"] = of_frames(lambda total: frame(FrameKind.REQUEST, 1, b"x", total=total), [2**63])
 HOSTILE["questions and no reading"] = of_frames(lambda number: frame(FrameKind.PROBE, number), range(1, 2000))
 
 

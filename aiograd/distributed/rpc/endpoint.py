@@ -30,7 +30,7 @@ from aiograd.distributed.rpc.secure_channel import SecureChannel, ServerHandshak
 from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistics
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
-from aiograd.errors import ArgumentError, DeadlineError, DistributedError, Overloaded, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, LimitError, Overloaded, WorkerLostError
 from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
@@ -104,6 +104,8 @@ class Endpoint:
         self._stopping: list[asyncio.Task[None]] = []
         text = f"worker {name!r} holds as many requests or bytes as its limits or its memory allow, of this peer or of all; try again in a second"
         self._refusal: Sequence[Buffer] = encode(to_wire(Overloaded(text), name, "admission", ""), limits)
+        text = f"the request is longer than Limits.message_bytes={limits.message_bytes} of worker {name!r}; send it in parts or raise the limit there"
+        self._too_long: Sequence[Buffer] = encode(to_wire(LimitError(text), name, "admission", ""), limits)
         self._is_open = False
         self._failed_handshakes = 0
         self._handshake_log = HandshakeLog(self.name)
@@ -311,7 +313,7 @@ class Endpoint:
         budget = self._budgets.get(peer)
         if budget is None:
             budget = self._budgets[peer] = self._budget.child()
-        return RpcSession(self.limits, budget, overloaded=self._overloaded)
+        return RpcSession(self.limits, budget, overloaded=self._overloaded, too_long=self._too_long)
 
     def _overloaded(self) -> Sequence[Buffer]:
         """The message that refuses a request; the same each time, since refusing must be cheap and possible without free memory."""

@@ -17,7 +17,7 @@ Note [Order of the checks]
     flags      a reserved bit is set, or a request kind on a frame that is no request
     frame_size more bytes after the header than `Limits.frame_bytes`
     length     more or fewer bytes after the header than it says
-    total      a message longer than `Limits.message_bytes`
+    total      an answer longer than `Limits.message_bytes`; a request is refused (see Note [Limits] in `inbound`)
     fragment   bytes that reach beyond the end of the message, or none of a message that has some
     control    a control frame with a body (only HEARTBEAT may have one, and ENDED has), an offset, a total or a deadline
     id         a frame about a message without its id, or the other way round
@@ -146,7 +146,7 @@ def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Fram
 
     Args:
         frame: the header and the body, nothing else; the header alone where there is `body`.
-        limits: `frame_bytes` bounds the body, `message_bytes` the message it belongs to.
+        limits: `frame_bytes` bounds the body, `message_bytes` the answer it belongs to.
         body: the body, where it is in memory of its own.
 
     Returns:
@@ -173,7 +173,7 @@ def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Fram
     if length != size - _SIZE:
         raise _broken("length", f"{kind.name} says that {length} bytes follow its header, found {size - _SIZE}")
     if code <= _LAST_WITH_BODY:
-        if total > limits.message_bytes:
+        if total > limits.message_bytes and code != _REQUEST:
             raise _broken("total", f"{kind.name} belongs to a message of {total} bytes, above Limits.message_bytes={limits.message_bytes}")
         if offset + length > total or (not length and total):
             raise _broken("fragment", f"{kind.name} has {length} bytes at {offset} of a message of {total}")

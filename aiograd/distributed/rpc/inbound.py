@@ -22,7 +22,8 @@ Note [Limits]
     Before memory is taken for a message its bytes are reserved; before a request is delivered the running ones are counted. A request over
     the limit is answered with the failure that the `PeerSession` supplies, and that answer is remembered like any other, so that the refused request
     is never run by a late copy of itself. Answers are kept for the requester, so they count too: one that lets more than its budget of
-    them pile up is refused new requests.
+    them pile up is refused new requests. A request longer than `Limits.message_bytes` is refused likewise: to close the channel would end all other
+    messages, too, and the request would come again over the next one.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class InboundRequests(SessionSide):
 
     Args:
         *options: as of `SessionSide`.
+        too_long: the failure that refuses a request longer than `Limits.message_bytes`.
 
     Attributes:
         requests: by id.
@@ -100,10 +102,11 @@ class InboundRequests(SessionSide):
         delivered: the highest id of a request that was delivered.
     """
 
-    __slots__ = ("requests", "running", "stored", "delivered", "_most_requests")
+    __slots__ = ("requests", "running", "stored", "delivered", "_most_requests", "_too_long")
 
-    def __init__(self, *options: Any) -> None:
+    def __init__(self, *options: Any, too_long: Sequence[Buffer]) -> None:
         super().__init__(*options)
+        self._too_long = too_long
         self.requests: dict[int, InboundRequest] = {}
         self.running = 0
         self.stored = 0
@@ -176,6 +179,9 @@ class InboundRequests(SessionSide):
         request = InboundRequest(id, _ASSEMBLING, frame.request_kind, total, deadline)
         self._admit(request)
         limits = self._limits
+        if total > limits.message_bytes:
+            self._settle(request, FrameKind.FAILURE, self._too_long)
+            return None
         if self.running < limits.requests_per_peer and self.stored <= limits.bytes_per_peer and self._budget.reserve(total):
             request.held = total
             self.held += total

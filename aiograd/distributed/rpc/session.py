@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from dataclasses import dataclass
 
 from aiograd.distributed.rpc.budget import PeerBudget
@@ -81,7 +82,7 @@ class RpcSession:
     Args:
         limits: limits on messages and requests of the peer.
         budget: that messages of the peer are charged to.
-        overloaded: makes the message of the failure that refuses a request for lack of room.
+        overloaded, too_long: the failures that refuse a request, for lack of room (made by a call), and since it is longer than `message_bytes`.
 
     Attributes:
         effects: the commands to the `PeerSession`, in order; it removes them as it carries them out.
@@ -90,19 +91,18 @@ class RpcSession:
 
     __slots__ = (
         "effects", "last_heard",
-        "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control",
+        "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
         "_silence", "_attached", "_leaving", "_ended", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
-        "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
-    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple) -> None:
+    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple, too_long: Any = ()) -> None:
         self.effects: deque[Effect] = deque()
         self.last_heard = 0.0
         self._limits = limits
         self._budget = budget
         self._outbox = SessionOutbox(limits.frame_bytes)
         self._requests = OutboundRequests(limits, budget, self._outbox, self.effects, overloaded)
-        self._answers = InboundRequests(limits, budget, self._outbox, self.effects, overloaded)
+        self._answers = InboundRequests(limits, budget, self._outbox, self.effects, overloaded, too_long=too_long)
         self._most_control = CONTROL_PER_REQUEST * limits.requests_per_peer + CONTROL_ANYWAY
         self._silence = limits.silence
         self._attached = False
