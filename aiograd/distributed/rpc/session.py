@@ -17,8 +17,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 from dataclasses import dataclass
+from typing import Any
 
 from aiograd.distributed.rpc.budget import PeerBudget
 from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, PeerLeft, SessionEnded
