@@ -28,9 +28,10 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import pipeline
-from aiograd.errors import DeadlineError, DistributedError
+from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
+from tests.distributed.groups import groups
 from tests.documentation import ROOT, TEXT, TEXTS, blocks
 from tests.support import assert_awaiting_raises
 
@@ -508,3 +509,73 @@ def test_training_on_a_device() -> None:
     assert done.returncode == 0, done.stderr
     total, loss = map(float, done.stdout.split())
     assert abs(total) > 0 and 0 < loss < 10
+
+
+# -------------------------------------------------------------------- batches that count once
+
+
+class _Replicas:
+    """Replicas of which one is lost at the second step."""
+
+    def __init__(self) -> None:
+        self.tried: list[list[float]] = []
+        self.taken: list[list[float]] = []
+        self.removed: list[str] = []
+
+    async def step(self, shards: Any) -> None:
+        self.tried.append(shards)
+        if len(self.tried) == 2:
+            raise WorkerLostError("worker 'left' was lost", worker="left")
+        self.taken.append(shards)
+
+    async def remove(self, name: str) -> None:
+        self.removed.append(name)
+
+
+async def test_the_batch_of_a_lost_worker_comes_again() -> None:
+    loader = ag.data.DataLoader(list(zip(range(6), range(6), strict=True)), batch_size=2)
+    replicas = _Replicas()
+    given = {"replicas": replicas, "shards_of": lambda images, labels: images.tolist(), "WorkerLostError": WorkerLostError}
+    await run(block("while loader.epoch < epochs:"), loader=loader, epochs=2, **given)
+    assert replicas.tried[:4] == [[0, 1], [2, 3], [2, 3], [4, 5]] and replicas.removed == ["left"]
+    assert replicas.taken == 2 * [[0, 1], [2, 3], [4, 5]]
+
+
+async def test_members_take_their_rows_of_the_same_batches() -> None:
+    code = block("ddp = dist.DistributedDataParallel(model, group, data=loader)")
+    weights = []
+
+    async def member(group: dist.Group) -> None:
+        model = ag.nn.Linear(1, 1, generator=ag.Generator(group.rank))
+        rows = np.arange(8, dtype=np.float32).reshape(8, 1) / 8
+        loader = ag.data.DataLoader(list(zip(rows, 2 * rows, strict=True)), batch_size=4)
+        optimizer = ag.optim.SGD(model.parameters(), lr=0.1)
+        given = {"dist": dist, "loss_of": lambda found, labels: ((found - labels) ** 2).mean()}
+        await run(code, model=model, group=group, loader=loader, optimizer=optimizer, **given)
+        assert loader.epoch == 1
+        weights.append([p.detach().numpy().tobytes() for p in model.parameters()])
+
+    async with groups("w0", "w1") as (_, joined):
+        await asyncio.gather(*map(member, joined))
+    assert weights[0] == weights[1]
+
+
+async def test_a_training_goes_on_where_its_file_says(tmp_path: Path) -> None:
+    code = block("state = ag.TrainingState(model=model, optimizer=optimizer, loader=loader)")
+    read: list[Any] = []
+
+    async def step(batch: Any) -> None:
+        if len(read) == 2 and batch.tolist() == [4, 5]:
+            raise KeyboardInterrupt  # the process ends
+        read.append(batch.tolist())
+
+    def given() -> dict[str, Any]:
+        model = ag.nn.Linear(1, 1)
+        loader = ag.data.DataLoader(range(6), batch_size=2)
+        return {"ag": ag, "model": model, "optimizer": ag.optim.SGD(model.parameters(), lr=0.1), "loader": loader, "path": tmp_path / "state"}
+
+    with contextlib.suppress(KeyboardInterrupt):
+        await run(code, epochs=2, step=step, **given())
+    read.append("ended")
+    await run(code, epochs=2, step=step, **given())
+    assert read == [[0, 1], [2, 3], "ended", [4, 5], [0, 1], [2, 3], [4, 5]]
