@@ -329,7 +329,8 @@ def test_the_example_of_the_distributed_package(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.proc
 def test_what_tests_may_look_like(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(across=block("# across.py"), **{name: block(f"# {name}.py") for name in ("test_mine", "test_lines", "test_clock")})
+    pytester.makepyfile(across=block("# across.py"), test_mine=block("# test_mine.py"), test_lines=block("# test_lines.py"))
+    pytester.makepyfile(test_clock=block("# test_clock.py"))
     (ini,) = blocks("ini", TEXTS["docs/tutorials/testing.md"])
     pytester.makefile(".ini", pytest=ini)
     pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=3)
@@ -539,6 +540,15 @@ async def test_the_batch_of_a_lost_worker_comes_again() -> None:
     await run(block("while loader.epoch < epochs:"), loader=loader, epochs=2, **given)
     assert replicas.tried[:4] == [[0, 1], [2, 3], [2, 3], [4, 5]] and replicas.removed == ["left"]
     assert replicas.taken == 2 * [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.proc
+def test_local_steps(tmp_path: Path) -> None:
+    (tmp_path / "slow_links.py").write_text(block("# slow_links.py"))
+    done = subprocess.run([sys.executable, "slow_links.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    rounds = done.stdout.splitlines()
+    assert [line.split(" {")[0] for line in rounds] == [f"{number} ()" for number in range(1, 7)] and done.stderr == ""
+    assert sum(numbers(rounds[-1])) < sum(numbers(rounds[0]))
 
 
 async def test_members_take_their_rows_of_the_same_batches() -> None:
