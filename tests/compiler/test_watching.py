@@ -228,19 +228,19 @@ def test_recordings_on_several_threads_at_once_and_frames_that_outlive_them() ->
                 return x * next(generator)
 
             compiled, x = ag.compile(function), ag.ones(2)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = [compiled(x).tolist() for _ in range(3)] + [[next(kept[-1])] * 2]
+            found = [compiled(x).tolist() for _ in range(3)] + [[next(kept[-1])] * 2]
             if found != [[2.0 * number] * 2] * 4:
                 failures.append(found)
 
     sys.setswitchinterval(1e-5)
     try:
         threads = [threading.Thread(target=record) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with warnings.catch_warnings():  # the filters are those of all threads
+            warnings.simplefilter("ignore")
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
     finally:
         sys.setswitchinterval(interval)
     assert not failures

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -81,6 +82,18 @@ async def test_cancelled_while_it_starts_it_is_gone(tmp_path: Path) -> None:
         await asyncio.sleep(0.01)
     await cancel(task)
     assert not is_running(int(marker.read_text()))
+
+
+async def test_cancelled_at_any_turn_of_its_start_it_is_gone(tmp_path: Path) -> None:
+    for turns in range(25):
+        mark = f"{tmp_path.name} after {turns} turns"
+        task = asyncio.create_task(start(f"import time; time.sleep(60)  # {mark}"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await cancel(task)
+        for command in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # the process may end while it is looked at
+                assert mark.encode() not in command.read_bytes(), f"cancelled {mark} its process runs"
 
 
 async def test_what_is_left_of_it_may_hold_its_pipes_but_not_us() -> None:

@@ -80,13 +80,14 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self = cls(name)
         loop = asyncio.get_running_loop()
         pipe = asyncio.subprocess.PIPE
-        await loop.subprocess_exec(
-            lambda: self, *command, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment), start_new_session=True
-        )  # fmt: skip
+        options: Any = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "env": dict(environment), "start_new_session": True}
         try:
+            # a loop that is cancelled here may let go of a process that it has begun
+            await through_cancellation(loop.subprocess_exec(lambda: self, *command, **options))
             settled, _ = await asyncio.wait((self._ready, self._exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
-            await self.stop(0.0)
+            if self._transport is not None:
+                await self.stop(0.0)
             raise
         if not settled:
             await self.stop(0.0)
