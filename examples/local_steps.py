@@ -80,7 +80,8 @@ async def main(epochs: int, steps: int) -> None:
             read: list[tuple[int, int]] = []
             async for record in training.rounds(epochs):
                 read += [batch for name in record.members for batch in record.batches[name]]
-                print(f"    round {record.number:3}: loss {record.loss:.4f}, {len(record.members)} members, lost {', '.join(record.lost) or 'none'}")
+                members = f"{len(record.members)} member{'s' * (len(record.members) != 1)}"
+                print(f"    round {record.number:3}: loss {record.loss:.4f}, {members}, lost {', '.join(record.lost) or 'none'}")
                 if record.number == 5:
                     with contextlib.suppress(WorkerLostError):
                         await cluster.driver.call(NAMES[1], "end")

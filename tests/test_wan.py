@@ -67,7 +67,7 @@ def test_the_figures_are_those_of_the_lines() -> None:
 
 
 def test_payloads_take_the_time_of_the_rounds_that_they_stand_for() -> None:
-    """A round of requests with payloads of the right size, and answers with those of the others, takes as long as a round of the library, almost."""
+    """A round of requests with payloads and answers of the right sizes takes almost as long as a round of the library."""
     size, more = sum(map(UP.packed_size, layer_sizes(60_000))), 1200
 
     async def payloads(setting: Setting) -> Measurement:

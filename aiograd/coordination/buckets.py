@@ -52,7 +52,7 @@ class Bucket:
             self._grads[index] = grad
 
     def taken(self) -> dict[int, Array]:
-        """The gradients that were put here, by parameter; they are not here any more."""
+        """Take out the gradients that were put here; returns them by parameter."""
         grads, self._grads = self._grads, {}
         return grads
 

@@ -41,7 +41,7 @@ class CompressedPass(ReducedPass):
         before: the residuals by parameter, which are not written to; None: zeros.
 
     Attributes:
-        residuals: once there are results, the residuals that a commit of the pass puts in the place of those before.
+        residuals: once there are results, the residuals that a commit of the pass puts in the place of `before`.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ def checked_compressor(what: str, compressor: object) -> Compressor | None:
 
 
 def check_compressible(what: str, compressor: Compressor | None, specs: Iterable[tuple[str, ParameterSpec]]) -> None:
-    """See that gradients of parameters can be compressed.
+    """Raise unless gradients of all parameters can be compressed.
 
     Args:
         what: the class that takes the compressor.
-        compressor: None: there is nothing to see.
+        compressor: None: nothing is checked.
         specs: of the parameters, each with a name for it.
 
     Raises:

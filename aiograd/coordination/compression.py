@@ -46,7 +46,7 @@ class Compressor(ABC):
 
     ::
 
-        payload, residual = compressor.encode(gradient, residual)   # on each worker, with the residual of the time before
+        payload, residual = compressor.encode(gradient, residual)   # on each worker, with the residual of the call before
         gradient = compressor.decode(payload, gradient.size, gradient.dtype).reshape(gradient.shape)
 
     A decoded value is an integer of at most 12 bits times the power of two of its block, so weighted sums of few payloads are exact in float64. The
@@ -154,7 +154,7 @@ class Compressor(ABC):
             An array of one axis.
 
         Raises:
-            ProtocolError: `payload` is not what encoding `size` values gives, or exceeds the range of `dtype`. ArgumentError: no such size or
+            ProtocolError: `payload` is no encoding of `size` values, or exceeds the range of `dtype`. ArgumentError: no such size or
                 dtype. ArgumentTypeError: `payload` is no bytes.
 
         >>> compressor = dist.Blockwise(8)
@@ -178,7 +178,7 @@ class Compressor(ABC):
         Args:
             payload: as `decode` takes it.
             total: float64 of one axis, C-contiguous; unchanged where an error is raised.
-            weight: a factor, an exact sum needs a whole number.
+            weight: a factor; the sum is exact for a whole number.
 
         Raises:
             ProtocolError: as from `decode`.

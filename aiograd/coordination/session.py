@@ -27,7 +27,7 @@ from aiograd.transaction import Coordinator, Failed, Heard, Participant, Prepare
 
 #: the name of the coordinating process among the participants of a step
 COORDINATOR = "this process"
-#: other members at most that a member which is uncertain asks, beside the coordinating process and the members it exchanges values with
+#: other members at most that an uncertain member asks, beside the coordinating process and the members it exchanges values with
 WITNESSES = 8
 #: seconds until a message that could not be delivered is sent again
 PAUSE = 0.25

@@ -1,4 +1,4 @@
-"""An epoch of a loader: its batches by number, and which of them were read.
+"""An epoch of a loader: its batches by number, and a ledger of the batches that were read.
 
 Note [Where a stream stands]
     A stream is read forward only. Its iterator belongs to the epoch, not to the loop over it: batches that were read ahead when a loop is left wait
@@ -58,7 +58,7 @@ class SequenceBatches:
         return LoadedBatch(await self._reader.rows(threads, indices, own), list(own))
 
     def forget(self, number: int, first: int) -> None:
-        """A batch was read, and all before the first."""
+        """Forget a batch that was read; all batches before `first` were read, too."""
         self._indices.pop(number, None)
 
     def indices_of(self, number: int) -> Any:
@@ -93,7 +93,7 @@ class StreamBatches:
     def __init__(self, reader: BatchReader, first: int, source_state: Any, was_begun: bool) -> None:
         self._reader = reader
         self._iterator: Any = None
-        #: the batch that the iterator is in, the examples of it that are there, and how many to leave out before
+        #: the batch that the iterator is in, its examples so far, and the number of examples to leave out before them
         self._number = first
         self._examples: list[Any] = []
         self._skip = 0
@@ -132,7 +132,7 @@ class StreamBatches:
         return LoadedBatch(await self._reader.collated(threads, share(examples, rank, size), like=examples), share(indices, rank, size))
 
     def forget(self, number: int, first: int) -> None:
-        """A batch was read, and all before the first."""
+        """Forget a batch that was read; all batches before `first` were read, too."""
         self._buffer.pop(number, None)
         for before in range(self._first - 1, first - 1):
             self._states.pop(before, None)
@@ -254,7 +254,7 @@ class Epoch:
 
     Args:
         batches: its batches.
-        ledger: which of them were read.
+        ledger: notes which of them were read.
         order: generator of its order; None: the order of the source.
         draws: generator that the generators of its batches come from; None: nothing of it is leased.
     """
@@ -275,7 +275,7 @@ class Epoch:
         self._seed: tuple[Any, tuple[int, ...]] | None = None
 
     def read(self, place: BatchPlace) -> None:
-        """A batch that is handed out was read."""
+        """Note that a batch that is handed out was read."""
         self.ledger.read(place)
         self.batches.forget(place.number, self.ledger.first.number)
 

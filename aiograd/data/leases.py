@@ -1,10 +1,10 @@
 """Leases: batches that count once, when the step with them is committed.
 
 Note [Leaving a loop early]
-    The place is in the ledger of the epoch, where nothing is read but a lease that was left so. A lease that was handed out and not entered waits
-    again when the next loop begins. So a loop may be left at any point, and nothing has to be closed for the place to be right. Reading ends with the
-    iterator: reads that have begun are cancelled, threads end with their last call, and batches of a sequence that were read ahead are dropped and
-    read again. Batches of a stream stay with the epoch, since a stream is read forward only.
+    The place is in the ledger of the epoch, which counts a batch as read only when its lease is left with the step committed. A lease that was handed
+    out and not entered waits again when the next loop begins. So a loop may be left at any point, and nothing has to be closed for the place to be
+    right. Reading ends with the iterator: reads that have begun are cancelled, threads end with their last call, and batches of a sequence that were
+    read ahead are dropped and read again. Batches of a stream stay with the epoch, since a stream is read forward only.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class BatchLedger:
 
 
 def _places(length: int | None, state: Any) -> tuple[BatchPlace, set[BatchPlace]]:
-    """The first place that is not read, and those read beyond it, of a state."""
+    """The first place of a state that is not read, and the places beyond it that are."""
     expected = "BatchLedger: expected a state of epoch, batches and ahead as state_dict() returns it"
     if not isinstance(state, Mapping) or state.keys() != {"epoch", "batches", "ahead"}:
         raise ArgumentError(f"{expected}, found {sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__}")

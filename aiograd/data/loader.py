@@ -1,8 +1,8 @@
 """DataLoader: batches by ``async for``, and by ``for`` where nothing has to be awaited; leased, so that every one counts once.
 
 Note [Where an epoch stands]
-    The order of a shuffled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, how many batches
-    have been taken, and the numbers of those beyond one that has not. Batches that were read ahead and not taken do not count. A loader that
+    The order of a shuffled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, the number of
+    batches taken without a gap, and the numbers of batches taken beyond it. Batches that were read ahead and not taken do not count. A loader that
     continues draws the same order again and begins behind the batches that were taken, without reading them. A stream is read from its beginning up
     to there, unless it has ``state_dict()`` and ``load_state_dict()`` itself: then its state after the last batch that was taken is kept.
 """
@@ -247,7 +247,7 @@ class DataLoader:
         self._epoch = None
 
     def _take(self, epoch: Epoch) -> None:
-        """The batch of an epoch that is next has been taken."""
+        """Take the next batch of an epoch, which counts as read."""
         epoch.read(epoch.ledger.take())
 
     def _end(self, epoch: Epoch) -> None:
@@ -257,7 +257,7 @@ class DataLoader:
             self._leave()
 
     def _reads(self, epoch: Epoch, threads: ReaderThreads) -> Iterator[Read]:
-        """How to read each batch that is left of an epoch, and then its end, over and over."""
+        """A function for each batch that is left of an epoch, which reads it; behind the end without end."""
         for place in epoch.ledger.upcoming():
             yield functools.partial(epoch.batches.read, threads, place.number)
 

@@ -149,7 +149,7 @@ class QuorumError(DistributedError):
     """Too few members of a training with local steps are left for a round; it names the lost ones.
 
     Attributes:
-        lost: names of the workers whose members are lost.
+        lost: names of the workers with lost members.
     """
 
     def __init__(self, message: str, *, lost: tuple[str, ...] = ()) -> None:

@@ -304,7 +304,7 @@ def unpack_blocks(records: NDArray, values: NDArray, bits: int) -> tuple[NDArray
     return exponents, _first(malformed), _first(factors > _LARGEST // ((1 << (bits - 1)) - 1))
 
 
-# -------------------------------------------------------------------- what both have in common
+# -------------------------------------------------------------------- both kinds of records
 
 
 def _rows(values: NDArray) -> list[tuple[int, int]]:
@@ -335,7 +335,7 @@ def _total(values: NDArray, residual: NDArray | None, decay: float, rest: NDArra
 
 
 def _scales(peaks: NDArray) -> tuple[NDArray, NDArray]:
-    """The exponent of each block's power of two, and that."""
+    """The exponent of each block's power of two, and the power."""
     exponents = np.maximum(np.frexp(peaks)[1].astype(np.int64) - _INTEGER_BITS, _LEAST[peaks.dtype])
     return exponents, _powers(exponents, peaks.dtype)
 

@@ -66,7 +66,7 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
     try:
         with replacing(target) as beside:
             with open(beside, "xb") as file:
-                mode = os.fstat(file.fileno()).st_mode & 0o777  # as new files of this process are; the library's are private
+                mode = os.fstat(file.fileno()).st_mode & 0o777  # of new files of this process; the library's files are private
             save_file(arrays, beside, notes or None)
             os.chmod(beside, mode)
     except SafetensorError as error:

@@ -245,7 +245,7 @@ class VersionStore:
     def retain(self, pinned: Iterable[int] | None = None) -> None:
         """Drop all but the last versions, the present one and the pinned; forget what served before a version that was dropped.
 
-        `pinned` are the numbers that are pinned from now on, such as the versions of a split or a shadow; None for those before.
+        `pinned` are the numbers that are pinned from now on, such as the versions of a split or a shadow; None: the pinned versions stay pinned.
         """
         self.pinned = self.pinned if pinned is None else frozenset(pinned)
         stay = {*list(self._kept)[-self._keep :], *self._served[-1:], *self.pinned}

@@ -2,11 +2,11 @@
 
 Note [One process]
     The members of the frontier are `LocalTraining` objects of this process, and payloads, means and outer steps are the library's. So a point has the
-    bits of a training over workers, and costs its local steps only. Bytes are `packed_size` and what a round of workers takes beyond, measured.
+    bits of a training over workers, and costs its local steps only. Bytes are `packed_size` and the measured bytes of a round of workers beyond it.
 
 Note [Equal samples]
-    Every side reads the same batches of the same order: a step of the averaged side those that the four members read in one local step each, up
-    to their order. The optimizer is the same class with the same options, its decay included.
+    Both sides read the same batches: a step of the averaged side reads the batches of one local step of all four members. The optimizer is
+    the same class with the same options, its decay included.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.benchmarks.text_model import BATCH, DecayingAdamW, Learner, Text
 
 MEMBERS = 4
 NAMES = tuple(f"m{index}" for index in range(MEMBERS))
-#: that a member sends and receives for each parameter and step where every gradient is averaged: a ring of four passes 3/4 of all float32 twice
+#: bytes that a member sends and receives for each parameter and step where every gradient is averaged: in a ring of four 3/4 of all float32 twice
 AVERAGED_BYTES = 12
-#: of the layer whose bytes are measured, and the number of its parameters
+#: the width of the layer that bytes are measured with, and the number of its parameters
 WIDTH = 500
 MEASURED = WIDTH * WIDTH + WIDTH
 SECRET = bytes(range(32))
@@ -177,7 +177,7 @@ class Wide(nn.Module):
 
 
 def members_bytes(network: SimulatedNetwork) -> int:
-    """The bytes that the members have sent and received, those of sealed frames and heartbeats included."""
+    """The bytes that the members have sent and received, sealed frames and heartbeats included."""
     return sum(found.bytes * sum(host in NAMES for host in pair) for pair, found in network.statistics().items())
 
 
@@ -255,7 +255,7 @@ class Lines:
 
 
 def bytes_table(settings: Settings) -> tuple[Table, tuple[float, float]]:
-    """The bytes of 30 steps and of a round; the bytes beyond payloads of a round and member, and those of each step, heartbeats above all."""
+    """The bytes of 30 steps and of a round; the bytes beyond payloads of a round and member, and of each step, heartbeats above all."""
     width, steps = settings.of(WIDTH, 20), settings.of(30, 2)
     size = width * width + width
     averaged = simulated_run(lambda: Lines(width, 0.3).averaged(steps)).value
@@ -297,9 +297,9 @@ class Row:
     """The results of a point.
 
     Attributes:
-        payloads: bytes of the averaged side over those of the payloads.
+        payloads: bytes of the averaged side over bytes of the payloads.
         ratio: the same, over all bytes of members with `MEASURED` parameters.
-        share: of the loss in that of the averaged side.
+        share: the loss over the loss of the averaged side.
     """
 
     point: Point
@@ -310,7 +310,7 @@ class Row:
 
 
 async def frontier(settings: Settings, beyond: tuple[float, float]) -> Table:
-    """The held-out loss of every point. All of a step runs on the loop: it is short, and a thread to go to costs more."""
+    """The held-out loss of every point. All of a step runs on the loop: it is short, and a change of threads costs more."""
     ag.tune_malloc()
     text = Text.read(settings.of(4_000_000, 20_000))
     windows = text.windows(settings.of(1024, 8))
@@ -339,7 +339,7 @@ async def frontier(settings: Settings, beyond: tuple[float, float]) -> Table:
 
 
 def frontier_table(rows: list[Row], averages: Mapping[bool, float], size: int, steps: int) -> Table:
-    """Rows by ratio; those that no other beats in both ratio and loss are marked."""
+    """Rows by ratio; a mark for each row that no other row beats in both ratio and loss."""
     table = Table(
         f"Held-out loss over bytes, {MEMBERS} members, {size:,} parameters, {steps:,} steps of {BATCH} windows each",
         ["H", "compressor", "answer", "outer optimizer", "inner rate", "DDP / payloads", "DDP / all bytes", "loss", "/ DDP", "frontier"],

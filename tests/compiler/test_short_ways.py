@@ -48,7 +48,7 @@ def test_nothing_is_looked_through_while_nothing_changes(compared: list[GuardedC
 
 
 def test_comparisons_of_arguments_are_not_made_to_be_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """More programs than comparisons are kept for, called in turn: each gets a comparison `MOST_CHECKS` times and is found the long way then."""
+    """More programs than comparisons are kept, called in turn: each gets a comparison `MOST_CHECKS` times, and is found the long way from then on."""
     made: list[Any] = []
 
     def counted(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Leases with steps that are transactions: every batch counts once, whatever is lost or cancelled, so the bits are those of an undisturbed run."""
+"""Leases with steps that are transactions: every batch counts once under losses and cancellations, with the bits of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Run:
     """A run that is cancelled at a step of the loop.
 
     Args:
-        make: returns the modules, and what leaves the gradients of a batch in ``grad``.
+        make: returns the modules, and a function that leaves the gradients of a batch in ``grad``.
     """
 
     def __init__(self, make: Callable[[], tuple[list[Any], Callable[..., Awaitable[Any]]]]) -> None:
@@ -119,8 +119,9 @@ class Replicas:
     """A run of replicas on a simulated network, with trouble at a moment.
 
     Args:
-        moment: virtual seconds after its beginning; None: no trouble.
-        trouble: its kind.
+        moment: virtual seconds after the beginning; None: no trouble.
+        trouble: the kind of trouble.
+        name: of the worker in trouble.
     """
 
     def __init__(self, moment: float | None = None, trouble: str = "", name: str = "w1") -> None:
@@ -187,7 +188,7 @@ def test_replicas_count_every_batch_once_whatever_happens_when(trouble: str) -> 
 
 
 class Pipelines:
-    """A run of a pipeline in two replicas of two stages, whose gradients add up over all batches.
+    """A run of a pipeline in two replicas of two stages; gradients add up over all batches.
 
     Args:
         moment, trouble, name: as of `Replicas`.

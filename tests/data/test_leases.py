@@ -52,7 +52,7 @@ AGAIN = {name: MAKERS[name] for name in MAKERS if "iterator" not in name}
 
 
 async def leased(loader: DataLoader, most: int | None = None, **split: int) -> list[Any]:
-    """What is read in one loop, up to `most` batches."""
+    """The batches that one loop reads, up to `most`."""
     found: list[Any] = []
     async for lease in loader.leases(**split):
         async with lease as batch:
@@ -242,7 +242,7 @@ async def test_draws_belong_to_the_batch_and_the_rank() -> None:
     outside = ag.rand(()).item()
     ag.seed(5)
     await drawn(make(), True)
-    assert ag.rand(()).item() != outside  # only what was drawn outside of the leases
+    assert ag.rand(()).item() != outside  # only draws outside of the leases
     loader = DataLoader(range(4), 2, shuffle=True, generator=ag.Generator(1))
     (await leased(loader), await leased(loader, 1))
     generator = ag.Generator(1)
@@ -302,7 +302,7 @@ async def test_arguments_that_make_no_sense_are_refused() -> None:
     assert_raises(ArgumentError, None, loader.load_state_dict, {**loader.state_dict(), "more": 1})
 
 
-# ---- several tasks, errors, what is left behind
+# ---- several tasks, errors, leftover tasks and threads
 
 
 @pytest.mark.parametrize("name", AGAIN)

@@ -1,4 +1,4 @@
-"""BatchLedger: every batch is read once, whatever is given back, and the state is what was read."""
+"""BatchLedger: every batch is read once, given back or not, and the state has the batches that were read."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ async def test_leases_of_examples_of_other_processes() -> None:
                 with contextlib.suppress(ZeroDivisionError):
                     async with lease as (x, _):
                         if fails:
-                            raise ZeroDivisionError  # what was read ahead is dropped, and read again
+                            raise ZeroDivisionError  # batches that were read ahead are dropped, and read again
                         found.append(int(x[0, 0].item()))
                 break
         assert found == [0, 1]

@@ -83,7 +83,7 @@ async def test_no_frame_occupies_a_link_for_longer_than_a_quarter_of_a_second(sl
 @pytest.mark.parametrize("rate", [3.2e4, 1.25e5, 5e5])
 @at_rate
 async def test_small_calls_get_between_the_frames_of_a_large_one(slow: Slow, rate: float) -> None:
-    """And the large one is hardly slower for them."""
+    """The large one is hardly slower for them."""
     loop = asyncio.get_running_loop()
     sent = numbers(int(rate * 10 / 8))
     began = loop.time()
@@ -198,7 +198,7 @@ class Way:
 @pytest.mark.parametrize("latency", [0.0, 0.01, 0.1, 0.4])
 @pytest.mark.parametrize("rate", [4e3, 3.2e4, 1.25e5, 1e6])
 def test_a_full_link_never_makes_a_frame_wait_for_long_and_never_runs_dry(rate: float, latency: float) -> None:
-    """Also after minutes in which it was never idle."""
+    """This holds after minutes without an idle moment, too."""
     way = Way(rate, latency)
     for minute in range(4):
         way.waits.clear()
@@ -254,7 +254,7 @@ def test_small_messages_and_slow_answers_leave_a_fast_link_its_long_frames() -> 
 
 @pytest.mark.parametrize(("size", "pause"), [(10_000, 1.0), (2_000, 0.2), (100, 0.01)])
 def test_small_messages_do_not_open_the_window_of_a_slow_link(size: int, pause: float) -> None:
-    """What was sent since the last ping has arrived long before the next one, and tells nothing of the rate."""
+    """Bytes that were sent since the last ping arrive long before the next one, and tell nothing of the rate."""
     way = Way(1.25e5, 0.01)
     for _ in range(2000):
         way.send(size)

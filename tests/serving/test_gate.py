@@ -21,7 +21,7 @@ NEWER, OLDER = (Version.of(number, {}, digest="") for number in (2, 1))
 
 
 def comparison(*, is_probation: bool = False, **options: Any) -> GateComparison:
-    """A comparison whose metric is the outputs."""
+    """A comparison with the outputs as metric."""
     return GateComparison(Gate(lambda outputs: outputs, **options), NEWER, OLDER, is_probation=is_probation)
 
 
@@ -126,7 +126,7 @@ def test_targets_are_passed_on_and_errors_of_a_metric_are_its_own() -> None:
     compared = GateComparison(Gate(lambda outputs: 1 / 0 if outputs is None else outputs, window=1), NEWER, OLDER)
     with pytest.raises(ZeroDivisionError):
         compared.judge((np.ones(1), None), (), 1)
-    assert (compared.rows, compared.sums) == (0, (0.0, 0.0)), "nothing is added of a batch whose metric fails"
+    assert (compared.rows, compared.sums) == (0, (0.0, 0.0)), "a batch adds nothing if its metric fails"
 
 
 @pytest.mark.parametrize(("option", "values"), [("window", (0, 2.5, True, None)), ("tolerance", (-1.0, math.nan, math.inf, "0"))])

@@ -104,7 +104,7 @@ async def test_batches_of_all_sizes_need_few_programs() -> None:
 
 
 async def test_a_batch_that_is_slow_by_chance_does_not_move_the_next_to_the_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first batch records, the second is the first that is measured; of slow ones after a fast one, the fifth is off the loop."""
+    """The first batch records, and measuring begins with the second; of slow batches after a fast one the fifth is off the loop."""
     seconds = [0.02, 0.0001, 0.0001, 0.05, 0.0001, *[0.05] * 5]
     times = iter([time for duration in seconds for time in (0.0, duration)])
     are_on_loop: list[bool] = []
@@ -459,7 +459,7 @@ async def test_at_least_waits_for_a_version(virtual_clock: VirtualClock) -> None
         assert values(await asked) == {2.0}
         server.split({1: 1.0})
         assert (await server.predict(ones())).version == 1
-        assert (await server.predict(ones(), at_least=3)).version == 3, "what was asked for goes before a split"
+        assert (await server.predict(ones(), at_least=3)).version == 3, "a wanted version goes before a split"
         await assert_awaiting_raises(DeadlineError, "version 9", server.predict(ones(), at_least=9, deadline=0.5))
 
 

@@ -164,7 +164,7 @@ async def test_calls_at_the_same_time_end_a_window_once(virtual_clock: VirtualCl
         await asyncio.gather(*(trainer.learn(ones(4), targets(5.0)) for _ in range(10)))
         assert state_of(trainer) == (2, "probation", 0, 0) and trainer.buffer.seen == 44
         await teach(trainer, -5.0, 1)
-        assert state_of(trainer) == (2, "probation", 0, 0), "what was computed before the promotion is not part of the second window"
+        assert state_of(trainer) == (2, "probation", 0, 0), "outputs from before the promotion are not in the second window"
         await asyncio.gather(*(trainer.learn(ones(4), targets(-5.0)) for _ in range(10)))
         assert state_of(trainer) == (1, "idle", 0, 1) and trainer.server.statistics().rollbacks == 1
 

@@ -102,7 +102,7 @@ async def opened(links: ShapedLinks, secret: bytes) -> AsyncIterator[Processes]:
 
 
 class Report:
-    """What is printed of each round.
+    """Prints a table with a row for each round.
 
     Args:
         links: the links.
@@ -119,7 +119,7 @@ class Report:
         return [self._links.traffic(number) for number in range(len(NAMES))]
 
     def summary(self, parameters: int, steps: int) -> None:
-        """Print the bytes of the first worker in the latest round beside those of a gradient in each of its steps."""
+        """Print the bytes of the first worker in the latest round beside the bytes of a gradient in each of its steps."""
         per_step = 2 * 2 * (len(NAMES) - 1) / len(NAMES) * 4 * parameters
         print(f"\na round moves {self._latest / 1000:.0f} kB for {NAMES[0]}; averaging {steps} gradients {steps * per_step / 1000:,.0f} kB", end="")
         print(f", {steps * per_step / self._latest:.0f} times as much")
@@ -144,7 +144,7 @@ class Report:
 
 
 async def train(links: ShapedLinks, options: argparse.Namespace) -> list[str]:
-    """Train, and take the rounds again in this process; returns what is wrong."""
+    """Train, and take the rounds again in this process; returns the promises that were broken."""
     secret = secrets.token_bytes(32)
     arguments: tuple[Any, ...] = (options.width, options.step_seconds)
     async with opened(links, secret) as processes:
@@ -190,15 +190,15 @@ async def _join(training: dist.LocalSteps, processes: Processes) -> None:
 
 
 def _complaints(records: Sequence[Any], digests: dict[str, str], digest: str, expected: str) -> list[str]:
-    """What is not as promised."""
+    """The promises that were broken."""
     name, rest = NAMES[KILLED], tuple(each for number, each in enumerate(NAMES) if number != KILLED)
     return [
         text
         for text, is_right in (
-            ("the base is not that of one process", digest == expected),
+            ("the base differs from the base of one process", digest == expected),
             ("a member has another base", set(digests.values()) == {digest}),
-            ("nobody was lost", name in records[KILLED_IN - 1].lost and records[KILLED_IN - 1].members == rest),
-            ("nobody has joined", name in records[-1].members and set(digests) == set(NAMES)),
+            ("no member was lost", name in records[KILLED_IN - 1].lost and records[KILLED_IN - 1].members == rest),
+            ("no member has joined", name in records[-1].members and set(digests) == set(NAMES)),
         )
         if not is_right
     ]

@@ -105,9 +105,9 @@ class DataParallel:
                 Adagrad, NAdam, RAdam), and contiguous parameters of the host. When one replica is lost the others have the whole state, and the next
                 step divides it anew. When both replicas that have a shard are lost before that, steps raise a DistributedError until
                 `load_optimizer_state_dict` loads the state of a checkpoint; load the module's after it.
-            compress: `TopK` or `Blockwise`: gradients travel between the workers as its payloads; None: as they are. Each replica keeps what its
-                payloads have left out and adds it to its next gradients; a step that fails leaves that as it was. A replica that is made anew, or
-                that gets another state, begins without.
+            compress: `TopK` or `Blockwise`: gradients travel between the workers as its payloads; None: as they are. Each replica keeps the
+                values that its payloads have left out and adds them to its next gradients; a step that fails leaves them as they were. A replica
+                that is made anew, or that gets another state, begins without.
             timeout: seconds for each request to a worker; None: the worker's default.
 
         Returns:

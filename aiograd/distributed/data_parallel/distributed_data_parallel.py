@@ -56,9 +56,9 @@ class DistributedDataParallel:
     reaches keeps its ``grad``. Either the pass returns on all members, or it raises on all, no ``grad`` has changed anywhere, and the group is over;
     ``DistributedDataParallel(module, await group.without(name))`` goes on with the others.
 
-    With ``compress`` gradients travel as payloads of a fraction of their size. Each member keeps by parameter what its payloads have left out, and
-    adds it to the next gradient; a pass that fails leaves that as it was, too. The mean is computed of the decoded gradients in float64, in the order
-    of the ranks, and rounded once. `compression_state_dict` carries it over to a new group, or to a checkpoint of this member.
+    With ``compress`` gradients travel as payloads of a fraction of their size. Each member keeps by parameter the values that its payloads have
+    left out (*residuals*), and adds them to the next gradient; a pass that fails leaves them as they were, too. The mean of the decoded gradients is
+    computed in float64, in the order of the ranks, and rounded once. `compression_state_dict` has the residuals, for a new group or a checkpoint.
 
     It is called as the module itself, and `module` is the module. Make it after the module has been moved to its device.
 
@@ -182,12 +182,12 @@ class DistributedDataParallel:
                 first, other = (each.tobytes().decode(errors="replace").split("\n") for each in (outlines[0], found))
                 index = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
                 mine, theirs = ((each[index] if index < len(each) else "nothing") for each in (first, other))
-                what, wanted = ("module", "a module of the same structure") if index < len(lines) else ("data", "a loader of the same data")
+                part, wanted = ("module", "a module of the same structure") if index < len(lines) else ("data", "a loader of the same data")
                 if not index:
-                    what, wanted = "compressor", "the same compressor"
+                    part, wanted = "compressor", "the same compressor"
                 raise ArgumentError(
-                    f"DistributedDataParallel: the {what} of {group.names[rank]} (rank {rank}) has {theirs} where that of {group.names[0]} "
-                    f"(rank 0) has {mine}; every member needs {wanted}"
+                    f"DistributedDataParallel: the {part} differs between members: {theirs} on {group.names[rank]} (rank {rank}), "
+                    f"{mine} on {group.names[0]} (rank 0); every member needs {wanted}"
                 )
         move = _nothing if self.data is None else await self._moved_to(group, self.data)
         values = await group.broadcast([each.detach() for each in tensors.values()], timeout=timeout)
@@ -201,7 +201,7 @@ class DistributedDataParallel:
         await group.commit(write, timeout=timeout)
 
     async def _moved_to(self, group: Group, data: Any) -> Callable[[], None]:
-        """Learn the place of rank 0 in the data; returns what moves this member there."""
+        """Learn the place of rank 0 in the data; returns a function that moves this member there."""
         try:
             place = json.dumps(data.state_dict())
         except TypeError as error:
@@ -239,7 +239,7 @@ class DistributedDataParallel:
             self._reducer.is_enabled = before
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """The residuals of this member: copies of what its payloads have left out in committed passes.
+        """The residuals of this member: copies of the values that its payloads have left out in committed passes.
 
         Returns:
             Tensors by the names of parameters; empty without `compress`, and before the first pass.
@@ -396,7 +396,7 @@ class DistributedDataParallel:
 
 
 def _outline_of_data(data: Any) -> list[str]:
-    """A line for everything in which loaders must be alike."""
+    """A line for each property in which loaders must be alike."""
     if data is None:
         return ["no data"]
     return [
@@ -409,7 +409,7 @@ def _outline_of_data(data: Any) -> list[str]:
 
 
 def _without_draws(place: dict[str, Any]) -> dict[str, Any]:
-    """A place in the data without its generator of draws, which members that have not met may have different ones of."""
+    """A place in the data without its generator of draws, which may differ between members before they meet."""
     return {name: value for name, value in place.items() if name != "draws"}
 
 

@@ -72,7 +72,7 @@ class GradientReducer:
 
     Attributes:
         is_enabled: False: gradients are not combined. See Note [Gradients that were not reduced].
-        residuals: by parameter what `compress` has left out in committed passes; None: nothing.
+        residuals: by parameter the values that `compress` has left out in committed passes; None: there are none.
 
     Raises:
         ArgumentError: a parameter twice, one that does not require grad, or none at all. ArgumentTypeError: something else than a Tensor, or a

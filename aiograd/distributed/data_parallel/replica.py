@@ -63,7 +63,7 @@ class Replica(LossModule):
         check_compressible("DataParallel", compress, zip(names, specs, strict=True))
         self.buckets = GradientBuckets(specs, bucket_bytes)
         self.compress = compress
-        #: by parameter what `compress` has left out in committed steps of this replica
+        #: by parameter the values that `compress` has left out in committed steps of this replica
         self.residuals: list[Array | None] = [None] * len(self.parameters)
         self._holder = holder
         kind = ShardedOptimizer if shard_optimizer else StagedOptimizer
@@ -93,11 +93,11 @@ class Replica(LossModule):
         return CompressedPass(group, self.buckets, self.compress, self.residuals, "sum")
 
     def forget_residuals(self) -> None:
-        """The state comes from another replica, or from a checkpoint; residuals of this one do not belong to it."""
+        """Drop the residuals: they do not belong to a state that comes from another replica, or from a checkpoint."""
         self.residuals = [None] * len(self.parameters)
 
     def committed(self, running: list[Array | None] | None, sums: ReducedPass) -> None:
-        """A step is written.
+        """Take note of a step that is written.
 
         Args:
             running: the new sum of gradients; None: the optimizer has taken its step.

@@ -3,9 +3,8 @@
 Note [A step of replicas]
     The loss of a replica is the mean over the rows of its shard. Its backward begins with the shard's part of all rows, so that the sum over the
     replicas, in the order of their ranks, is the gradient of the mean over the batch. Where the optimizer takes a step only after several of
-    these, rank 0 begins its contribution with the sum so far: then all that one process would add up is added in the order in which it would. With a
-    compressor the sum of the decoded gradients of a step is added to the sum so far, which is not compressed again. Gradients are summed in buckets,
-    while backward still runs.
+    these, rank 0 begins its contribution with the sum so far, so all additions have the order of one process. With a compressor the sum of the
+    decoded gradients of a step is added to the sum so far, which is not compressed again. Gradients are summed in buckets, while backward still runs.
 
     Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients, residuals of the compressor and the buffers
     (rank 0's, for all) wait beside the old ones until the step is committed.

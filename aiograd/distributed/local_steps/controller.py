@@ -91,7 +91,7 @@ class LocalSteps:
 
         Args:
             driver: this process's worker, which knows the others, or which they have connected to.
-            names: of the workers; their order is that in which batches are dealt and pseudo-gradients are added up.
+            names: of the workers; batches are dealt and pseudo-gradients are added up in their order.
             module: the class, or its name: a module that the workers' service exposes with ``@service.reference``.
             *args: of the class.
             data: name of a method of the module that returns an ``ag.data.DataLoader`` over the whole data set, alike on all members.
@@ -100,9 +100,9 @@ class LocalSteps:
             optimizer_options: of it, such as ``{"lr": 1e-3}``.
             outer: the outer optimizer, of the rounds, likewise.
             outer_options: of it; None: learning rate 0.7 and Nesterov momentum 0.9 of SGD, with `TopK` 0.9 and 0.5; and the defaults of others.
-            compress: of the pseudo-gradients of each parameter, such as ``dist.TopK(1 / 16, bits=4)``. The values that it leaves out are added to
-                the next ones of that member. None: they are sent as they are.
-            answer: of the weighted sum that all members get, likewise; for many members. None: they get all payloads, or the mean if it is shorter.
+            compress: compressor of the pseudo-gradients of each parameter, such as ``dist.TopK(1 / 16, bits=4)``. The values that it leaves out are
+                added to the next ones of that member. None: they are sent as they are.
+            answer: compressor of the weighted sum that all members get, likewise. None: they get all payloads, or the mean if it is shorter.
             overlap: local steps of the next round during which a round is exchanged; it is applied after the last of them. 0: members wait.
             quorum: members without which no round is taken.
             patience: seconds after which a round goes on without the members that still compute, once the quorum is ready. They contribute to a later
@@ -163,7 +163,7 @@ class LocalSteps:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Let the workers forget the members. Waits for a round that is under way. Idempotent; cancelled, some may keep theirs.
+        """Let the workers forget the members. Waits for a round that is under way. Idempotent; cancelled, some workers may keep their member.
 
         >>> await training.aclose()
         """
@@ -188,7 +188,7 @@ class LocalSteps:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over parameters and buffers of the base by name, as of all members that are up to date: 64 hexadecimal digits."""
+        """SHA-256 over parameters and buffers of the base by name, 64 hexadecimal digits; the same on all members that are up to date."""
         return self._coordinator.digest
 
     # ---------------------------------------------------------------- training
@@ -357,8 +357,8 @@ class LocalSteps:
     async def add(self, name: str) -> None:
         """Take in another member, beside running rounds: it gets the base from this process, and takes part from the next round on.
 
-        Its rank is the last; its inner optimizer is fresh. Where there was one on this worker, and it is lost, the new one is in its place; if it is
-        not lost, nothing happens. Cancelled or failed, the members are the same as before.
+        Its rank is the last; its inner optimizer is fresh. It replaces a lost member on this worker; nothing happens where the member there is
+        not lost. Cancelled or failed, the members are the same as before.
 
         Args:
             name: of the worker, which this process knows, or which has connected to it.

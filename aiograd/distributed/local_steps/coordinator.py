@@ -112,7 +112,7 @@ class RoundCoordinator(BaseCoordinator):
         if len(self.remotes) < self.options.quorum:
             lost = tuple(sorted({*self.lost}))
             raise QuorumError(
-                f"a round of LocalSteps needs {self.options.quorum} members (quorum) and has {len(self.remotes)}: lost are {', '.join(lost)}. "
+                f"LocalSteps has fewer members, {len(self.remotes)}, than its quorum, {self.options.quorum}; lost are {', '.join(lost) or 'none'}. "
                 "Nothing has changed; take members in with `await training.add(name)`, and go on",
                 lost=lost,
             )

@@ -6,9 +6,9 @@ Note [Local steps]
     lost its contribution, it begins anew.
 
 Note [Overlap]
-    With overlap the next computation begins while the contribution of the last is in exchange, where the last has ended. After so many local
+    With overlap the next computation begins where the last has ended, while the contribution of the last is in exchange. After `overlap` local
     steps, neither earlier nor later, the base of that round takes the place of the values that were sent; the steps since are kept. Where fewer are
-    taken, that happens after the last one. Buffers then have the values of the base.
+    taken, this happens after the last one. Buffers then have the values of the base.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class LocalTraining(LossModule):
         """
         begin = asyncio.get_running_loop().time()
         if carried is not None and (self._last is None or self._last.number != carried or self._is_broken):
-            raise DistributedError(f"local steps {number} are to go on from those of {carried}, which are not here")
+            raise DistributedError(f"computation {number} goes on from the contribution {carried}, which is not here")
         sent = None if carried is None else [_host(each).copy() for each in self.parameters]
         if carried is None:
             self._last = None
@@ -261,7 +261,7 @@ class LocalTraining(LossModule):
 
         Args:
             progress: as from `progress`.
-            buffers: those in it.
+            buffers: the buffers in `progress`.
         """
 
         def unpacked(payload: Any) -> list[Array | None]:

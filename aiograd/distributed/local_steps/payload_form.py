@@ -19,7 +19,7 @@ from aiograd.errors import ArgumentError, ProtocolError
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 
-#: by parameter the values that were left out so far; none: nothing was
+#: by parameter the values that were left out so far; empty: none were
 Residuals = Sequence[Array | None]
 
 

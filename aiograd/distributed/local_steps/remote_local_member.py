@@ -33,7 +33,7 @@ class RemoteLocalMember:
         computing: the task that waits for a computation; None: there is none.
         number, batches: of this computation: its number, and its batches.
         contribution: the result of the computation before, until a round has it; None: there is none.
-        can_carry: the next computation may begin while the contribution is in exchange: the member is where its last has ended.
+        can_carry: the next computation may begin while the contribution is in exchange: the member is where its last computation has ended.
         is_fresh: the next computation begins with a fresh inner optimizer.
     """
 

@@ -142,6 +142,7 @@ class MemberProgress(WireMessage):
     payload: Any
     #: of the module after it
     buffers: list[ChangedBuffer]
-    #: values that the compressor has left out, of the contributions that were in a round, and with the one that waits: Tensors of bytes; None: none
+    #: Tensors of bytes of the values that the compressor has left out of contributions that were in a round; None: there are none
     residuals: Any
+    #: the same with the contribution that waits
     rest: Any

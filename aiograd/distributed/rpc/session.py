@@ -82,7 +82,7 @@ class RpcSession:
     Args:
         limits: limits on messages and requests of the peer.
         budget: that messages of the peer are charged to.
-        overloaded, too_long: the failures that refuse a request, for lack of room (made by a call), and since it is longer than `message_bytes`.
+        overloaded, too_long: the failures that refuse a request, for lack of room (made by a call), and for being longer than `message_bytes`.
 
     Attributes:
         effects: the commands to the `PeerSession`, in order; it removes them as it carries them out.

@@ -60,7 +60,7 @@ class Pipe:
         self._loop = loop
         self._source = source
         self._target = target
-        #: when each arrives at the earliest, ascending, when its first byte does, and its last byte on lines
+        #: when each arrives at the earliest, ascending; its bytes; when its first byte arrives; the number of its last byte on lines
         self._items: deque[tuple[float, bytes | EndOfStream, float, int]] = deque()
         #: bytes before the sender's line, and before the receiver's; None: frames arrive as wholes
         self._up: Flow | None = None
@@ -286,7 +286,7 @@ class SimulatedChannel:
         return now if incoming.is_arriving(now) else max(self._heard_at, incoming.chunk_at)
 
     def pace(self, frame_bytes: int) -> None:
-        """A connection takes as many frames ahead as it has room for, as through a router whose queue no sender sees."""
+        """A connection takes as many frames ahead as it has room for, as through a router with a queue that no sender sees."""
 
     def close(self) -> None:
         """Close at once. The other end learns it; frames on their way may be lost where the link has faults."""

@@ -2,8 +2,8 @@
 
 Note [What can happen to a connection]
     A connection is a stream, as over TCP: a beginning of the bytes that were sent arrives, in order, and each byte once. So nothing is lost,
-    doubled, overtaken or altered inside of a connection that stays open. It takes time, for a packet that is lost is sent again and what
-    follows waits for it; it may be slow, it may break with an unknown part of its bytes delivered (a frame of which a part is missing has not
+    doubled, overtaken or altered inside of a connection that stays open. It takes time, for a packet that is lost is sent again and the
+    bytes behind it wait; it may be slow, it may break with an unknown part of its bytes delivered (a frame of which a part is missing has not
     arrived), or it may stop without a word and stay open. A frame sent over a broken connection may be sent again over the next one, and
     then arrives twice: that is how messages are repeated.
 

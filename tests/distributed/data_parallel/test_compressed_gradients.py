@@ -431,7 +431,7 @@ async def test_members_with_different_compressors_are_told() -> None:
             return str(caught.value)
 
         for found in await everywhere(joined, member):
-            assert f"compress={COMPRESSORS[1]}" in found and f"compress={COMPRESSORS[0]}" in found and "the same compressor" in found
+            assert f"compress={COMPRESSORS[1]} on w1" in found and f"compress={COMPRESSORS[0]} on w0" in found and "the same compressor" in found
 
 
 # -------------------------------------------------------------------- DataParallel
@@ -455,7 +455,7 @@ async def one_step(model: Any, optimizer: Any, ranks: Ranks, shards: Any) -> Non
 
 
 async def serial_replicas(model: Any, given: Any, ranks: Ranks, accumulate: int = 1) -> dict[str, bytes]:
-    """What one process makes of the shards of all replicas."""
+    """The parameters of one process that takes steps with the shards of all replicas."""
     optimizer = ag.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     running: list[Any] = [None] * len(list(model.parameters()))
     for number, shards in enumerate(given, 1):
@@ -547,7 +547,7 @@ async def test_buckets_of_payloads_travel_while_backward_runs() -> None:
 @pytest.mark.sim
 @pytest.mark.parametrize("block", range(4))
 def test_replicas_that_are_killed_and_steps_that_are_cancelled_at_any_moment(block: int) -> None:
-    """A step has changed parameters and residuals of all replicas that are there, or of none; a replica that gets its state from others has none."""
+    """A step has changed parameters and residuals of all replicas that are left, or of none; a replica with a state from others has no residuals."""
     outcomes: Counter[str] = Counter()
     for seed in range(4 * block, 4 * block + 4):
         outcomes += life_of_replicas(seed)
@@ -555,7 +555,7 @@ def test_replicas_that_are_killed_and_steps_that_are_cancelled_at_any_moment(blo
 
 
 def life_of_replicas(seed: int) -> Counter[str]:
-    """Train; returns what happened."""
+    """Train; returns the outcome."""
     random, given, names = Random(seed), batches(8, (4, 4, 4)), ["w0", "w1", "w2"]
     outcomes: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""Leases with `DistributedDataParallel`: all members take their rows of the same batches, and every batch counts once, whatever is lost when."""
+"""Leases with `DistributedDataParallel`: all members take their rows of the same batches, and every batch counts once, with a loss at any moment."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class Elastic:
     """Members on a simulated network, of which one is lost at a moment; the others go on.
 
     Args:
-        lost: the member that is killed, or whose pass is cancelled.
+        lost: the member that is killed, or has its pass cancelled.
         moment: virtual seconds after the members have met; None: never.
-        trouble: what happens to it.
+        trouble: the kind of loss.
     """
 
     def __init__(self, lost: str = "", moment: float | None = None, trouble: str = "kill") -> None:
@@ -238,16 +238,16 @@ async def test_the_first_call_may_be_within_a_lease_if_all_are_at_one_place() ->
 
 
 @pytest.mark.parametrize(
-    ("other", "what"),
+    ("other", "differs"),
     [
-        (lambda: None, "no data where that of w0 (rank 0) has 15 examples"),
-        (lambda: ag.data.DataLoader(INPUTS[:9], 4, shuffle=True, generator=ag.Generator(3)), "9 examples where that of w0 (rank 0) has 15 examples"),
-        (lambda: ag.data.DataLoader(iter(INPUTS), 4), "a stream where that of w0 (rank 0) has 15 examples"),
-        (lambda: ag.data.DataLoader(INPUTS, 5, shuffle=True, generator=ag.Generator(3)), "batches of 5 where that of w0 (rank 0) has batches of 4"),
-        (lambda: loader(shuffle=False), "the order of the source where that of w0 (rank 0) has another order for every epoch"),
+        (lambda: None, "no data on w1 (rank 1), 15 examples on w0 (rank 0)"),
+        (lambda: ag.data.DataLoader(INPUTS[:9], 4, shuffle=True, generator=ag.Generator(3)), "9 examples on w1 (rank 1), 15 examples on w0 (rank 0)"),
+        (lambda: ag.data.DataLoader(iter(INPUTS), 4), "a stream on w1 (rank 1), 15 examples on w0 (rank 0)"),
+        (lambda: ag.data.DataLoader(INPUTS, 5, shuffle=True, generator=ag.Generator(3)), "batches of 5 on w1 (rank 1), batches of 4 on w0 (rank 0)"),
+        (lambda: loader(shuffle=False), "the order of the source on w1 (rank 1), another order for every epoch on w0 (rank 0)"),
     ],
 )
-async def test_loaders_that_differ_are_named(other: Callable[[], Any], what: str) -> None:
+async def test_loaders_that_differ_are_named(other: Callable[[], Any], differs: str) -> None:
     async with groups(*PAIR) as (_, joined):
 
         async def begin(group: dist.Group) -> None:
@@ -255,7 +255,7 @@ async def test_loaders_that_differ_are_named(other: Callable[[], Any], what: str
 
         for found in await everywhere(joined, begin):
             assert isinstance(found, ArgumentError)
-            assert f"the data of w1 (rank 1) has {what}; every member needs a loader of the same data" in str(found)
+            assert f"the data differs between members: {differs}; every member needs a loader of the same data" in str(found)
 
 
 async def test_data_that_is_none_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""Training with buckets of 4 MB between workers with lines of 1 Mbit/s: nobody is lost, and the bits are those of one process."""
+"""Training with buckets of 4 MB between workers with lines of 1 Mbit/s: no worker is lost, and the bits are equal to one process."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Oracle:
         self.seed = seed
         self.clip_norm = clip_norm
         self.compress, self.answer, self.overlap = compress, answer, overlap
-        #: residuals by name, and those of the answer
+        #: residuals by name, and of the answer
         self.residuals: dict[str, Any] = {}
         self.rest: list[Any] | None = None
         #: the parameters after the last local step, by name
@@ -113,7 +113,7 @@ class Oracle:
         self.orders: list[list[list[int]]] = []
 
     def forget(self, name: str, *, residual: bool = False) -> None:
-        """The member has begun anew; `residual`: it is another one."""
+        """Begin a member anew; `residual`: it is another one, without a residual."""
         self.inners.pop(name, None)
         if residual:
             self.residuals.pop(name, None)

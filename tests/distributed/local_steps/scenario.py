@@ -2,7 +2,7 @@
 
 Note [The oracle]
     The world notes every decision: rounds with their batches, and members that begin anew. One process that takes the same rounds again has to have
-    the bits of the training, whatever failed; and every batch that counts as read was read in exactly one round.
+    the bits of the training under all faults; and every batch that counts as read was read in exactly one round.
 
 Note [When the training has to get on]
     No number of rounds is promised while the faults last. They end after `PATIENCE` seconds, and from then on the epochs have to be read to the end.
@@ -57,7 +57,7 @@ class LocalStepsRun:
         self.seen: Counter[str] = Counter()
 
     def run(self) -> Counter[str]:
-        """Train; returns what happened.
+        """Train; returns counts of events.
 
         No garbage is collected meanwhile: a reference that goes tells its worker, and when it goes has to depend on the seed alone.
         """

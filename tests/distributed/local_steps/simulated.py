@@ -1,4 +1,4 @@
-"""Trainings with local steps on a simulated network, in virtual time, with everything that they decide noted for the oracle."""
+"""Trainings with local steps on a simulated network, in virtual time, with all decisions noted for the oracle."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class World:
                 return await main(self)
 
     def note(self, coordinator: RoundCoordinator) -> None:
-        """Note everything that the coordinator decides."""
+        """Note all decisions of the coordinator."""
         decided, give_back, leave = coordinator._decided, coordinator.give_back, coordinator.leave
 
         def note_decided(members: Any, contributors: Any, *args: Any) -> None:
@@ -197,7 +197,7 @@ class World:
         return self.member(name)._training.module
 
     def around(self, name: str, method: str, action: Callable[[], Any], *, is_before: bool) -> None:
-        """Do something when a member is asked for something, before it does it or before the answer goes out; once."""
+        """Call a function at the first call of a method of a member: before the method runs, or before its answer goes out."""
         member = self.member(name)
         original = getattr(member, method)
 

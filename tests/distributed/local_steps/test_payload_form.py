@@ -1,4 +1,4 @@
-"""Payloads of rounds: what is packed comes back, means are the same everywhere, and malformed ones are refused."""
+"""Payloads of rounds: packed values come back, means are the same everywhere, and malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without a protection of rounds a test notices: trainings on failing networks with one thing taken out."""
+"""Each protection of rounds is needed: without it a training on a failing network breaks a promise."""
 
 from __future__ import annotations
 

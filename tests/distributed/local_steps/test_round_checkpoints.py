@@ -50,7 +50,7 @@ async def test_restoring_an_earlier_state() -> None:
             await training.restore(state)
             again = [(await training.round(), training.digest)[1] for _ in range(3)]
             assert training.version == 4 and len(records) == 1
-            assert digests[0] != again[0], "the inner optimizers are fresh, those of the first time were not"
+            assert digests[0] != again[0], "the inner optimizers are fresh, the first time they were not"
             await training.restore(state)
             assert [(await training.round(), training.digest)[1] for _ in range(3)] == again
 

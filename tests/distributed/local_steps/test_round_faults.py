@@ -251,7 +251,7 @@ MANY = tuple(f"w{number}" for number in range(36))
 
 
 def test_many_members_are_told_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many are told of a decision by a tree of them elsewhere; these do not know each other."""
+    """Elsewhere so many members pass a decision on in a tree; members of local steps do not know each other."""
 
     def call_all(*args: Any, **options: Any) -> Any:
         raise AssertionError("members were asked to pass a decision on")

@@ -39,7 +39,7 @@ async def test_rounds_have_the_bits_of_one_process(module: Any, count: int) -> N
         oracle = Oracle(module(), seed=seed_of(training))
         members = behind(training, opened)
         read: Counter[tuple[int, int]] = Counter()
-        for number, name in enumerate(training.names):  # they arrive in another order than that of the names
+        for number, name in enumerate(training.names):  # they arrive in another order than the names
             members[name]._training.module.waits = {0: 0.002 * (count - number)}
         async for record in training.rounds(epochs=2):
             await oracle.take(record)

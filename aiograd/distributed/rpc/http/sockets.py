@@ -1,4 +1,4 @@
-"""The question to a socket about the bytes that wait in it."""
+"""The number of bytes that wait in a socket."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def add_wan(commands: Any) -> None:
         "wan",
         help="print and plot how much of its time a worker computes when its line is slow",
         description="Run DataParallel, DistributedDataParallel and LocalSteps on simulated lines, in virtual time, and print the part of its time "
-        "that a worker computes. Steps are those of the library and take the given time; the table says what was run. A seed repeats the text.",
+        "that a worker computes. Steps are the library's own and take the given time; each run is described. The same seed gives the same text.",
     )
     parser.add_argument("--workers", type=_count, default=1000, help="workers of LocalSteps (default %(default)s)")
     parser.add_argument("--few", type=_count, default=4, help="workers where whole steps are run (default %(default)s)")
@@ -45,11 +45,11 @@ def wan(options: argparse.Namespace) -> int:
     lost, coordinator = 100 * options.loss, options.coordinator_mbit
     print(f"lines: {1000 * options.latency:g} ms one way, {lost:g} % of the packets lost, the coordinator's {coordinator:g} Mbit/s\n")
     for letter, method in zip(LETTERS, compared, strict=False):
-        print(f"{letter}  {method.name}, {method.workers:,} worker{'s' * (method.workers > 1)}: {method.run}")
+        print(f"{letter}  {method.name}, {_workers(method.workers)}: {method.run}")
     columns = "".join(f"{letter:>8}" for letter in LETTERS[: len(compared)])
     width = len(columns)
     print(f"\n{'':8}{'utilisation':>{width}}{'kB per step, worker':>{width}}{'coordinator':>{width}}\n{'Mbit/s':8}{columns * 3}", flush=True)
-    curves = [Curve(f"{each.name}, {each.workers:,} workers", []) for each in compared]
+    curves = [Curve(f"{each.name}, {_workers(each.workers)}", []) for each in compared]
     given = {each.name: vars(options)[each.name] for each in dataclasses.fields(Setting)}
     for mbit in options.mbit:
         row = [each.measure(Setting(**{**given, "mbit": mbit})) for each in compared]
@@ -63,6 +63,10 @@ def wan(options: argparse.Namespace) -> int:
         options.svg.write_text(plot_svg(title, "Mbit/s of each worker's line, up and down", "utilisation", curves), encoding="utf-8")
         print(f"wrote {options.svg}")
     return 0
+
+
+def _workers(count: int) -> str:
+    return f"{count:,} worker{'s' * (count != 1)}"
 
 
 def _line(mbit: float, row: Sequence[Measurement]) -> str:
