@@ -19,7 +19,7 @@ from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError, ProtocolError, RemoteError, WorkerLostError
 from tests.distributed.data_parallel.models import BatchNet, Net, all_bits, batches, module_of, replicas_behind
 from tests.distributed.data_parallel.models import bits as state_bits
-from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, net, shard
+from tests.distributed.data_parallel.replicas import bits, cancelled_pass, gradients, loss_of, net, shard
 from tests.distributed.data_parallel.simulated import World
 from tests.distributed.data_parallel.test_data_parallel import replicated
 from tests.distributed.data_parallel.test_distributed_data_parallel import Normalized
@@ -297,28 +297,8 @@ async def test_a_pass_that_is_cancelled_changes_residuals_on_all_members_or_on_n
         monkeypatch.setattr(compressed_pass, "INLINE_BYTES", 0)
     async with groups(*NAMES[:2]) as (_, joined):
         models = [net() for _ in joined]
-        reducers = [
-            GradientReducer(group, model.parameters(), bucket_bytes=1, commit=group.commit, compress=TOP)
-            for group, model in zip(joined, models, strict=True)
-        ]
-
-        async def step(group: dist.Group) -> str:
-            reducers[group.rank].attach()
-            try:
-                await loss_of(models[group.rank], group.rank).backward()
-            except asyncio.CancelledError as error:
-                return "committed" if getattr(error, "committed", False) else "cancelled"
-            except CollectiveError:
-                return "failed"
-            return "committed"
-
-        running = [asyncio.ensure_future(step(group)) for group in joined]
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        running[1].cancel()
-        outcomes = await asyncio.gather(*running, return_exceptions=True)
-        if isinstance(outcomes[1], asyncio.CancelledError):  # before it began
-            joined[1].fail(CollectiveError("it never began"))
+        outcomes, reducers = await cancelled_pass(moment, joined, models, compress=TOP)
+        if not outcomes:
             return
         changed = [[each is not None for each in reducer.residuals] for reducer in reducers]
         is_committed = outcomes == ["committed"] * 2

@@ -13,7 +13,7 @@ from aiograd import distributed as dist
 from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, GraphError
-from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, shard
+from tests.distributed.data_parallel.replicas import bits, cancelled_pass, gradients, loss_of, mean_gradients, net, shard
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import until
 
@@ -225,25 +225,8 @@ async def test_a_pass_that_fails_before_it_reaches_a_parameter_fails_on_all_memb
 async def test_a_pass_that_is_cancelled_fails_on_all_members_or_on_none(moment: int) -> None:
     async with groups(*NAMES[:2]) as (_, joined):
         models = [net() for _ in joined]
-
-        async def step(group: dist.Group) -> str:
-            model = models[group.rank]
-            GradientReducer(group, model.parameters(), bucket_bytes=1, commit=group.commit).attach()
-            try:
-                await loss_of(model, group.rank).backward()
-            except asyncio.CancelledError as error:
-                return "committed" if getattr(error, "committed", False) else "cancelled"
-            except CollectiveError:
-                return "failed"
-            return "committed"
-
-        running = [asyncio.ensure_future(step(group)) for group in joined]
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        running[1].cancel()
-        outcomes = await asyncio.gather(*running, return_exceptions=True)
-        if isinstance(outcomes[1], asyncio.CancelledError):  # before it began
-            joined[1].fail(CollectiveError("it never began"))
+        outcomes, _ = await cancelled_pass(moment, joined, models)
+        if not outcomes:
             return
         committed = [all(gradients(model)) for model in models]
         assert committed in ([False, False], [True, True]), outcomes
