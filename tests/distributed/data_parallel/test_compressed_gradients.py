@@ -24,7 +24,6 @@ from tests.distributed.data_parallel.simulated import World
 from tests.distributed.data_parallel.test_data_parallel import replicated
 from tests.distributed.data_parallel.test_distributed_data_parallel import Normalized
 from tests.distributed.groups import everywhere, groups
-from tests.distributed.workers import until
 from tests.toy_device import ToyDevice
 
 NAMES = ("w0", "w1", "w2")
@@ -500,28 +499,6 @@ async def test_a_replica_with_another_state_begins_without_residuals() -> None:
         assert [each._replica.residuals for each in (first, second, added)] == [[None] * 6] * 3
         await replicas.step(given[2])
         assert len({tuple(each) for each in all_bits(replicas, opened)}) == 1
-
-
-async def test_buckets_of_payloads_travel_while_backward_runs() -> None:
-    async with groups(*NAMES[:2]) as (_, joined):
-        gates = [asyncio.Event() for _ in joined]
-
-        async def step(group: dist.Group) -> None:
-            model = net()
-            GradientReducer(group, model.parameters(), bucket_bytes=1, compress=TOP).attach()
-            hidden = model[1](model[0](shard(group.rank)))
-
-            async def wait(grad: Any) -> None:
-                await gates[group.rank].wait()
-
-            hidden.register_hook(wait)
-            await model[2](hidden).square().mean().backward()
-
-        running = asyncio.gather(*map(step, joined))
-        await until(lambda: all(group.operations.next == 2 and not group.operations.running for group in joined))
-        for gate in gates:
-            gate.set()
-        await running
 
 
 @pytest.mark.sim

@@ -87,14 +87,15 @@ async def test_what_a_rank_does_not_use_counts_as_zeros_and_what_none_uses_gets_
         assert await everywhere(joined, step) == [expected] * 2
 
 
-async def test_buckets_travel_while_backward_runs() -> None:
+@pytest.mark.parametrize("compress", [None, dist.TopK(1 / 4, bits=4, block=64)], ids=repr)
+async def test_buckets_travel_while_backward_runs(compress: Any) -> None:
     async with groups(*NAMES[:2]) as (_, joined):
         gates = [asyncio.Event() for _ in joined]
         models = [net() for _ in joined]
 
         async def step(group: dist.Group) -> None:
             model = models[group.rank]
-            GradientReducer(group, model.parameters(), bucket_bytes=1).attach()
+            GradientReducer(group, model.parameters(), bucket_bytes=1, compress=compress).attach()
             hidden = model[1](model[0](shard(group.rank)))
 
             async def wait(grad: Any) -> None:
