@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -102,6 +103,18 @@ def reference_counts_only() -> Iterator[None]:
 def draw(*shape: int, at: int = 0) -> Any:
     """Standard normal numbers of a shape; `at` is the seed."""
     return np.random.default_rng(at).standard_normal(shape)
+
+
+def held_up(function: Callable[..., Any]) -> tuple[Callable[..., Any], threading.Event, threading.Event]:
+    """The same function, for a thread, which waits before; events that say that it has begun, and that it may go on."""
+    begun, go = threading.Event(), threading.Event()
+
+    def held(*args: Any, **kwargs: Any) -> Any:
+        begun.set()
+        assert go.wait(60)
+        return function(*args, **kwargs)
+
+    return held, begun, go
 
 
 async def cancel(task: asyncio.Future[Any]) -> None:

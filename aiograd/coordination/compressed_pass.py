@@ -140,11 +140,12 @@ def _size(spec: ParameterSpec) -> int:
     return int(np.prod(spec.shape, dtype=np.int64))
 
 
-def checked_compressor(what: str, compressor: object) -> Compressor | None:
+def checked_compressor(what: str, name: str, compressor: object) -> Compressor | None:
     """The compressor that a caller gives, or None.
 
     Args:
         what: the class that takes it.
+        name: of the argument.
         compressor: the argument.
 
     Returns:
@@ -154,7 +155,7 @@ def checked_compressor(what: str, compressor: object) -> Compressor | None:
         ArgumentTypeError: it is none.
     """
     if compressor is not None and not isinstance(compressor, Compressor):
-        raise ArgumentTypeError(f"{what}(compress={compressor!r}): expected dist.TopK(...), dist.Blockwise(...) or None")
+        raise ArgumentTypeError(f"{what}({name}={compressor!r}): expected dist.TopK(...), dist.Blockwise(...) or None")
     return compressor
 
 

@@ -19,6 +19,7 @@ Note [Records]
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,14 +98,11 @@ def pack_largest(values: NDArray, residual: NDArray | None, decay: float, rest: 
             kernels.compression.pack_largest, len(values), values.size, values, _given(residual, values), float(decay), rest, records, heads,
             _bit_patterns(values), layout.kept, layout.low_bits, layout.high_at, layout.bits, _LEAST[values.dtype],
         )  # fmt: skip
-        if (heads[:, 0] == kernels.compression.NOT_FINITE).any():
-            return False
+        is_finite = not (heads[:, 0] == kernels.compression.NOT_FINITE).any()
     else:
-        with np.errstate(all="ignore"):
-            for low, high in _rows(values):
-                part = slice(low, high)
-                if not _pack_largest(_total(values, residual, decay, rest, part), records[part], heads[part], layout):
-                    return False
+        is_finite = _are_packed(values, residual, decay, rest, lambda total, part: _pack_largest(total, records[part], heads[part], layout))
+    if not is_finite:
+        return False
     records[:, :LARGEST_HEAD] = _as_bytes((heads[:, 0] + BIAS) | heads[:, 1] << 12 | heads[:, 2] << (12 + _INTEGER_BITS), LARGEST_HEAD)
     return True
 
@@ -235,14 +233,11 @@ def pack_blocks(values: NDArray, residual: NDArray | None, rest: NDArray, record
             kernels.compression.pack_blocks, len(values), values.size, values, _given(residual, values), 1.0, rest, records, heads,
             _bit_patterns(values), bits, _LEAST[values.dtype],
         )  # fmt: skip
-        if (heads[:, 0] == kernels.compression.NOT_FINITE).any():
-            return False
+        is_finite = not (heads[:, 0] == kernels.compression.NOT_FINITE).any()
     else:
-        with np.errstate(all="ignore"):
-            for low, high in _rows(values):
-                part = slice(low, high)
-                if not _pack_blocks(_total(values, residual, 1.0, rest, part), records[part], heads[part], bits):
-                    return False
+        is_finite = _are_packed(values, residual, 1.0, rest, lambda total, part: _pack_blocks(total, records[part], heads[part], bits))
+    if not is_finite:
+        return False
     records[:, :BLOCK_HEAD] = _as_bytes((heads[:, 0] + BIAS) | heads[:, 1] << 12, BLOCK_HEAD)
     return True
 
@@ -320,6 +315,12 @@ def _given(residual: NDArray | None, values: NDArray) -> NDArray:
 def _bit_patterns(values: NDArray) -> NDArray:
     """An empty array of the integers that have as many bits as the values."""
     return nothing(np.dtype(np.int32 if values.dtype == np.float32 else np.int64))
+
+
+def _are_packed(values: NDArray, residual: NDArray | None, decay: float, rest: NDArray, pack: Callable[[NDArray, slice], bool]) -> bool:
+    """Pack the sums of a few rows at a time; False as soon as `pack` returns that."""
+    with np.errstate(all="ignore"):
+        return all(pack(_total(values, residual, decay, rest, part), part) for part in (slice(*rows) for rows in _rows(values)))
 
 
 def _total(values: NDArray, residual: NDArray | None, decay: float, rest: NDArray, part: slice) -> NDArray:

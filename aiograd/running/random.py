@@ -437,11 +437,11 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
                 go_to(before)
 
 
+def forked_seed() -> tuple[int, ...]:
+    """Two ints from 0 to 2**63 - 2, from a fork of the default generator."""
+    return tuple(default_generator().fork().integers(0, 2**63 - 1, 2).tolist())
+
+
 def draws_are_steered() -> bool:
     """True if `foreign_draws` would do anything here."""
     return is_recording_or_replaying() or _is_scoped.get()
-
-
-def is_replaying() -> bool:
-    """True if the running code is computed for a second time, and repeats the draws of the first time."""
-    return tapes()[1] is not None

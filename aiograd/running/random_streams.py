@@ -214,6 +214,11 @@ def is_recording_or_replaying() -> bool:
     return _tape.get() is not None
 
 
+def is_replaying() -> bool:
+    """True if the running code is computed for a second time, and repeats the draws of the first time."""
+    return tapes()[1] is not None
+
+
 def stream_now(generator: object, stream: RandomStream) -> RandomStream:
     """The stream for one draw from a generator, which holds its lock; a region that is being recorded notes its state.
 

@@ -19,25 +19,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import itertools
-from collections import Counter
-from random import Random
 from typing import Any
 
 from aiograd.distributed.data_parallel.coordinator import SHARD, ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import shards_of
 from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
-from aiograd.testing import Faults
 from tests.distributed.data_parallel.models import batches, bits, module_of
 from tests.distributed.data_parallel.simulated import World, whole
+from tests.distributed.training_world import SeededRun
 
 STEPS = 6
 #: seconds of virtual time; see Note [When the training has to get on]
 PATIENCE, CALM = 300.0, 60.0
 
 
-class ReplicaRun:
+class ReplicaRun(SeededRun):
     """One seed.
 
     Args:
@@ -46,36 +43,17 @@ class ReplicaRun:
     """
 
     def __init__(self, seed: int, **options: Any) -> None:
-        self.random = Random(f"{seed}:replicas")
-        self.is_calm = seed % 6 == 0
-        self.faults = Faults(latency=(1e-4, 5e-3)) if self.is_calm else Faults.drawn(Random(f"{seed}:faults"))
+        super().__init__(seed, "replicas", 6)
         names = tuple(f"w{i}" for i in range(self.random.randint(2, 4)))
         self.given = {count: batches(STEPS, (3,) * count, seed=count) for count in range(1, 6)}
         self.accumulate = self.random.choice((1, 1, 2))
         self.world = World(names, seed=seed, accumulate=self.accumulate, **options)
-        self.seed = seed
         #: steps that were taken, and whether that is known
         self.history: list[tuple[Any, bool]] = []
-        self.seen: Counter[str] = Counter()
         #: workers that are killed and not started again
         self.dead: set[str] = set()
         #: by name, the hosts that had the state of the optimizer when the replicas last got ready, in the order of their ranks
         self.holders: dict[str, Any] = {}
-
-    def run(self) -> Counter[str]:
-        """Train; returns what happened.
-
-        No garbage is collected meanwhile: a reference that goes tells its worker, and when it goes has to depend on the seed alone.
-        """
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            self.world.simulate(self.train, seed=self.seed, order=self.random.choice(("fifo", "permuted")))
-        finally:
-            if was_enabled:
-                gc.enable()
-            gc.collect()
-        return self.seen
 
     async def train(self, world: World) -> None:
         loop = asyncio.get_running_loop()

@@ -22,7 +22,7 @@ from aiograd.testing import simulated_run
 from tests.serving.arrays import bits_of, version_of
 from tests.serving.models import Two, ones, state, values
 from tests.serving.system_calls import FailingCalls
-from tests.support import assert_awaiting_raises, assert_raises, cancel
+from tests.support import assert_awaiting_raises, assert_raises, cancel, held_up
 
 
 def filled(folder: Path, count: int = 3, keep: int = 10) -> serving.VersionLog:
@@ -297,16 +297,9 @@ def test_a_publication_with_a_log_is_cancelled_whole_or_not_at_all(tmp_path: Pat
 
 
 async def test_cancelling_while_the_version_is_written_waits_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go = threading.Event(), threading.Event()
-    append = serving.VersionLog.append
-
-    def slow(*args: Any, **kwargs: Any) -> None:
-        begun.set()
-        assert go.wait(60)
-        append(*args, **kwargs)
-
     model = Two(1.0)
     async with serving.Server(model, log=tmp_path) as server:
+        slow, begun, go = held_up(serving.VersionLog.append)
         monkeypatch.setattr(serving.VersionLog, "append", slow)
         model.set(2.0)
         publishing = asyncio.create_task(server.publish())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import threading
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import ticking
 from tests.serving.learning import Mover, by_one, cancels_itself, everything, examples, learning, network, squares
 from tests.serving.models import Two, ones
-from tests.support import assert_awaiting_raises, assert_raises, bits, cancel, custom_function, leaf
+from tests.support import assert_awaiting_raises, assert_raises, bits, cancel, custom_function, held_up, leaf
 
 # ---------------------------------------------------------------- the bits of a hand-written loop
 
@@ -198,13 +197,7 @@ async def slowly(model: Any, x: Any, y: Any) -> Any:
 
 
 async def test_a_forward_in_a_thread_that_outlasts_its_step_leaves_no_trace_in_buffers() -> None:
-    begun, go = threading.Event(), threading.Event()
-
-    def forward(*args: Any) -> Any:
-        begun.set()
-        assert go.wait(60)
-        return squares(*args)
-
+    forward, begun, go = held_up(squares)
     async with learning(lambda *args: ag.offload(forward, *args)) as trainer:
         before, norm = everything(trainer), trainer.server.model[1]
         running = asyncio.ensure_future(trainer.step())

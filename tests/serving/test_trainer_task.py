@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import ticking
 from tests.serving.learning import Mover, by_one, cancels_itself, examples, learning, phase_of, squares
 from tests.serving.models import Two, TwoSlowly, ones, values
-from tests.support import assert_awaiting_raises, cancel
+from tests.support import assert_awaiting_raises, cancel, held_up
 
 # ---------------------------------------------------------------- the background task
 
@@ -314,18 +313,11 @@ async def test_a_rollback_to_a_version_that_only_a_shadow_keeps_wins_over_a_publ
 
 
 async def test_a_rollback_while_the_log_is_written_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go = threading.Event(), threading.Event()
-    append = serving.VersionLog.append
-
-    def slow(*args: Any, **kwargs: Any) -> None:
-        begun.set()
-        assert go.wait(60)
-        append(*args, **kwargs)
-
     async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"log": tmp_path}) as trainer:
         server = trainer.server
         server.model.set(5.0)
         await server.publish()
+        slow, begun, go = held_up(serving.VersionLog.append)
         monkeypatch.setattr(serving.VersionLog, "append", slow)
         running = asyncio.ensure_future(trainer.step())
         while not begun.is_set():

@@ -13,25 +13,23 @@ from aiograd.coordination.buckets import BUCKET_BYTES
 from aiograd.coordination.compressed_pass import checked_compressor
 from aiograd.coordination.compression import Compressor
 from aiograd.coordination.compressor_message import sent_form
+from aiograd.distributed.data_parallel.controller_arguments import checked_count, checked_method, checked_workers, name_of_optimizer
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
-from aiograd.distributed.messages.library import LoadOptimizer, ReadOptimizer
+from aiograd.distributed.messages.library import ReadOptimizer
 from aiograd.distributed.objects.module import RemoteModule
-from aiograd.distributed.objects.parameter_stream import fetch, store
-from aiograd.distributed.rpc.keyring import check_name, check_names
+from aiograd.distributed.objects.parameter_stream import fetch, store_optimizer
+from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError
 from aiograd.running import tracing
 from aiograd.running.modes import current_mode, no_grad
-from aiograd.running.random import default_generator
+from aiograd.running.random import forked_seed
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.norms import checked_norm
-
-#: seeds are two numbers below this
-_WORD = 2**63
 
 
 class DataParallel:
@@ -121,24 +119,18 @@ class DataParallel:
         >>> replicas.names
         ('left', 'right')
         """
-        if not isinstance(driver, Worker):
-            raise ArgumentTypeError(f"DataParallel: expected this process's dist.Worker, found {type(driver).__name__}")
-        given = _checked_names(names)
-        optimizer_name = getattr(optimizer, "__name__", optimizer)
-        if not isinstance(optimizer_name, str):
-            raise ArgumentTypeError(f"DataParallel: expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
-        if not isinstance(method, str) or not method or method.startswith("_"):
-            raise ArgumentError(f"DataParallel(method={method!r}): expected the name of a public method of the module")
+        given = checked_workers("DataParallel", driver, names)
+        optimizer_name = name_of_optimizer("DataParallel", "optimizer", optimizer)
         options = {
-            "method": method,
+            "method": checked_method("DataParallel", "method", method),
             "clip_norm": checked_norm("DataParallel", clip_norm),
-            "accumulate": _checked_count("accumulate", accumulate),
-            "bucket_bytes": _checked_count("bucket_bytes", bucket_bytes),
+            "accumulate": checked_count("DataParallel", "accumulate", accumulate),
+            "bucket_bytes": checked_count("DataParallel", "bucket_bytes", bucket_bytes),
             "shard_optimizer": _checked_sharding(shard_optimizer, optimizer),
-            "compress": sent_form(checked_compressor("DataParallel", compress)),
+            "compress": sent_form(checked_compressor("DataParallel", "compress", compress)),
         }
         coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
-        seed = default_generator().fork().integers(0, _WORD - 1, 2).tolist()
+        seed = forked_seed()
         try:
             coordinator.remotes = await coordinator.make(given)
             await coordinator.check_equal(coordinator.remotes)
@@ -326,9 +318,8 @@ class DataParallel:
         async with self._turn:
             coordinator = self._open()
             first = await (coordinator.begin_optimizer_load() if coordinator.is_sharded else coordinator.begin_load())
-            head = {"taken": 0, "groups": [dict(group) for group in state["param_groups"]]}
-            values = {int(number): {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
-            await store(coordinator.worker, first.optimizer, LoadOptimizer, values, timeout, head)
+            values = {number: {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
+            await store_optimizer(coordinator.worker, first.optimizer, {**state, "state": values}, timeout)
             await (coordinator.end_optimizer_load() if coordinator.is_sharded else coordinator.end_load())
 
     # ---------------------------------------------------------------- membership
@@ -353,12 +344,7 @@ class DataParallel:
         """
         async with self._turn:
             coordinator = self._open()
-            replica = coordinator.find(name)
-            if replica is None:
-                raise ArgumentError(f"DataParallel.remove({name!r}): there is no replica of this name; there are {', '.join(self.names)}")
-            if len(coordinator.remotes) == 1:
-                raise ArgumentError(f"DataParallel.remove({name!r}): it is the last replica; call aclose() to end")
-            await coordinator.leave(replica)
+            await coordinator.leave(coordinator.find_removable("DataParallel", "replica", name))
 
     async def add(self, name: str) -> None:
         """Take in another replica, with the state of one that is there. Its rank is the last.
@@ -416,13 +402,6 @@ def _rows_of(index: int, shard: Sequence[Any]) -> int:
     return int(first.shape[0])
 
 
-def _checked_names(names: Any) -> list[str]:
-    given = list(check_names("DataParallel", names))
-    if not given:
-        raise ArgumentError("DataParallel: expected the name of at least one worker, found none")
-    return given
-
-
 def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:
     if not isinstance(shard_optimizer, bool):
         raise ArgumentTypeError(f"DataParallel(shard_optimizer={shard_optimizer!r}): expected True or False")
@@ -432,9 +411,3 @@ def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:
             "AdamW, RMSprop, Adagrad, NAdam or RAdam"
         )
     return shard_optimizer
-
-
-def _checked_count(name: str, count: Any) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(f"DataParallel({name}={count!r}): expected a number of at least 1")
-    return count

@@ -103,7 +103,7 @@ class DistributedDataParallel:
             raise ArgumentTypeError(f"DistributedDataParallel: expected what `await dist.join_group(...)` returns, found {type(group).__name__}")
         trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         specs = ((name, ParameterSpec(tuple(each.shape), np.dtype(each.dtype))) for name, each in trained.items())
-        check_compressible("DistributedDataParallel", checked_compressor("DistributedDataParallel", compress), specs)
+        check_compressible("DistributedDataParallel", checked_compressor("DistributedDataParallel", "compress", compress), specs)
         if data is not None and not all(hasattr(data, name) for name in ("leases", "state_dict", "load_state_dict")):
             raise ArgumentTypeError(f"DistributedDataParallel(data=...): expected an ag.data.DataLoader, found {type(data).__name__}")
         if data is not None and data.shuffle and data.generator is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,6 +15,7 @@ from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
+from aiograd.errors import ArgumentError
 
 
 class RemoteModuleMember(RemoteMember, Protocol):
@@ -27,7 +29,7 @@ class RemoteModuleMember(RemoteMember, Protocol):
 P = TypeVar("P", bound=RemoteModuleMember)
 
 
-class ModuleCoordinator(StepCoordinator[StepWork, P], Generic[P]):
+class ModuleCoordinator(StepCoordinator[StepWork, P], Generic[P], ABC):
     """Modules that take steps together.
 
     Args:
@@ -46,6 +48,25 @@ class ModuleCoordinator(StepCoordinator[StepWork, P], Generic[P]):
     def find(self, name: str) -> P | None:
         """The member on a worker."""
         return next((each for each in self.remotes if each.owner == name), None)
+
+    def find_removable(self, what: str, kind: str, name: str) -> P:
+        """The member on a worker, which is not the only one.
+
+        Args:
+            what: the class that removes it.
+            kind: the word for a member.
+            name: of the worker.
+
+        Raises:
+            ArgumentError: there is none, or no other.
+        """
+        found = self.find(name)
+        if found is None:
+            names = ", ".join(each.owner for each in self.remotes) or "none"
+            raise ArgumentError(f"{what}.remove({name!r}): there is no {kind} of this name; there are {names}")
+        if len(self.remotes) == 1:
+            raise ArgumentError(f"{what}.remove({name!r}): it is the last {kind}; call aclose() to end")
+        return found
 
     async def make(self, names: Sequence[str]) -> list[P]:
         """Make members on workers. Cancelled or failed, none is left, as far as workers answer in time."""
@@ -68,9 +89,9 @@ class ModuleCoordinator(StepCoordinator[StepWork, P], Generic[P]):
             raise failed[0]
         return [each for each in made if not isinstance(each, BaseException)]
 
+    @abstractmethod
     async def _make(self, name: str) -> P:
         """Make a member on a worker. Cancelled or failed, none is left."""
-        raise NotImplementedError
 
     async def drop(self, members: Sequence[P]) -> None:
         """Let workers forget members, as far as they can be reached."""

@@ -10,6 +10,7 @@ from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.distributed.objects.references import RemoteRef
 
+MethodName: TypeAlias = Annotated[str, Bound("the name of a public method", lambda name: bool(name) and not name.startswith("_"))]
 Norm: TypeAlias = Annotated[float, Bound("a finite number above 0", lambda norm: norm > 0 and math.isfinite(norm))]
 #: -1: before the first step
 Taken: TypeAlias = Annotated[int, Bound("an int from -1", lambda taken: taken >= -1)]
@@ -20,7 +21,7 @@ class ReplicaOptions(WireMessage):
     """Options of a replica, for its member."""
 
     #: of the module, for the loss
-    method: Annotated[str, Bound("the name of a public method", lambda name: bool(name) and not name.startswith("_"))]
+    method: MethodName
     #: None: gradients are not scaled
     clip_norm: Norm | None
     #: steps until the optimizer takes one

@@ -29,10 +29,10 @@ from aiograd.distributed.local_steps.payload_form import PayloadForm
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, MemberOptions, MemberOutline
 from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics, RoundFigures
-from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, LoadOptimizer, ReadModule, ask_library
+from aiograd.distributed.messages.library import CreateOptimizer, LoadModule, ReadModule, ask_library
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.optimizer_server import OPTIMIZERS
-from aiograd.distributed.objects.parameter_stream import fetch, store
+from aiograd.distributed.objects.parameter_stream import fetch, store, store_optimizer
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
@@ -239,9 +239,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         seconds = self.seconds_for(2 * self.form.size)
         if not is_made or version:
             await store(self.worker, member.module, LoadModule, state, seconds)
-            head = {"taken": 0, "groups": optimizer["param_groups"]}
-            by_number = {int(number): each for number, each in optimizer["state"].items()}
-            await store(self.worker, member.outer, LoadOptimizer, by_number, seconds, head)
+            await store_optimizer(self.worker, member.outer, optimizer, seconds)
         if await self.ask(member, "adopt", version, [*self.seed], buffers, is_new) != digest:
             if not is_made or version:
                 raise DistributedError(f"LocalSteps: the base on {member.owner} differs from the one that was sent to it")

@@ -13,9 +13,9 @@ from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.remote_local_member import RemoteContribution
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalResult, MemberProgress
-from aiograd.distributed.messages.library import LoadModule, LoadOptimizer, ReadModule, ReadOptimizer
+from aiograd.distributed.messages.library import LoadModule, ReadModule, ReadOptimizer
 from aiograd.distributed.objects.object_server import plain
-from aiograd.distributed.objects.parameter_stream import fetch, store
+from aiograd.distributed.objects.parameter_stream import fetch, store, store_optimizer
 from aiograd.errors import ArgumentError
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
@@ -129,7 +129,8 @@ async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any
     """
     mine = {member: saved[member.owner] for member in coordinator.remotes if member.owner in saved}
     contributions = {member: each["contribution"] for member, each in mine.items() if each["contribution"] is not None}
-    wanted = {tuple(map(int, batch)) for each in contributions.values() for batch in each["batches"]}
+    waiting = {member: [BatchPlace(*map(int, batch)) for batch in each["batches"]] for member, each in contributions.items()}
+    wanted = {batch for batches in waiting.values() for batch in batches}
     others = []
     while wanted:
         place = coordinator.ledger.take()
@@ -140,22 +141,24 @@ async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any
     for place in others:
         coordinator.ledger.give_back(place)
     seconds = coordinator.seconds_for(4 * coordinator.form.size)
-    for member, each in mine.items():
-        await coordinator.update(member)
-        inner = {int(number): values for number, values in each["inner"]["state"].items()}
-        head = {"taken": 0, "groups": [dict(group) for group in each["inner"]["param_groups"]]}
-        await store(coordinator.worker, member.optimizer, LoadOptimizer, inner, seconds, head)
-        given = contributions.get(member)
-        progress, contribution = MemberProgress(None, None, [], each["residuals"], None), None
-        if given is not None:
-            buffers = [ChangedBuffer(path, values) for path, values in given["buffers"].items()]
-            progress = MemberProgress(given["number"], given["result"]["payload"], buffers, each["residuals"], given["rest"])
-            batches = [BatchPlace(*map(int, batch)) for batch in given["batches"]]
-            contribution = RemoteContribution(given["number"], batches, LocalResult(**given["result"]), given["carried"])
-            if given["local"] is not None:
-                await store(coordinator.worker, member.module, LoadModule, given["local"], seconds)
-        await coordinator.ask(member, "resume", encode(progress))
-        coordinator.go_on(member, contribution, can_carry=given is not None and given["local"] is not None)
+    try:
+        for member, each in mine.items():
+            await coordinator.update(member)
+            await store_optimizer(coordinator.worker, member.optimizer, each["inner"], seconds)
+            given = contributions.get(member)
+            progress, contribution = MemberProgress(None, None, [], each["residuals"], None), None
+            if given is not None:
+                buffers = [ChangedBuffer(path, values) for path, values in given["buffers"].items()]
+                progress = MemberProgress(given["number"], given["result"]["payload"], buffers, each["residuals"], given["rest"])
+                contribution = RemoteContribution(given["number"], waiting[member], LocalResult(**given["result"]), given["carried"])
+                if given["local"] is not None:
+                    await store(coordinator.worker, member.module, LoadModule, given["local"], seconds)
+            await coordinator.ask(member, "resume", encode(progress))
+            coordinator.go_on(member, contribution, can_carry=given is not None and given["local"] is not None)
+            waiting.pop(member, None)
+    finally:  # batches of members that could not go on
+        for place in (place for batches in waiting.values() for place in batches):
+            coordinator.ledger.give_back(place)
 
 
 def _by_text(value: Any) -> Any:

@@ -8,27 +8,26 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from aiograd.coordination.compressed_pass import checked_compressor
 from aiograd.coordination.compression import Compressor, TopK
 from aiograd.coordination.message_form import parse
+from aiograd.distributed.data_parallel.controller_arguments import checked_count, checked_method, checked_workers, name_of_optimizer
 from aiograd.distributed.local_steps.base_coordinator import TrainingOptions
 from aiograd.distributed.local_steps.checkpoints import checkpoint_of, members_of, restore_members, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.round_messages import MemberDigest
 from aiograd.distributed.local_steps.round_record import RoundRecord
 from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics
-from aiograd.distributed.rpc.keyring import check_name, check_names
+from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
-from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError, WorkerLostError
+from aiograd.errors import ArgumentError, EngineClosedError, ModeError, WorkerLostError
 from aiograd.running import tracing
 from aiograd.running.modes import current_mode
-from aiograd.running.random import default_generator
+from aiograd.running.random import forked_seed
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import checked_norm
-
-#: seeds are two numbers below this
-_WORD = 2**63
 
 
 class LocalSteps:
@@ -123,27 +122,23 @@ class LocalSteps:
         >>> training.names, training.version
         (('left', 'right'), 0)
         """
-        if not isinstance(driver, Worker):
-            raise ArgumentTypeError(f"LocalSteps: expected this process's dist.Worker, found {type(driver).__name__}")
-        given = list(check_names("LocalSteps", names))
-        if not given:
-            raise ArgumentError("LocalSteps: expected the name of at least one worker, found none")
+        given = checked_workers("LocalSteps", driver, names)
         options = TrainingOptions(
-            steps=_checked_count("steps", steps),
-            optimizer=_name_of("optimizer", optimizer),
+            steps=checked_count("LocalSteps", "steps", steps),
+            optimizer=name_of_optimizer("LocalSteps", "optimizer", optimizer),
             optimizer_options=dict(optimizer_options or {}),
-            outer=_name_of("outer", outer),
+            outer=name_of_optimizer("LocalSteps", "outer", outer),
             outer_class=None if isinstance(outer, str) else outer,
             outer_options=_outer_options(outer, outer_options, compress),
-            compress=_checked_compressor("compress", compress),
-            answer=_checked_compressor("answer", answer),
-            overlap=_checked_count("overlap", overlap, steps, 0),
-            quorum=_checked_count("quorum", quorum, len(given)),
+            compress=checked_compressor("LocalSteps", "compress", compress),
+            answer=checked_compressor("LocalSteps", "answer", answer),
+            overlap=checked_count("LocalSteps", "overlap", overlap, steps, 0),
+            quorum=checked_count("LocalSteps", "quorum", quorum, len(given)),
             patience=_checked_patience(patience),
-            method=_checked_method("method", method),
-            data=_checked_method("data", data),
+            method=checked_method("LocalSteps", "method", method),
+            data=checked_method("LocalSteps", "data", data),
             clip_norm=checked_norm("LocalSteps", clip_norm),
-            seed=tuple(default_generator().fork().integers(0, _WORD - 1, 2).tolist()),
+            seed=forked_seed(),
         )
         coordinator = RoundCoordinator(driver, module, args, options, timeout)
         try:
@@ -237,7 +232,7 @@ class LocalSteps:
         >>> [record.number async for record in training.rounds(epochs=1)]
         [1, 2]
         """
-        before = self.epoch + _checked_count("epochs", epochs)
+        before = self.epoch + checked_count("LocalSteps", "epochs", epochs)
         while (record := await self._round("rounds", before)) is not None:
             yield record
 
@@ -392,12 +387,7 @@ class LocalSteps:
         """
         async with self._turn:
             coordinator = self._open()
-            member = coordinator.find(name)
-            if member is None:
-                raise ArgumentError(f"LocalSteps.remove({name!r}): there is no member of this name; there are {', '.join(self.names) or 'none'}")
-            if len(coordinator.remotes) == 1:
-                raise ArgumentError(f"LocalSteps.remove({name!r}): it is the last member; call aclose() to end")
-            coordinator.leave(member)
+            coordinator.leave(coordinator.find_removable("LocalSteps", "member", name))
 
     def _open(self) -> RoundCoordinator:
         if self._is_closed:
@@ -405,38 +395,12 @@ class LocalSteps:
         return self._coordinator
 
 
-def _name_of(what: str, optimizer: Any) -> str:
-    name = getattr(optimizer, "__name__", optimizer)
-    if not isinstance(name, str):
-        raise ArgumentTypeError(f"LocalSteps({what}=...): expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
-    return name
-
-
 def _outer_options(outer: Any, options: Mapping[str, Any] | None, compress: Any) -> dict[str, Any]:
     if options is not None:
         return dict(options)
-    if _name_of("outer", outer) != "SGD":
+    if name_of_optimizer("LocalSteps", "outer", outer) != "SGD":
         return {}
     return {"lr": 0.9, "momentum": 0.5, "nesterov": True} if isinstance(compress, TopK) else {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-
-
-def _checked_compressor(name: str, compressor: Any) -> Compressor | None:
-    if compressor is not None and not isinstance(compressor, Compressor):
-        raise ArgumentTypeError(f"LocalSteps({name}={compressor!r}): expected dist.TopK, dist.Blockwise or None")
-    return compressor
-
-
-def _checked_count(name: str, count: Any, most: float = math.inf, least: int = 1) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
-        above = f" and at most {most}" if most < math.inf else ""
-        raise ArgumentError(f"LocalSteps({name}={count!r}): expected a whole number of at least {least}{above}")
-    return count
-
-
-def _checked_method(name: str, method: Any) -> str:
-    if not isinstance(method, str) or not method or method.startswith("_"):
-        raise ArgumentError(f"LocalSteps({name}={method!r}): expected the name of a public method of the module")
-    return method
 
 
 def _checked_patience(patience: Any) -> float | None:

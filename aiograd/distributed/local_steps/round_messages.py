@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from aiograd.coordination.compression import Compressor
 from aiograd.coordination.compressor_message import CompressorForm, received_form
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message
 from aiograd.coordination.outline import ModuleOutline
-from aiograd.distributed.data_parallel.replica_messages import Norm
+from aiograd.distributed.data_parallel.replica_messages import MethodName, Norm
 from aiograd.distributed.objects.references import RemoteRef
-
-MethodName: TypeAlias = Annotated[str, Bound("the name of a public method", lambda name: bool(name) and not name.startswith("_"))]
 
 
 @message(code="local-steps", wire=dict)

@@ -24,6 +24,7 @@ import numpy as np
 from aiograd.coordination.malformed import malformed
 from aiograd.distributed.messages.library import (
     EndTransfer,
+    LoadOptimizer,
     PutChunks,
     ReadMore,
     StateChunk,
@@ -305,6 +306,17 @@ async def store(worker: Any, ref: RemoteRef, request: type[StateChunks], state: 
         for n, part in enumerate(parts):
             await ask_library(worker, ref.owner, PutChunks(ref, number, n == 0, part), left())
         await ask_library(worker, ref.owner, request(ref, number, not parts, last, *head), left())
+
+
+async def store_optimizer(worker: Any, ref: RemoteRef, state: Mapping[str, Any], timeout: float | None) -> None:
+    """Load the state of an optimizer, as `store` loads others.
+
+    Args:
+        worker, ref, timeout: as of `store`.
+        state: as ``state_dict`` gives it; numbers of parameters may be texts.
+    """
+    head = {"taken": 0, "groups": [dict(group) for group in state["param_groups"]]}
+    await store(worker, ref, LoadOptimizer, {int(number): each for number, each in state["state"].items()}, timeout, head)
 
 
 @contextlib.asynccontextmanager

@@ -25,8 +25,8 @@ from aiograd.interop.torch.graph import TorchGraph, Watched
 from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
 from aiograd.running.modes import Mode, current_mode
-from aiograd.running.random import draws_are_steered, foreign_draws, is_replaying
-from aiograd.running.random_streams import Draws, Replay
+from aiograd.running.random import draws_are_steered, foreign_draws
+from aiograd.running.random_streams import Draws, Replay, is_replaying
 from aiograd.tensors.core import TensorCore, counter_of, refresh
 from aiograd.tensors.saved_hooks import pack_value
 

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiograd.errors import ArgumentError
-from aiograd.running.random import default_generator, drawing_from, generator_of
+from aiograd.running.random import drawing_from, forked_seed, generator_of
 from aiograd.running.random_streams import RandomStream
 
 _WORD = 2**63
@@ -51,7 +51,7 @@ class StepRandom:
     __slots__ = ("seed", "first")
 
     def __init__(self, seed: Sequence[int] | None = None) -> None:
-        words: Any = default_generator().fork().integers(0, _WORD - 1, 2).tolist() if seed is None else seed
+        words: Any = forked_seed() if seed is None else seed
         if not isinstance(words, (list, tuple)) or len(words) != 2 or not all(type(word) is int and 0 <= word < _WORD for word in words):
             raise ArgumentError(f"StepRandom(seed={seed!r}): expected two ints from 0 to 2**63 - 1")
         self.seed: tuple[int, ...] = tuple(words)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed.data_parallel.reducer import GradientReducer
+from aiograd.errors import CollectiveError
 
 Loss = Callable[[Any, int], Any]
 
@@ -36,6 +40,41 @@ def bits(tensors: Any) -> list[Any]:
 def gradients(model: Any) -> list[Any]:
     """The bits of a module's gradients."""
     return bits(p.grad for p in model.parameters())
+
+
+async def cancelled_pass(moment: int, joined: Sequence[dist.Group], models: Sequence[Any], **options: Any) -> tuple[list[Any], list[GradientReducer]]:
+    """Reduce a pass of two members and cancel the second one after so many turns of the loop.
+
+    Args:
+        moment: the turns.
+        joined, models: of the members.
+        options: of the reducers.
+
+    Returns:
+        "committed", "cancelled" or "failed" for each member, none if the second one had not begun; and the reducers.
+    """
+    members = zip(joined, models, strict=True)
+    reducers = [GradientReducer(group, model.parameters(), bucket_bytes=1, commit=group.commit, **options) for group, model in members]
+
+    async def step(rank: int) -> str:
+        reducers[rank].attach()
+        try:
+            await loss_of(models[rank], rank).backward()
+        except asyncio.CancelledError as error:
+            return "committed" if getattr(error, "committed", False) else "cancelled"
+        except CollectiveError:
+            return "failed"
+        return "committed"
+
+    running = [asyncio.ensure_future(step(group.rank)) for group in joined]
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    running[1].cancel()
+    outcomes: list[Any] = await asyncio.gather(*running, return_exceptions=True)
+    if isinstance(outcomes[1], asyncio.CancelledError):  # before it began
+        joined[1].fail(CollectiveError("it never began"))
+        return [], reducers
+    return outcomes, reducers
 
 
 async def reduced(model: Any, count: int, step: int) -> None:

@@ -18,7 +18,8 @@ from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.errors import CommitUnknown, RemoteError, WorkerLostError
 from aiograd.transaction import tree
 from tests.distributed.data_parallel.models import batches, module_of
-from tests.distributed.data_parallel.simulated import LIMITS, World, expected
+from tests.distributed.data_parallel.simulated import World, expected
+from tests.distributed.training_world import LIMITS
 from tests.support import run_by
 
 pytestmark = pytest.mark.sim

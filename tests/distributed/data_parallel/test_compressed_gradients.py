@@ -19,12 +19,11 @@ from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError, ProtocolError, RemoteError, WorkerLostError
 from tests.distributed.data_parallel.models import BatchNet, Net, all_bits, batches, module_of, replicas_behind
 from tests.distributed.data_parallel.models import bits as state_bits
-from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, net, shard
+from tests.distributed.data_parallel.replicas import bits, cancelled_pass, gradients, loss_of, net, shard
 from tests.distributed.data_parallel.simulated import World
 from tests.distributed.data_parallel.test_data_parallel import replicated
 from tests.distributed.data_parallel.test_distributed_data_parallel import Normalized
 from tests.distributed.groups import everywhere, groups
-from tests.distributed.workers import until
 from tests.toy_device import ToyDevice
 
 NAMES = ("w0", "w1", "w2")
@@ -297,28 +296,8 @@ async def test_a_pass_that_is_cancelled_changes_residuals_on_all_members_or_on_n
         monkeypatch.setattr(compressed_pass, "INLINE_BYTES", 0)
     async with groups(*NAMES[:2]) as (_, joined):
         models = [net() for _ in joined]
-        reducers = [
-            GradientReducer(group, model.parameters(), bucket_bytes=1, commit=group.commit, compress=TOP)
-            for group, model in zip(joined, models, strict=True)
-        ]
-
-        async def step(group: dist.Group) -> str:
-            reducers[group.rank].attach()
-            try:
-                await loss_of(models[group.rank], group.rank).backward()
-            except asyncio.CancelledError as error:
-                return "committed" if getattr(error, "committed", False) else "cancelled"
-            except CollectiveError:
-                return "failed"
-            return "committed"
-
-        running = [asyncio.ensure_future(step(group)) for group in joined]
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        running[1].cancel()
-        outcomes = await asyncio.gather(*running, return_exceptions=True)
-        if isinstance(outcomes[1], asyncio.CancelledError):  # before it began
-            joined[1].fail(CollectiveError("it never began"))
+        outcomes, reducers = await cancelled_pass(moment, joined, models, compress=TOP)
+        if not outcomes:
             return
         changed = [[each is not None for each in reducer.residuals] for reducer in reducers]
         is_committed = outcomes == ["committed"] * 2
@@ -520,28 +499,6 @@ async def test_a_replica_with_another_state_begins_without_residuals() -> None:
         assert [each._replica.residuals for each in (first, second, added)] == [[None] * 6] * 3
         await replicas.step(given[2])
         assert len({tuple(each) for each in all_bits(replicas, opened)}) == 1
-
-
-async def test_buckets_of_payloads_travel_while_backward_runs() -> None:
-    async with groups(*NAMES[:2]) as (_, joined):
-        gates = [asyncio.Event() for _ in joined]
-
-        async def step(group: dist.Group) -> None:
-            model = net()
-            GradientReducer(group, model.parameters(), bucket_bytes=1, compress=TOP).attach()
-            hidden = model[1](model[0](shard(group.rank)))
-
-            async def wait(grad: Any) -> None:
-                await gates[group.rank].wait()
-
-            hidden.register_hook(wait)
-            await model[2](hidden).square().mean().backward()
-
-        running = asyncio.gather(*map(step, joined))
-        await until(lambda: all(group.operations.next == 2 and not group.operations.running for group in joined))
-        for gate in gates:
-            gate.set()
-        await running
 
 
 @pytest.mark.sim

@@ -13,7 +13,8 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentError, CommitUnknown, DeadlineError, DistributedError, RemoteError, WorkerLostError
 from tests.distributed.data_parallel.models import BatchNet, FailingSGD, Net, all_bits, batches, bits, module_of, replicas_behind, service
-from tests.distributed.data_parallel.simulated import LEASE, World, expected
+from tests.distributed.data_parallel.simulated import World, expected
+from tests.distributed.training_world import LEASE
 from tests.distributed.workers import workers
 
 GIVEN = batches(6)

@@ -9,7 +9,8 @@ import pytest
 
 from aiograd.errors import WorkerLostError
 from tests.distributed.data_parallel.models import batches
-from tests.distributed.data_parallel.simulated import LIMITS, World, expected
+from tests.distributed.data_parallel.simulated import World, expected
+from tests.distributed.training_world import LIMITS
 
 STEPS, EVERY, MOMENT = 26, 4, 1.0
 

@@ -13,7 +13,7 @@ from aiograd import distributed as dist
 from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, GraphError
-from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, shard
+from tests.distributed.data_parallel.replicas import bits, cancelled_pass, gradients, loss_of, mean_gradients, net, shard
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import until
 
@@ -87,14 +87,15 @@ async def test_what_a_rank_does_not_use_counts_as_zeros_and_what_none_uses_gets_
         assert await everywhere(joined, step) == [expected] * 2
 
 
-async def test_buckets_travel_while_backward_runs() -> None:
+@pytest.mark.parametrize("compress", [None, dist.TopK(1 / 4, bits=4, block=64)], ids=repr)
+async def test_buckets_travel_while_backward_runs(compress: Any) -> None:
     async with groups(*NAMES[:2]) as (_, joined):
         gates = [asyncio.Event() for _ in joined]
         models = [net() for _ in joined]
 
         async def step(group: dist.Group) -> None:
             model = models[group.rank]
-            GradientReducer(group, model.parameters(), bucket_bytes=1).attach()
+            GradientReducer(group, model.parameters(), bucket_bytes=1, compress=compress).attach()
             hidden = model[1](model[0](shard(group.rank)))
 
             async def wait(grad: Any) -> None:
@@ -225,25 +226,8 @@ async def test_a_pass_that_fails_before_it_reaches_a_parameter_fails_on_all_memb
 async def test_a_pass_that_is_cancelled_fails_on_all_members_or_on_none(moment: int) -> None:
     async with groups(*NAMES[:2]) as (_, joined):
         models = [net() for _ in joined]
-
-        async def step(group: dist.Group) -> str:
-            model = models[group.rank]
-            GradientReducer(group, model.parameters(), bucket_bytes=1, commit=group.commit).attach()
-            try:
-                await loss_of(model, group.rank).backward()
-            except asyncio.CancelledError as error:
-                return "committed" if getattr(error, "committed", False) else "cancelled"
-            except CollectiveError:
-                return "failed"
-            return "committed"
-
-        running = [asyncio.ensure_future(step(group)) for group in joined]
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        running[1].cancel()
-        outcomes = await asyncio.gather(*running, return_exceptions=True)
-        if isinstance(outcomes[1], asyncio.CancelledError):  # before it began
-            joined[1].fail(CollectiveError("it never began"))
+        outcomes, _ = await cancelled_pass(moment, joined, models)
+        if not outcomes:
             return
         committed = [all(gradients(model)) for model in models]
         assert committed in ([False, False], [True, True]), outcomes

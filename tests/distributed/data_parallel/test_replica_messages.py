@@ -54,9 +54,12 @@ def test_compressors_travel(compressor: Compressor | None) -> None:
     given = OPTIONS | ({} if compressor is None else {"compress": encode(sent_form(compressor))})
     options = parse(ReplicaOptions, encode(parse(ReplicaOptions, given)))
     assert received_form(options.compress) == compressor and sent_form(compressor) == options.compress
-    for wrong in ((0.5, 3, 64, 1.0), (2.0, 2, 64, 1.0), (0.5, 2, 64, -1.0), (None, 2, 64, 1.0), (None, 8, 9, 1.0)):
-        with pytest.raises(ProtocolError, match="a message with a compressor that does not exist: "):
-            received_form(CompressorForm(*wrong))
+
+
+@pytest.mark.parametrize("wrong", [(0.5, 3, 64, 1.0), (2.0, 2, 64, 1.0), (0.5, 2, 64, -1.0), (None, 2, 64, 1.0), (None, 8, 9, 1.0)])
+def test_compressors_that_do_not_exist(wrong: Any) -> None:
+    with pytest.raises(ProtocolError, match="a message with a compressor that does not exist: "):
+        received_form(CompressorForm(*wrong))
 
 
 def test_outlines_of_states() -> None:

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-from collections import Counter
-from random import Random
 from typing import Any
 
 from aiograd import distributed as dist
 from aiograd.errors import DistributedError, QuorumError, RemoteError
-from aiograd.testing import Faults
 from tests.distributed.local_steps.learners import Dropping, Learner
 from tests.distributed.local_steps.simulated import World
+from tests.distributed.training_world import SeededRun
 
 #: seconds of virtual time; see Note [When the training has to get on]
 PATIENCE, CALM = 60.0, 90.0
 EPOCHS = 2
 
 
-class LocalStepsRun:
+class LocalStepsRun(SeededRun):
     """One seed.
 
     Args:
@@ -37,10 +34,7 @@ class LocalStepsRun:
     """
 
     def __init__(self, seed: int, **options: Any) -> None:
-        self.random = Random(f"{seed}:local steps")
-        self.seed = seed
-        self.is_calm = seed % 8 == 0
-        self.faults = Faults(latency=(1e-4, 5e-3)) if self.is_calm else Faults.drawn(Random(f"{seed}:faults"))
+        super().__init__(seed, "local steps", 8)
         names = tuple(f"w{i}" for i in range(self.random.randint(2, 4)))
         chosen = {
             "steps": self.random.choice((1, 2, 3)),
@@ -54,22 +48,6 @@ class LocalStepsRun:
         members = self.random.randint(chosen["quorum"], len(names))
         module = self.random.choice((Learner, Dropping))
         self.world = World(names, members, module=module, seed=seed, dials_out=self.random.random() < 0.3, **chosen)
-        self.seen: Counter[str] = Counter()
-
-    def run(self) -> Counter[str]:
-        """Train; returns counts of events.
-
-        No garbage is collected meanwhile: a reference that goes tells its worker, and when it goes has to depend on the seed alone.
-        """
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            self.world.simulate(self.train, seed=self.seed, order=self.random.choice(("fifo", "permuted")))
-        finally:
-            if was_enabled:
-                gc.enable()
-            gc.collect()
-        return self.seen
 
     async def train(self, world: World) -> None:
         now = asyncio.get_running_loop().time

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import aiograd as ag
@@ -13,21 +13,20 @@ from aiograd import distributed as dist
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
 from aiograd.errors import DistributedError
-from aiograd.testing import Faults, SimulatedNetwork, simulated_run
 from tests.distributed.local_steps.learners import OUTER, SGD, Learner, Oracle, service
-from tests.distributed.workers import SECRET
+from tests.distributed.training_world import TrainingWorld
 from tests.support import run_by
 
-LEASE = 8.0
-LIMITS = dist.Limits(default_deadline=20.0, lease=LEASE)
+greeting = dist.Service()
 
 
+@greeting.function
 def hello() -> bool:
     """Called by members that only dial out."""
     return True
 
 
-class World:
+class World(TrainingWorld):
     """A driver with members on workers of a simulated network.
 
     Args:
@@ -47,17 +46,10 @@ class World:
         dials_out: bool = False,
         **options: Any,
     ) -> None:
-        self.network = SimulatedNetwork(seed, faults=Faults(latency=(0.001, 0.002)))
-        self.names = list(names)
-        self.first = self.names[: members or len(names)]
-        self.module = module
+        options = {"optimizer": ag.optim.SGD, "optimizer_options": SGD, "outer_options": OUTER, "steps": 2, **options}
+        super().__init__(names, members, module, seed, options)
         self.seed = seed
         self.dials_out = dials_out
-        self.options = {"optimizer": ag.optim.SGD, "optimizer_options": SGD, "outer_options": OUTER, "steps": 2, **options}
-        self.over = asyncio.Event()
-        self.workers: dict[str, dist.Worker] = {}
-        self.servers: list[asyncio.Future[None]] = []
-        self.driver: dist.Worker
         self.training: dist.LocalSteps
         #: rounds as they were decided, and names of members that begin anew or leave, in order
         self.history: list[Any] = []
@@ -65,6 +57,18 @@ class World:
         self.carrying: list[set[str]] = []
         #: the digests after the rounds
         self.digests: list[str] = []
+
+    @property
+    def coordinator(self) -> RoundCoordinator:
+        return self.training._coordinator
+
+    def peers(self, name: str) -> list[str]:
+        if name != "driver":
+            return ["driver"]
+        return [] if self.dials_out else self.names
+
+    def service(self, name: str) -> dist.Service:
+        return service if name != "driver" else greeting
 
     async def serve(self, name: str) -> None:
         async with self.worker(name) as worker:
@@ -74,25 +78,6 @@ class World:
                         await worker.call("driver", "hello", timeout=2.0)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self.over.wait(), 0.5 if self.dials_out else None)
-
-    def worker(self, name: str) -> dist.Worker:
-        peers = {} if name == "driver" else {"driver": "sim://driver"}
-        if name == "driver" and not self.dials_out:
-            peers = {other: f"sim://{other}" for other in self.names}
-        exposed = service
-        if name == "driver":
-            exposed = dist.Service()
-            exposed.function(hello)
-        made = dist.Worker(name, service=exposed, peers=peers, secret=SECRET, transport=self.network.transport(name), limits=LIMITS)
-        self.workers[name] = made
-        return made
-
-    def start(self, name: str) -> None:
-        self.servers.append(self.network.spawn(name, self.serve(name)))
-
-    def restart(self, name: str) -> None:
-        self.network.restart(name)
-        self.start(name)
 
     async def drive(self, main: Callable[[World], Awaitable[Any]]) -> Any:
         ag.seed(self.seed)
@@ -161,56 +146,8 @@ class World:
         assert set((await self.training.digests()).values()) <= {oracle.digest}
         return oracle
 
-    @contextlib.asynccontextmanager
-    async def running(self, main: Callable[[World], Awaitable[Any]]) -> AsyncIterator[asyncio.Future[Any]]:
-        """Run `main` on the driver; the workers are there as long as the block."""
-        for name in self.names:
-            self.start(name)
-        driving = self.network.spawn("driver", self.drive(main))
-        try:
-            yield driving
-        finally:
-            driving.cancel()
-            self.over.set()
-            await asyncio.gather(driving, *self.servers, return_exceptions=True)
-
-    def simulate(self, main: Callable[[World], Awaitable[Any]], **options: Any) -> Any:
-        """Run `main` on the driver to its end, and see that nothing is left running."""
-
-        async def run() -> Any:
-            async with self.running(main) as driving:
-                return await driving
-
-        run_ = simulated_run(run, **options)
-        assert not run_.leftover_tasks, run_.leftover_tasks
-        return run_.value
-
-    # ---------------------------------------------------------------- members on their workers
-
-    def member(self, name: str) -> Any:
-        """The member on a worker, as it is there."""
-        remote = self.training._coordinator.find(name)
-        assert remote is not None
-        return self.workers[name]._objects.table._held[remote.ref.key].value
-
     def model(self, name: str) -> Any:
         return self.member(name)._training.module
-
-    def around(self, name: str, method: str, action: Callable[[], Any], *, is_before: bool) -> None:
-        """Call a function at the first call of a method of a member: before the method runs, or before its answer goes out."""
-        member = self.member(name)
-        original = getattr(member, method)
-
-        async def wrapped(*args: Any) -> Any:
-            vars(member).pop(method, None)
-            if is_before:
-                action()
-            result = await original(*args)
-            if not is_before:
-                action()
-            return result
-
-        setattr(member, method, wrapped)
 
 
 def in_world(*names: Any, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., None]]:

@@ -96,6 +96,26 @@ async def test_a_contribution_that_waits_is_in_a_checkpoint_of_the_members() -> 
             assert [(record, training.digest) async for record in training.rounds(1)] == expected
 
 
+async def test_batches_of_a_member_that_cannot_go_on_from_a_checkpoint_are_read() -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
+            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
+            with pytest.raises(RemoteError):
+                await training.round()
+            state = await training.checkpoint(members=True)
+            assert state["members"]["w0"]["contribution"] is not None
+
+            async def fails(progress: Any) -> bool:
+                raise ZeroDivisionError("no way on")
+
+            behind(training, others)["w0"].resume = fails
+            with pytest.raises(RemoteError, match="no way on"):
+                await training.restore(state)
+            assert not training._coordinator.ledger.open
+            read = [batch async for record in training.rounds(1) for name in record.members for batch in record.batches[name]]
+            assert sorted(read) == [(0, number) for number in range(13)]
+
+
 BROKEN: dict[str, Any] = {
     "a text": lambda state: "state",
     "a part is missing": lambda state: {name: value for name, value in state.items() if name != "outer"},
