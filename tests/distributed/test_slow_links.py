@@ -145,12 +145,14 @@ async def test_a_peer_that_dies_in_the_middle_of_a_slow_answer_is_lost_in_time(s
 
 
 class Way:
-    """A link with a queue that no sender sees; after a pause `burst` bytes pass it at once."""
+    """A link with a queue that no sender sees; after a pause `burst` bytes pass it at once, and answers to pings arrive each `bunch` seconds."""
 
-    def __init__(self, rate: float, latency: float, burst: int = 0) -> None:
-        self.rate, self.latency, self.burst = rate, latency, burst
+    def __init__(self, rate: float, latency: float, burst: int = 0, bunch: float = 0.0) -> None:
+        self.rate, self.latency, self.burst, self.bunch = rate, latency, burst, bunch
         self.pacer = FramePacer(1 << 20, 0.0)
         self.now, self.busy_until = 0.0, -math.inf
+        #: when the next frame may follow
+        self.next_at = -math.inf
         #: answers to pings: when they come, and how long the pings waited
         self.pongs: deque[tuple[float, float]] = deque()
         self.age = FrameAge(latency, 0.0)
@@ -168,10 +170,15 @@ class Way:
         self.put(size)
         if self.pacer.sent(size):
             self.ping()
+        if self.pacer.rate:
+            self.next_at = self.pacer.next_at(size, self.now)
 
     def ping(self) -> None:
         arrived = self.put(20)
-        self.pongs.append((arrived + self.latency, self.age.of(clock(self.now, 0.0), arrived)))
+        due = arrived + self.latency
+        if self.bunch:
+            due = math.ceil(due / self.bunch) * self.bunch
+        self.pongs.append((due, self.age.of(clock(self.now, 0.0), arrived)))
         self.pacer.pinged(20, self.now)
 
     def until_pong(self) -> None:
@@ -189,6 +196,8 @@ class Way:
                 self.until_pong()
             if self.pacer.is_full:
                 self.until_pong()
+            elif self.pacer.rate and self.now < self.next_at:
+                self.now = min(self.next_at, self.pongs[0][0] if self.pongs else math.inf)
             else:
                 assert len(self.pongs) < 1000, "more and more is sent, and nothing arrives"
                 self.send(self.pacer.frame_bytes)
@@ -210,6 +219,17 @@ def test_a_full_link_never_makes_a_frame_wait_for_long_and_never_runs_dry(rate: 
         assert np.percentile(way.waits, 90) < max(1.2 * LONGEST, least)
         assert max(way.frames[len(way.frames) // 4 :]) <= max(rate * 0.25 * 1.1, SMALLEST)
         assert used > (0.85 if minute else 0.7), (minute, used)
+
+
+@pytest.mark.parametrize("bunch", [0.3, 0.7])
+@pytest.mark.parametrize("rate", [3.2e4, 1.25e5, 1e6])
+def test_answers_that_arrive_together_let_no_link_idle_and_release_no_burst(rate: float, bunch: float) -> None:
+    """They wait behind the frames of the other direction. Frames leave at the rate of the link, whenever the answers arrive."""
+    way = Way(rate, 0.03, bunch=bunch)
+    way.fill(10.0)
+    way.waits.clear()
+    assert way.fill(12.0) > 0.97
+    assert max(way.waits) < max(1.5 * LONGEST, 3.5 * SMALLEST / rate)
 
 
 @pytest.mark.parametrize("latency", [0.0001, 0.02])
