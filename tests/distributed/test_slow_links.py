@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import deque
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -289,6 +290,34 @@ def test_some_bytes_that_pass_at_once_are_no_fast_link() -> None:
     way = Way(1.25e5, 0.001, burst=12_000)
     way.fill(10.0)
     assert max(way.waits) < 4 * LONGEST
+
+
+def test_a_peer_that_was_held_up_for_long_is_no_slow_link() -> None:
+    """Its answers say that all pings waited for a minute; what follows waits for seconds at most, until the next answer."""
+    way = Way(1e7, 0.01)
+    way.fill(1.0)
+    while not way.pacer.is_full:
+        way.send(way.pacer.frame_bytes)
+    way.now += 60.0
+    for _ in range(len(way.pongs)):
+        way.pongs.popleft()
+        if way.pacer.ponged(60.0, way.now):
+            way.ping()
+    way.busy_until = way.now
+    assert way.pacer.rate == 0.0 or way.pacer.next_at(0, way.now) <= way.now
+    way.fill(15.0)
+    assert way.fill(1.0) > 0.9, "as fast as before"
+
+
+@pytest.mark.parametrize("waited", [0.0, 1e-3, 0.5, 1e3, 4e6])
+def test_answers_that_make_no_sense_stop_nothing(waited: float) -> None:
+    """A peer may say of its pings what it likes."""
+    way = Way(1.25e5, 0.01)
+    way.age = SimpleNamespace(of=lambda milliseconds, arrived: waited)  # type: ignore[assignment]
+    way.fill(20.0)
+    sent = len(way.frames)
+    way.fill(60.0)
+    assert len(way.frames) > sent and way.pacer.rate >= 0.0
 
 
 def test_an_answer_to_no_ping_is_refused() -> None:

@@ -56,6 +56,8 @@ GROWTH: Final = 8
 QUIET: Final = LONGEST / 8
 #: seconds between the departures of two pings that measure the rate, at least, since pongs tell milliseconds; and the weight of the latest measure
 SPAN, WEIGHT = 0.02, 0.3
+#: bytes per second that a busy link takes at least: a peer whose answers say less has been held up
+SLOWEST: Final = 500.0
 #: the rate is multiplied by this where the link has been idle, and the window of a busy link at least by that with each pong
 FASTER, FADE = 1.4, 0.97
 #: bytes that may be on their way over a drained link: answers to pings of the peer
@@ -112,7 +114,7 @@ class FramePacer:
         return sent >= self._ping_at or (size >= self._step and self.frame_bytes < self._limit)
 
     def next_at(self, size: int, now: float) -> float:
-        """A frame of so many bytes was sent over a busy link; returns when the next may follow, seconds."""
+        """A frame of so many bytes was sent over a busy link, or none with 0; returns when the next may follow, seconds."""
         self._clear_at = max(self._clear_at, now) + size / self.rate
         return self._clear_at - LONGEST
 
@@ -142,7 +144,7 @@ class FramePacer:
         if now >= self._drain_at:
             self._drain_at, self._is_draining = now + DRAIN, waited > LONGEST / 2
         was_draining, self._is_draining = self._is_draining, self._is_draining and flight > DRAINED
-        departed, (before, sent) = began + waited, self._measured
+        departed, (before, sent) = min(began + waited, now), self._measured
         is_measured = departed - before >= SPAN
         if is_measured:
             self._measured = departed, self._arrived
@@ -157,6 +159,7 @@ class FramePacer:
                     self.rate, self._raised_at = FASTER * self.rate, now
             elif is_measured:
                 self.rate += WEIGHT * ((self._arrived - sent) / (departed - before) - self.rate)
+            self.rate = max(self.rate, SLOWEST)
             self._clear_at = departed + (self._sent - self._arrived) / self.rate
             window = max(self.rate * (seconds + LONGEST), FADE * window)  # the first of several pongs has taken longest
         elif waited <= LONGEST / 2:

@@ -14,7 +14,7 @@ from aiograd.distributed.rpc.cipher import LARGE, Place
 from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import HEADER, MAGIC
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
-from aiograd.distributed.rpc.pacing import PING, PING_FORM, PONG, FramePacer
+from aiograd.distributed.rpc.pacing import LONGEST, PING, PING_FORM, PONG, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
@@ -195,6 +195,8 @@ class SecureChannel:
             self.channel.pace(self.frame_bytes)
         if asks_again:
             self._ping()
+        if pacer.rate and self._next_at > now + LONGEST:
+            self._pace(0)  # by what the answer tells of the rate
         self._go_on()
 
     def close(self, why: BaseException | None = None) -> None:
