@@ -317,7 +317,8 @@ def test_answers_that_make_no_sense_stop_nothing(waited: float) -> None:
     way.fill(20.0)
     sent = len(way.frames)
     way.fill(60.0)
-    assert len(way.frames) > sent and way.pacer.rate >= 0.0
+    assert way.now < 100.0, "no pause is longer than the slowest link explains"
+    assert len(way.frames) > sent + 5
 
 
 def test_an_answer_to_no_ping_is_refused() -> None:
