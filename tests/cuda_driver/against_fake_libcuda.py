@@ -18,8 +18,8 @@ import aiograd as ag
 from aiograd.cuda import discovery
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.driver.bindings import Bindings, CallError
-from aiograd.cuda.driver.completion import Semaphore
 from aiograd.cuda.driver.compiling import compile_kernel
+from aiograd.cuda.driver.completion import Semaphore
 from aiograd.cuda.driver.cublas import Cublas
 from aiograd.cuda.driver.hardware import HardwareDriver
 from aiograd.cuda.driver.protocol import Pointer

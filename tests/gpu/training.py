@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from tests.benchmarks import networks
 from tests.gpu.measuring import ROUNDS, Run, table
 
 
-def run(run: Run) -> list[str]:
-    """The table."""
+def run(run: Run) -> Iterator[str]:
+    """The table, line by line."""
     full: dict[str, Callable[[], networks.Network]] = {
         "MLP, 512 rows, 1024-4096-4096-10": lambda: networks.mlp(512, (1024, 4096, 4096, 10)),
         "CNN, 128 images of 32×32, 32-64-128": lambda: networks.cnn(128, 32, (32, 64, 128)),
@@ -23,8 +23,8 @@ def run(run: Run) -> list[str]:
         "transformer, 2×64×64, 4 heads, 2 blocks": lambda: networks.transformer(2, 64, 64, 4, 2),
     }
     tiny: dict[str, Callable[[], networks.Network]] = {"MLP": lambda: networks.mlp(2, (3, 4, 2))}
-    rows = [_compared(run, name, make()) for name, make in (tiny if run.tiny else full).items()]
-    return [table("Training steps (forward, backward, SGD)", ("network", *_KINDS, "torch ms", "torch / aiograd", "torch / compiled"), rows)]
+    rows = (_compared(run, name, make()) for name, make in (tiny if run.tiny else full).items())
+    return table("Training steps (forward, backward, SGD)", ("network", *_KINDS, "torch ms", "torch / aiograd", "torch / compiled"), rows)
 
 
 _KINDS = "aiograd ms", "compiled ms"
