@@ -62,7 +62,7 @@ def test_files_that_crash_or_hang_cost_their_own_results(tmp_path: Path) -> None
         assert "test_rows: 7 passed, 1 skipped" in text, text
         assert "test_broken: WRONG: did not run (" in text, text
     assert "latency: well" in done.stdout.splitlines()[-2]
-    assert "seen in the log" in log and "time.sleep(1000)" in log
+    assert "seen in the log" in log and "time.sleep(1000)" in log and "No module named 'no_such_package'" in log
     assert log.count('File "' + str(tmp_path / "test_hang.py")) >= 1, "the place where it hung"
     assert "| element-wise operation on 64 elements, launched | " in tables
     assert sorted(path.name for path in out.parent.iterdir()) == ["gpu.log", "gpu.md"]

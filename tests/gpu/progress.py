@@ -72,9 +72,17 @@ class Reporter:
         if report.when == "call" or not report.passed:
             _write(report.outcome, report.nodeid)
         if report.failed:
-            writer = self._config.get_terminal_writer()
-            writer.line(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}")
-            writer.flush()
+            self._print(f"{report.nodeid}, {report.when}:\n{report.longreprtext}")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file that cannot be imported."""
+        if report.failed:
+            self._print(f"{report.nodeid}:\n{report.longreprtext}")
+
+    def _print(self, text: str) -> None:
+        writer = self._config.get_terminal_writer()
+        writer.line(f"\n{text}")
+        writer.flush()
 
 
 def pytest_configure(config: pytest.Config) -> None:
