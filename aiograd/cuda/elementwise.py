@@ -9,8 +9,8 @@ import numpy as np
 
 from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray, bits, device_of
-from aiograd.cuda.expression import NUMBERS, pending
 from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.expression import NUMBERS, pending
 from aiograd.cuda.fallback import on_host
 from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.templates import KINDS, TEMPLATES

@@ -80,7 +80,7 @@ def spread(device: DeviceCore, n: int) -> tuple[int, int]:
 
 def _three(size: _Size) -> tuple[int, int, int]:
     if size.__class__ is int:
-        return size, 1, 1  # type: ignore[return-value]
+        return size, 1, 1
     sizes = (size,) if isinstance(size, (int, np.integer)) else size
     a, b, c = (*[int(value) for value in sizes], 1, 1, 1)[:3]
     return a, b, c

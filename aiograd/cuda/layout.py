@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 from aiograd.running.types import Shape
 
-
 #: shapes and strides for which an answer is remembered: an operation on small arrays takes a few dozen microseconds in all
 _REMEMBERED = 4096
 

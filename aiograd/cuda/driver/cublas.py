@@ -110,7 +110,7 @@ class Cublas:
             return
         kind = out.dtype.char
         if kind not in _TYPES or a.dtype != out.dtype or b.dtype != out.dtype:
-            raise DeviceError(f"multiplying matrices of {a.dtype} and {b.dtype} into {out.dtype}: cuBLAS is used for one of float32, float64, float16 only")
+            raise DeviceError(f"multiplying matrices of {a.dtype} and {b.dtype} into {out.dtype}: cuBLAS takes one of float32, float64, float16")
         scalar = ctypes.c_double if kind == "d" else ctypes.c_float
         one, other = scalar(alpha), scalar(beta)
         code = _TYPES[kind]
