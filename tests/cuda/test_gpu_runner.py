@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from tests.gpu import progress
+from aiograd.running import devices
+from aiograd.running.devices import unregister_device
+from tests.gpu import host, progress
 from tests.gpu.conftest import of_the_driver
 
 ROOT = Path(__file__).parents[2]
@@ -77,3 +80,12 @@ def test_parts_are_the_whole() -> None:
 def test_files_that_the_driver_opens_are_its_own() -> None:
     assert all(map(of_the_driver, ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "anon_inode:[eventfd]")))
     assert not any(map(of_the_driver, ("/home/file", "socket:[123]", "pipe:[9]", "anon_inode:[eventpoll]")))
+
+
+def test_the_cost_in_python_is_measured_without_a_device() -> None:
+    try:
+        lines = list(host.run(tiny=True))
+    finally:
+        devices.device("cuda:0").close()
+        unregister_device("cuda:0")
+    assert [line for line in lines if line.startswith("| m @ m")] and not any(thread.name.startswith("aiograd-cuda") for thread in threading.enumerate())
