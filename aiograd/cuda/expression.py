@@ -124,15 +124,8 @@ def pending(device: DeviceCore, operation: str, inputs: tuple[Any, ...], loop: t
             dtype.type(value) if value.__class__ in NUMBERS else _argument(device, value, dtype, shape)
             for value, dtype in zip(inputs, loop, strict=False)  # the last dtype is the result's
         ]
-        operations = 1
-        arrays: set[int] = set()
-        for arg in args:
-            if arg.__class__ is Expression:
-                operations += arg.count
-                arrays.update(arg.arrays)
-            elif arg.__class__ is CudaArray:
-                arrays.add(id(arg))
-        if operations > MAX_OPERATIONS or len(arrays) > MAX_ARRAYS:
+        inner = [arg for arg in args if arg.__class__ is Expression]
+        if inner and _are_many(args, inner):
             for i, (arg, value) in enumerate(zip(args, inputs, strict=True)):
                 if arg.__class__ is Expression:
                     arg.flush()
@@ -143,17 +136,24 @@ def pending(device: DeviceCore, operation: str, inputs: tuple[Any, ...], loop: t
         reference: weakref.ref[PendingWork] = weakref.ref(expression)
         for array in expression.arrays.values():
             _remember(array.buffer, reference)
-        for inner in expression.inner.values():
-            owner = None if inner.owner is None else inner.owner()
+        for taken_in in expression.inner.values():
+            owner = None if taken_in.owner is None else taken_in.owner()
             if owner is not None:
                 _remember(owner, reference)
     return result
 
 
+def _are_many(args: Sequence[Any], inner: Sequence[Expression]) -> bool:
+    """True for arguments that would make too large a chain."""
+    arrays = {id(arg) for arg in args if arg.__class__ is CudaArray}
+    return 1 + sum(each.count for each in inner) > MAX_OPERATIONS or len(arrays.union(*[each.arrays for each in inner])) > MAX_ARRAYS
+
+
 def _remember(buffer: Buffer, reader: weakref.ref[PendingWork]) -> None:
-    if len(buffer.readers) > 32:
-        buffer.readers = [each for each in buffer.readers if each() is not None and each().filled is None]  # type: ignore[union-attr]
-    buffer.readers.append(reader)
+    readers = buffer.readers
+    if len(readers) > 32 and len(readers).bit_count() == 1:  # at each power of two, so that many readers are not gone through for each of them
+        readers[:] = [each for each in readers if each() is not None and each().filled is None]  # type: ignore[union-attr]
+    readers.append(reader)
 
 
 def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape) -> Any:
