@@ -268,12 +268,17 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
         ready = self.__aiograd_is_ready__()
         if not ready and loop_is_running():
             raise NotReadyError(f"reading an array of {self.device.name} that is still being computed would block the loop: await it first")
-        started: tuple[np.ndarray[Any, Any], StreamState, CudaArray]
-        started = thread.submit(lambda: self._start_reading(finished=ready), urgent=ready).result()
-        host, stream_state, whole = started
-        count = stream_state.count
-        thread.block(lambda: (stream_state, count))
-        del whole  # in use until now
+
+        def start() -> tuple[np.ndarray[Any, Any], StreamState, CudaArray, int]:
+            host, stream_state, whole = self._start_reading(finished=ready)
+            count = stream_state.count
+            return host, stream_state, whole, 0 if thread.is_soon_done(stream_state, count) else count
+
+        started: tuple[np.ndarray[Any, Any], StreamState, CudaArray, int] = thread.submit(start, urgent=ready).result()
+        host, stream_state, whole, count = started
+        if count:
+            thread.block(lambda: (stream_state, count))
+        del whole, started  # in use until now
         stream_state.is_done(count)  # raises where the device is lost
         return host
 

@@ -117,21 +117,24 @@ class DeviceThread:
                 return
             stream_state, count = place
             try:
-                if stream_state.is_done(count):
-                    callback()
-                    return
-                event = stream_state.mark()
-                if self._soon_done(stream_state, count):
+                if self.is_soon_done(stream_state, count):
                     callback()
                 else:
-                    self._driver.notify(stream_state.handle, event, callback)
+                    self._driver.notify(stream_state.handle, stream_state.mark(), callback)
             except BaseException:  # the device is lost: reading the array will raise that
                 callback()
 
         self.perform(job)
 
-    def _soon_done(self, stream_state: StreamState, count: int) -> bool:
-        """Poll until the device has come so far, another job is there, or it takes long."""
+    def is_soon_done(self, stream_state: StreamState, count: int) -> bool:
+        """Poll until the device has come so far, another job is there, or it takes long; on the thread itself.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+        if stream_state.is_done(count):
+            return True
+        stream_state.mark()
         deadline = time.perf_counter() + POLLING
         while not stream_state.is_done(count):
             if not self._jobs.empty() or time.perf_counter() > deadline:
