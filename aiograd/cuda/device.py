@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray
+from aiograd.cuda.array import CudaArray, zeros
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.importing import from_dlpack
 from aiograd.cuda.operations import creation, dropout, optimizer
@@ -59,6 +59,8 @@ class CudaDevice(DeviceCore):
 
     def filled(self, shape: Shape, value: Any, dtype: Any) -> CudaArray:
         """See `aiograd.running.devices.FillsArrays`."""
+        if not any(np.asarray(value, dtype).tobytes()):
+            return zeros(self, shape, dtype)
         result = creation.constant(self, shape, value, dtype)
         result.flush()
         return result
