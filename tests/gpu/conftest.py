@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ def device() -> Any:
     """``cuda:0``, with its threads started and all libraries loaded, so that no test seems to leave them behind."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an import that a warning ends halfway cannot be done again
-        for name in ("torch", "cupy"):
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take three quarters of the device's memory
+        for name in ("torch", "cupy", "jax"):
             try:
                 importlib.import_module(name)
             except ImportError:
