@@ -31,12 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def device() -> Any:
+def device(request: pytest.FixtureRequest) -> Any:
     """``cuda:0``, with its threads started and all libraries loaded, so that no test seems to leave them behind."""
+    others = any(item.path.stem == "test_interop" for item in request.session.items)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an import that a warning ends halfway cannot be done again
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take three quarters of the device's memory
-        for name in ("torch", "cupy", "jax"):
+        for name in ("torch", "cupy", "jax") if others else ():
             try:
                 importlib.import_module(name)
             except ImportError:
