@@ -65,28 +65,28 @@ class Report:
         self._benchmark("machine")
         summary = []
         if not options.no_tests:
-            summary += [_line(tested) for tested in self._tests(options.tests or sorted(Path(__file__).parent.glob("test_*.py")))]
-            self._write("## Tests\n\n" + "".join(f"- {line}" for line in summary) + "\n")
+            self._write("## Tests\n\n")
+            for path in options.tests or sorted(Path(__file__).parent.glob("test_*.py")):
+                summary.append(_line(self._test(path)))
+                print(summary[-1], end="", flush=True)
+                self._write(f"- {summary[-1]}")
+            self._write("\n")
         if not options.no_benchmarks:
             summary += [self._benchmark(name) for name in options.names or BENCHMARKS]
         return "".join(summary)
 
-    def _tests(self, files: Sequence[Path]) -> list[Tested]:
-        found: list[Tested] = []
-        for path in files:
-            parts = self._options.jobs if path.stem == IN_PARTS else 1
-            with ThreadPoolExecutor(parts) as pool:
-                notes = [self._options.out.with_suffix(f".{path.stem}-{number}.progress") for number in range(parts)]
-                calls = [
-                    pool.submit(processes.test, path, self._options.seconds, self._log_line, note, f"{number}/{parts}")
-                    for number, note in enumerate(notes)
-                ]
-                tested = [call.result() for call in calls]
-            for note in notes:
-                note.unlink(missing_ok=True)
-            found.append(_joined(path.stem, tested))
-            print(_line(found[-1]), end="", flush=True)
-        return found
+    def _test(self, path: Path) -> Tested:
+        parts = self._options.jobs if path.stem == IN_PARTS else 1
+        notes = [self._options.out.with_suffix(f".{path.stem}-{number}.progress") for number in range(parts)]
+        with ThreadPoolExecutor(parts) as pool:
+            calls = [
+                pool.submit(processes.test, path, self._options.seconds, self._log_line, note, f"{number}/{parts}")
+                for number, note in enumerate(notes)
+            ]
+            tested = [call.result() for call in calls]
+        for note in notes:
+            note.unlink(missing_ok=True)
+        return _joined(path.stem, tested)
 
     def _benchmark(self, name: str) -> str:
         options = self._options

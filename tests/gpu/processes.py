@@ -107,7 +107,7 @@ def test(path: Path, seconds: float, tell: Callable[[str], None], notes: Path, p
 
     Args:
         path: the file.
-        seconds: for all of them together; a single test may take a third.
+        seconds: for all of them together; a single test may take half.
         tell: gets the output, line by line.
         notes: a file for the progress, see `tests.gpu.progress`; it is made anew.
         part: the part of the tests that is run.
@@ -117,9 +117,9 @@ def test(path: Path, seconds: float, tell: Callable[[str], None], notes: Path, p
     command = [
         sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT), str(path), "-q", "--tb=short",
         "--no-summary", "-p", "tests.gpu.progress", "-p", "no:benchmark", "-p", "no:xdist", "-p", "no:cacheprovider",
-        "-o", f"timeout={seconds / 3:.0f}", "-o", f"faulthandler_timeout={seconds / 2:.0f}",
+        "-o", f"timeout={seconds / 2:.0f}", "-o", f"faulthandler_timeout={seconds * 0.6:.0f}",
     ]  # fmt: skip
-    environment = {"AIOGRAD_GPU_PROGRESS": str(notes), "AIOGRAD_GPU_PART": part, "AIOGRAD_TEST_SECONDS": f"{seconds / 3:.0f}"}
+    environment = {"AIOGRAD_GPU_PROGRESS": str(notes), "AIOGRAD_GPU_PART": part, "AIOGRAD_TEST_SECONDS": f"{seconds / 2:.0f}"}
     for _ in range(_TRIES):
         before = tested.count("crashed")
         ended = run(command, seconds - tested.seconds, tell, environment)
