@@ -97,7 +97,7 @@ class Report:
             print(line, end="", flush=True)
 
         ended = processes.run([sys.executable, "-m", "tests.gpu.benchmark", name, *flags], options.seconds, tell)
-        self._write(ended.text)
+        self._write("".join(line for line in ended.text.splitlines(keepends=True) if not line.startswith("(")))  # remarks are for the log
         state = f"WRONG: took longer than {options.seconds:.0f} s" if ended.timed_out else f"WRONG: ended with {ended.code}" if ended.code else "well"
         return f"{name}: {state}, {ended.seconds:.0f} s\n"
 

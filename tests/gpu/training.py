@@ -37,8 +37,10 @@ def _compared(run: Run, name: str, network: networks.Network) -> tuple[Any, ...]
     found: dict[str, list[float]] = {kind: [] for kind in (*_KINDS, "torch")}
 
     async def main() -> None:
-        for steps in (*ours.values(), *ours.values()):
+        for kind, steps in (*ours.items(), *ours.items()):
+            started = time.perf_counter()
             await steps(2 if not run.tiny else 1)
+            print(f"({name}: first steps, {kind.removesuffix(' ms')}, {time.perf_counter() - started:.1f} s)", flush=True)
         if theirs is not None:
             theirs(2)
         for _ in range(run.of(ROUNDS, 1)):
