@@ -14,6 +14,7 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, tensor
 from aiograd.errors import ArgumentError
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
+from aiograd.running import devices
 from aiograd.running.modes import current_mode, get_default_dtype
 from aiograd.tensors.constants import check_numbers, number_dtype, refuse_graph
 from aiograd.tensors.core import make
@@ -52,25 +53,38 @@ def _shape(name: str, shape: Any) -> tuple[int, ...]:
     return tuple(map(int, extents))
 
 
+def _filled(name: str, shape: Any, value: Any, dtype: Any, device: str | None, requires_grad: bool) -> Tensor:
+    """A Tensor of one number, without memory of the host where the device fills arrays itself; a program that is recorded copies it there."""
+    extents = _shape(name, shape)
+    there = None if device is None or current_mode().trace is not None else devices.device(device)
+    if isinstance(there, devices.FillsArrays) and np.ndim(value) == 0:
+        one = check_numbers(np.full((), value, dtype))
+        result: Tensor = make(there.filled(extents, one[()], one.dtype))
+        return result.requires_grad_() if requires_grad else result
+    array = np.zeros(extents, dtype) if value.__class__ is int and value == 0 else np.full(extents, value, dtype)
+    return _finished(array, device, requires_grad)
+
+
 def zeros(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of zeros."""
-    return _finished(np.zeros(_shape("zeros", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
+    return _filled("zeros", shape, 0, get_default_dtype() if dtype is None else dtype, device, requires_grad)
 
 
 def ones(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of ones."""
-    return _finished(np.ones(_shape("ones", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
+    return _filled("ones", shape, 1, get_default_dtype() if dtype is None else dtype, device, requires_grad)
 
 
 def full(shape: int | Sequence[int], fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of one number; the kind of the number decides the dtype."""
     value: Any = number_of(fill_value)
-    array = np.full(_shape("full", shape), value, number_dtype(value, None) if dtype is None else dtype)
-    return _finished(array, device, requires_grad)
+    return _filled("full", shape, value, number_dtype(value, None) if dtype is None else dtype, device, requires_grad)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of arbitrary elements."""
+    if device is not None:
+        return _filled("empty", shape, 0, get_default_dtype() if dtype is None else dtype, device, requires_grad)
     return _finished(np.empty(_shape("empty", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
 

@@ -29,12 +29,16 @@ from aiograd.cuda import interop, tables
 from aiograd.cuda.buffer import Buffer
 from aiograd.cuda.command import enqueue
 from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.driver.staging import CHUNK
 from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.stream_state import StreamState
 from aiograd.cuda.view import BufferView
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import DeviceError, DeviceMismatchError, NotReadyError
 from aiograd.running.types import Shape
+
+#: from how many bytes on an array of the host is copied piece by piece
+_IN_PIECES = 1 << 20
 
 #: numpy functions that ask for nothing but shapes and dtypes
 _METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})
@@ -62,13 +66,25 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     @classmethod
     def from_host(cls, device: DeviceCore, array: np.ndarray[Any, Any]) -> CudaArray:
-        """An array with the values of a host array, which are copied at once."""
-        host = np.array(array, order="C", copy=True)
+        """An array with the values of a host array, which are copied at once: large ones into memory that the device reads, where some is free."""
+        spare = getattr(device.driver, "spare_array", None)
+        in_pieces = isinstance(array, np.ndarray) and array.nbytes >= _IN_PIECES and array.flags.c_contiguous and not array.dtype.hasobject
+        host = array if spare is not None and in_pieces else np.array(array, order="C", copy=True)
         result = cls.make(device, host.shape, host.dtype)
         buffer = result.buffer
         device.uploads += 1
-        if host.nbytes:
-            enqueue(device, "upload", lambda driver, stream: driver.upload(buffer.memory, 0, host, stream), (), (buffer,))
+        if spare is not None and in_pieces:
+            flat = host.reshape(-1).view(np.uint8)
+            for start in range(0, flat.nbytes, CHUNK):
+                part = flat[start : start + CHUNK]
+                piece = spare(part.nbytes)
+                if piece is None:
+                    piece = part.copy()
+                else:
+                    piece[...] = part
+                _upload(device, buffer, start, piece)
+        elif host.nbytes:
+            _upload(device, buffer, 0, host)
         return result
 
     def __repr__(self) -> str:
@@ -252,12 +268,17 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
         ready = self.__aiograd_is_ready__()
         if not ready and loop_is_running():
             raise NotReadyError(f"reading an array of {self.device.name} that is still being computed would block the loop: await it first")
-        started: tuple[np.ndarray[Any, Any], StreamState, CudaArray]
-        started = thread.submit(lambda: self._start_reading(finished=ready), urgent=ready).result()
-        host, stream_state, whole = started
-        count = stream_state.count
-        thread.block(lambda: (stream_state, count))
-        del whole  # in use until now
+
+        def start() -> tuple[np.ndarray[Any, Any], StreamState, CudaArray, int]:
+            host, stream_state, whole = self._start_reading(finished=ready)
+            count = stream_state.count
+            return host, stream_state, whole, 0 if thread.is_soon_done(stream_state, count) else count
+
+        started: tuple[np.ndarray[Any, Any], StreamState, CudaArray, int] = thread.submit(start, urgent=ready).result()
+        host, stream_state, whole, count = started
+        if count:
+            thread.block(lambda: (stream_state, count))
+        del whole, started  # in use until now
         stream_state.is_done(count)  # raises where the device is lost
         return host
 
@@ -325,6 +346,10 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return interop.dlpack_device(self)
+
+
+def _upload(device: DeviceCore, buffer: Buffer, offset: int, host: np.ndarray[Any, Any]) -> None:
+    enqueue(device, "upload", lambda driver, stream: driver.upload(buffer.memory, offset, host, stream), (), (buffer,))
 
 
 def empty(device: DeviceCore, shape: Shape, dtype: Any) -> CudaArray:

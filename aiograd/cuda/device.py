@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray
+from aiograd.cuda.array import CudaArray, zeros
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.importing import from_dlpack
-from aiograd.cuda.operations import dropout, optimizer
+from aiograd.cuda.operations import creation, dropout, optimizer
 from aiograd.errors import DeviceMismatchError
 from aiograd.ops.op import Fused
 from aiograd.running.types import Array, Shape
@@ -56,6 +56,14 @@ class CudaDevice(DeviceCore):
     def dropout_mask(self, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> Array:
         """See `aiograd.running.devices.DrawsMasks`."""
         return dropout.dropout_mask(self, seed, shape, p, dtype)
+
+    def filled(self, shape: Shape, value: Any, dtype: Any) -> CudaArray:
+        """See `aiograd.running.devices.FillsArrays`."""
+        if not any(np.asarray(value, dtype).tobytes()):
+            return zeros(self, shape, dtype)
+        result = creation.constant(self, shape, value, dtype)
+        result.flush()
+        return result
 
     def from_host(self, array: np.ndarray[Any, Any]) -> CudaArray:
         """A device array with the values of `array`, which are copied at once."""

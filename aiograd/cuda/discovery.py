@@ -20,11 +20,15 @@ import importlib.metadata
 import os
 from dataclasses import dataclass
 
+import numpy as np
+
 from aiograd.errors import DeviceUnavailableError
 
 INSTALL = 'Install them with: pip install "aiograd[cuda]"'
 #: distributions that must be there, with the first version that will do
 PACKAGES = {"numba-cuda": (0, 30), "cuda-core": (1, 0), "cuda-bindings": (12, 9)}
+#: numba-cuda before this version calls ``row_stack``, which numpy 2.5 took away, as it compiles a kernel
+_NUMBA_CUDA_WITHOUT_ROW_STACK = (0, 31)
 #: libraries of the toolkit that compile kernels, by the names that cuda-pathfinder has for them
 LIBRARIES = ("nvvm", "nvJitLink")
 _DRIVER_LIBRARY = "libcuda.so.1"
@@ -48,6 +52,8 @@ class Probe:
     is_simulated: bool = False
     #: distribution -> its version, None where it is not installed
     packages: tuple[tuple[str, str | None], ...] = ()
+    #: numpy's version, where it has no ``row_stack``
+    numpy_without_row_stack: str | None = None
     #: why the driver's library could not be loaded; empty where it could
     library_error: str | None = None
     #: of the CUDA driver, as in 13000 for 13.0
@@ -78,7 +84,12 @@ def is_simulated() -> bool:
 def probe() -> Probe:
     """Probe the system, once in a process."""
     packages = tuple((name, _version(name)) for name in (("numba-cuda",) if is_simulated() else PACKAGES))
-    found = Probe(is_simulated=is_simulated(), packages=packages, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
+    found = Probe(
+        is_simulated=is_simulated(),
+        packages=packages,
+        numpy_without_row_stack=None if hasattr(np, "row_stack") else np.__version__,
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
+    )
     if found.is_simulated or reason(found) is not None:
         return found
     try:
@@ -120,6 +131,12 @@ def reason(found: Probe, ordinal: int | None = None) -> str | None:
             outdated.append(f"{name} {version} (needed: {'.'.join(map(str, least))} or later)")
     if outdated:
         return f"found packages that are too old: {', '.join(outdated)}. {INSTALL}"
+    numba_cuda = dict(found.packages).get("numba-cuda") or ""
+    if found.numpy_without_row_stack and not found.is_simulated and _numbers(numba_cuda) < _NUMBA_CUDA_WITHOUT_ROW_STACK:
+        return (
+            f"found packages that do not fit each other: numba-cuda {numba_cuda} compiles kernels with numpy before 2.5, and numpy "
+            f'{found.numpy_without_row_stack} is installed. Install an older one with: pip install "numpy<2.5"'
+        )
     if found.is_simulated:
         return None if ordinal in (None, 0) else f"device {ordinal} was asked for, and there is one simulated device: cuda:0"
     if found.library_error:

@@ -9,7 +9,8 @@ import numpy as np
 
 from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray, bits, device_of
-from aiograd.cuda.expression import pending
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.expression import NUMBERS, pending
 from aiograd.cuda.fallback import on_host
 from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.templates import KINDS, TEMPLATES
@@ -29,19 +30,24 @@ def elementwise(name: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], .
     """
     shape: Shape = ()
     for value in inputs:  # broadcast_shapes costs more than all of the rest
-        here = value.shape if value.__class__ is CudaArray else np.shape(value)
+        here = value.shape if value.__class__ is CudaArray else () if value.__class__ in NUMBERS else np.shape(value)
         if not shape:
             shape = here
         elif here and here != shape:
             break
     else:
-        return pending(device_of(*inputs), name, inputs, loop, shape)
+        return pending(_device_of(inputs), name, inputs, loop, shape)
     try:
         shape = np.broadcast_shapes(*[np.shape(value) if not isinstance(value, CudaArray) else value.shape for value in inputs])
     except ValueError as error:
         shapes = " and ".join(str(list(getattr(value, "shape", ()))) for value in inputs)
         raise ShapeError(f"{name}: shapes {shapes} cannot be broadcast together") from error
     return pending(device_of(*inputs), name, inputs, loop, shape)
+
+
+def _device_of(inputs: tuple[Any, ...]) -> DeviceCore:
+    first = inputs[0]
+    return first.buffer.device if first.__class__ is CudaArray else device_of(*inputs)
 
 
 def _ufunc(ufunc: np.ufunc, name: str) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ Note [Jobs]
 
 Note [Waiting]
     To wait for an array, a caller gives the thread a last job: record an event behind the queued work and tell the driver to call back. The driver
-    does so from wherever it can without holding up the device, and the waiting loop is woken with ``call_soon_threadsafe``.
+    does so from wherever it can without holding up the device, and the waiting loop is woken with ``call_soon_threadsafe``. Small operations are
+    done sooner than another thread could hear of it: with nothing else to do, the thread first polls the event for a moment.
 
 Source: one thread per device, as in PyTorch's engine (Note [Streaming backwards]), but for forward work as well: finalizers run on any
 thread, and a driver called from the event loop would block it whenever it takes its lock.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +32,9 @@ from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import DeviceError
 
 log = logging.getLogger("aiograd.cuda")
+
+#: seconds for which an idle thread polls an event before it has the driver call back, about the time of waking two threads
+POLLING = 50e-6
 
 _DeviceJob = Callable[[], None]
 
@@ -112,7 +117,7 @@ class DeviceThread:
                 return
             stream_state, count = place
             try:
-                if stream_state.is_done(count):
+                if self.is_soon_done(stream_state, count):
                     callback()
                 else:
                     self._driver.notify(stream_state.handle, stream_state.mark(), callback)
@@ -120,6 +125,21 @@ class DeviceThread:
                 callback()
 
         self.perform(job)
+
+    def is_soon_done(self, stream_state: StreamState, count: int) -> bool:
+        """Poll until the device has come so far, another job is there, or it takes long; on the thread itself.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+        if stream_state.is_done(count):
+            return True
+        stream_state.mark()
+        deadline = time.perf_counter() + POLLING
+        while not stream_state.is_done(count):
+            if not self._jobs.empty() or time.perf_counter() > deadline:
+                return False
+        return True
 
     async def wait(self, stream_and_count: Callable[[], tuple[StreamState, int] | None]) -> None:
         """As `when_done`, for a coroutine. Cancelling stops the waiting only: the device goes on, and keeps the memory that it uses."""

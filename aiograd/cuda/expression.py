@@ -47,7 +47,8 @@ _PLANS = 10_000
 
 _Size = tuple[int, int, int]
 
-_NUMBERS = frozenset({int, float, bool})
+#: types of numbers without a dtype
+NUMBERS = frozenset({int, float, bool})
 
 
 class Expression:
@@ -119,16 +120,12 @@ def pending(device: DeviceCore, operation: str, inputs: tuple[Any, ...], loop: t
     if not buffer.nbytes:
         return result
     with device.lock:
-        args = [_argument(device, value, dtype, shape) for value, dtype in zip(inputs, loop[:-1], strict=True)]
-        operations = 1
-        arrays: set[int] = set()
-        for arg in args:
-            if arg.__class__ is Expression:
-                operations += arg.count
-                arrays.update(arg.arrays)
-            elif arg.__class__ is CudaArray:
-                arrays.add(id(arg))
-        if operations > MAX_OPERATIONS or len(arrays) > MAX_ARRAYS:
+        args = [
+            dtype.type(value) if value.__class__ in NUMBERS else _argument(device, value, dtype, shape)
+            for value, dtype in zip(inputs, loop, strict=False)  # the last dtype is the result's
+        ]
+        inner = [arg for arg in args if arg.__class__ is Expression]
+        if inner and _are_many(args, inner):
             for i, (arg, value) in enumerate(zip(args, inputs, strict=True)):
                 if arg.__class__ is Expression:
                     arg.flush()
@@ -139,17 +136,24 @@ def pending(device: DeviceCore, operation: str, inputs: tuple[Any, ...], loop: t
         reference: weakref.ref[PendingWork] = weakref.ref(expression)
         for array in expression.arrays.values():
             _remember(array.buffer, reference)
-        for inner in expression.inner.values():
-            owner = None if inner.owner is None else inner.owner()
+        for taken_in in expression.inner.values():
+            owner = None if taken_in.owner is None else taken_in.owner()
             if owner is not None:
                 _remember(owner, reference)
     return result
 
 
+def _are_many(args: Sequence[Any], inner: Sequence[Expression]) -> bool:
+    """True for arguments that would make too large a chain."""
+    arrays = {id(arg) for arg in args if arg.__class__ is CudaArray}
+    return 1 + sum(each.count for each in inner) > MAX_OPERATIONS or len(arrays.union(*[each.arrays for each in inner])) > MAX_ARRAYS
+
+
 def _remember(buffer: Buffer, reader: weakref.ref[PendingWork]) -> None:
-    if len(buffer.readers) > 32:
-        buffer.readers = [each for each in buffer.readers if each() is not None and each().filled is None]  # type: ignore[union-attr]
-    buffer.readers.append(reader)
+    readers = buffer.readers
+    if len(readers) > 32 and len(readers).bit_count() == 1:  # at each power of two, so that many readers are not gone through for each of them
+        readers[:] = [each for each in readers if each() is not None and each().filled is None]  # type: ignore[union-attr]
+    readers.append(reader)
 
 
 def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape) -> Any:
@@ -157,7 +161,7 @@ def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape
     if value.__class__ is not CudaArray:
         if isinstance(value, np.ndarray) and value.ndim:
             return CudaArray.from_host(device, value)
-        return dtype.type(value) if value.__class__ in _NUMBERS else np.asarray(value).astype(dtype)[()]
+        return dtype.type(value) if value.__class__ in NUMBERS else np.asarray(value).astype(dtype)[()]
     expression = value.buffer.expression
     if not isinstance(expression, Expression):
         return value
@@ -169,30 +173,37 @@ def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape
 
 def _launch(device: DeviceCore, root: Expression, buffer: Buffer) -> None:
     """Launch one kernel for `root` and the expressions in it; the lock is held."""
-    steps: list[Expression] = []
-    arrays: dict[int, CudaArray] = {}
-    seen: set[int] = set()
-    order(root, steps, arrays, seen)
-    outputs: list[tuple[int, Buffer]] = []
-    for place, step in enumerate(steps):
-        owner = None if step.owner is None else step.owner()
-        if owner is not None and owner.expression is step:
-            outputs.append((place, owner))
+    steps: list[Expression] = [root]
+    arrays = root.arrays
+    outputs: list[tuple[int, Buffer]] = [(0, buffer)]
+    if root.count > 1:
+        steps, arrays, outputs = [], {}, []
+        order(root, steps, arrays, set())
+        for place, step in enumerate(steps):
+            owner = None if step.owner is None else step.owner()
+            if owner is not None and owner.expression is step:
+                outputs.append((place, owner))
     kernel, grid, block, arguments = chain(device, steps, arrays, tuple([place for place, _ in outputs]), root.shape)
-    reads = tuple({id(array.buffer): array.buffer for array in arrays.values()}.values())
-    writes = tuple(owner for _, owner in outputs)
-    results = [(owner, step.loop[-1]) for (_, owner), step in ((output, steps[output[0]]) for output in outputs)]
-    read = [(array.buffer, array.offset + lowest(array.shape, array.strides), array.dtype) for array in arrays.values()]
+    read, reads = [], {}
+    for array in arrays.values():
+        source = array.buffer
+        reads[id(source)] = source
+        offset = array.offset + lowest(array.shape, array.strides)
+        read.append((source, offset, array.dtype, (source.nbytes - offset) // array.dtype.itemsize))
+    writes, results = [], []
+    for place, owner in outputs:
+        dtype = steps[place].loop[-1]
+        writes.append(owner)
+        results.append((owner, 0, dtype, owner.nbytes // dtype.itemsize))
 
     def run(driver: DeviceDriver, stream: Any) -> None:
-        pointers = [Pointer(owner.memory, 0, dtype, owner.nbytes // dtype.itemsize) for owner, dtype in results]
-        pointers += [Pointer(source.memory, offset, dtype, (source.nbytes - offset) // dtype.itemsize) for source, offset, dtype in read]
+        pointers = [Pointer(owner.memory, offset, dtype, extent) for owner, offset, dtype, extent in (*results, *read)]
         driver.launch(kernel, grid, block, (*pointers, *arguments), stream)
 
     for place, owner in outputs:
         owner.expression = None
         steps[place].filled = owner
-    enqueue(device, kernel.__name__, run, reads, writes, root.stream_state, root.node)
+    enqueue(device, kernel.__name__, run, tuple(reads.values()), tuple(writes), root.stream_state, root.node)
     for place, _ in outputs:
         step = steps[place]
         step.args, step.arrays, step.inner = (), {}, {}

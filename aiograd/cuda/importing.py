@@ -10,7 +10,7 @@ from aiograd.cuda.array import CudaArray
 from aiograd.cuda.buffer import Buffer
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.dlpack import Strided
-from aiograd.cuda.interop import open_cuda_array, open_dlpack
+from aiograd.cuda.interop import follow_foreign, open_cuda_array, open_dlpack
 from aiograd.errors import ArgumentError, DeviceError
 
 
@@ -49,7 +49,7 @@ def _adopt(device: DeviceCore, found: Strided, stream: int | None) -> CudaArray:
 
     def follow() -> None:
         if stream is not None:
-            driver.wait_for(stream_state.handle, driver.record(driver.foreign_stream(stream)))
+            follow_foreign(driver, stream_state, stream)
         stream_state.count += 1
         buffer.writer = (stream_state, stream_state.count)  # so that other streams wait as well
 

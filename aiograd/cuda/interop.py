@@ -4,7 +4,8 @@ Note [Handing streams over]
     The work that fills an array may still be running when it is handed out. With DLPack the reader names the stream it will use, and that stream is
     made to wait; with the other protocol the array names its own stream and the reader waits for that. Either way no thread blocks, but the commands
     must have been given to the device: the caller waits until the device's thread has come that far, not until the work is done. In the other
-    direction the roles change.
+    direction the roles change. The per-thread default stream is another one on each thread, so the device's thread cannot name the reader's: for
+    that one it waits until the work is done.
 
 Note [Afterwards]
     Later uses of the memory by the reader are not seen here: writing to an array that a node saved goes unnoticed. Memory is kept until the
@@ -34,6 +35,8 @@ from aiograd.running.types import Shape
 
 #: the device's own two streams, as both protocols number them
 _DEFAULT_STREAMS = (1, 2)
+#: the second of them, which is the calling thread's own
+PER_THREAD_STREAM = 2
 #: a reader that orders its work itself
 _NO_STREAM = -1
 
@@ -171,7 +174,10 @@ def _given(array: BufferView, reader: int) -> tuple[int, StreamState]:
             return 0, stream_state
         if reader != _NO_STREAM and buffer.writer is not None:
             driver: Any = device.driver
-            driver.wait_for(driver.foreign_stream(reader), stream_state.mark())
+            if reader == PER_THREAD_STREAM:
+                driver.wait(stream_state.mark())
+            else:
+                driver.wait_for(driver.foreign_stream(reader), stream_state.mark())
         return _address(buffer.memory) + array.offset, stream_state
 
     found: tuple[int, StreamState] = device.thread.submit(job).result()
@@ -187,12 +193,19 @@ def _address(memory: Any) -> int:
     return int(address)
 
 
+def follow_foreign(driver: Any, stream_state: StreamState, address: int) -> None:
+    """Make our stream wait for all present work of another library's; the device's thread only."""
+    if address == PER_THREAD_STREAM:
+        driver.synchronize()
+    else:
+        driver.wait_for(stream_state.handle, driver.record(driver.foreign_stream(address)))
+
+
 def _follow_reader(buffer: Buffer, stream_state: StreamState, reader: int) -> None:
     """Make the stream wait for the work queued on a reader's stream; the memory is freed behind that. Any thread."""
 
     def job() -> None:
-        driver: Any = buffer.device.driver
-        driver.wait_for(stream_state.handle, driver.record(driver.foreign_stream(reader)))
+        follow_foreign(buffer.device.driver, stream_state, reader)
         stream_state.count += 1
         buffer.used[stream_state] = stream_state.count
 

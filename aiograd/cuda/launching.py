@@ -44,17 +44,17 @@ def launch(kernel: Callable[..., None], grid: _Size, block: _Size, *args: Any, w
     with device.lock:
         for array in arrays:
             array.flush()
-        targets = tuple({id(array.buffer): array.buffer for array in writes}.values())
-        for buffer in targets:
+        targets = {id(array.buffer): array.buffer for array in writes}
+        for buffer in targets.values():
             buffer.flush_readers()
-        reads = tuple({id(array.buffer): array.buffer for array in arrays if all(array.buffer is not buffer for buffer in targets)}.values())
+        reads = {id(array.buffer): array.buffer for array in arrays if id(array.buffer) not in targets}
         places = tuple([_BufferArgument(value) if value.__class__ is CudaArray else value for value in args])
 
         def run(driver: DeviceDriver, stream: Any) -> None:
             arguments = tuple([value.pointer() if value.__class__ is _BufferArgument else value for value in places])
             driver.launch(kernel, blocks, threads, arguments, stream)
 
-        enqueue(device, kernel.__name__, run, reads, targets)
+        enqueue(device, kernel.__name__, run, tuple(reads.values()), tuple(targets.values()))
 
 
 class _BufferArgument:
@@ -79,6 +79,8 @@ def spread(device: DeviceCore, n: int) -> tuple[int, int]:
 
 
 def _three(size: _Size) -> tuple[int, int, int]:
+    if size.__class__ is int:
+        return size, 1, 1
     sizes = (size,) if isinstance(size, (int, np.integer)) else size
     a, b, c = (*[int(value) for value in sizes], 1, 1, 1)[:3]
     return a, b, c

@@ -117,6 +117,14 @@ class DrawsMasks(Protocol):
 
 
 @runtime_checkable
+class FillsArrays(Protocol):
+    """Optional interface of a device: arrays of one number made on the device, without memory of the host."""
+
+    def filled(self, shape: Shape, value: Any, dtype: Any) -> Array:
+        """An array with this number everywhere."""
+
+
+@runtime_checkable
 class AdoptsTensors(Protocol):
     """Optional interface of a device: its operations take Tensors of other devices as they are, which keep their place in the graph there."""
 

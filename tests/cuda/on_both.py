@@ -9,28 +9,33 @@ import numpy as np
 
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
+from aiograd.errors import DeviceError
 from aiograd.ops.op import ROWS, Op
 from aiograd.ops.slice_gradient import SliceGradient, dense
-from tests.ops import domains_core, domains_nn
-from tests.ops.domain import Domain
+from tests.cuda.samples import DOMAINS, LONG_AS_VALUES_SAY, SAMPLES, UNWRITTEN, domain_of
+from tests.support import assert_raises
 
-DOMAINS: dict[str, Domain] = {**domains_core.DOMAINS, **domains_nn.DOMAINS}
+__all__ = ["DOMAINS", "TOLERANCES", "assert_close", "convert", "download", "row_agrees", "upload"]
+
+#: the complex numbers beside real ones of a dtype
+COMPLEX = {"float16": "complex64", "float32": "complex64", "float64": "complex128"}
 #: relative error, in the norm, against float64 on the host
 TOLERANCES = {"float16": 4e-3, "float32": 2e-5, "float64": 1e-12}
 
 
 def convert(value: Any, dtype: str) -> Any:
-    """Floating arrays in another dtype."""
+    """Floating arrays in another dtype; complex arrays in the one of its precision, and of single precision beside half."""
     if isinstance(value, tuple):
         return tuple(convert(each, dtype) for each in value)
-    return value.astype(dtype) if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind == "f" else value
+    kind = value.dtype.kind if isinstance(value, (np.ndarray, np.generic)) else ""
+    return value.astype(dtype if kind == "f" else COMPLEX[dtype]) if kind in ("f", "c") else value
 
 
-def upload(device: CudaDevice, value: Any) -> Any:
-    """Floating arrays (and those inside tuples) on the device."""
+def upload(device: CudaDevice, value: Any, kinds: str = "fbc") -> Any:
+    """Arrays of some kinds of numbers (and those inside tuples) on the device; integers, which may be indices, only where asked."""
     if isinstance(value, tuple):
-        return tuple(upload(device, each) for each in value)
-    return device.from_host(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fb" else value
+        return tuple(upload(device, each, kinds) for each in value)
+    return device.from_host(np.asarray(value)) if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in kinds else value
 
 
 def download(device: CudaDevice, value: Any) -> Any:
@@ -56,26 +61,41 @@ def assert_close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
         return
     wanted = np.asarray(dense(wanted) if isinstance(wanted, SliceGradient) else wanted)
     assert found.shape == wanted.shape, f"{what}: found the shape {found.shape}, expected {wanted.shape}"
-    if wanted.dtype.kind != "f":
+    if wanted.dtype.kind not in "fc":
         np.testing.assert_array_equal(found, wanted, err_msg=what)
         return
+    assert found.dtype.kind == wanted.dtype.kind, f"{what}: found {found.dtype}, expected {wanted.dtype}"
     np.testing.assert_array_equal(np.isnan(found), np.isnan(wanted), err_msg=what)
-    found, wanted = np.nan_to_num(found.astype(np.float64)), np.nan_to_num(wanted)
+    found, wanted = np.nan_to_num(found.astype(wanted.dtype)), np.nan_to_num(wanted)
     error = np.linalg.norm((found - wanted).ravel()) / (1 + np.linalg.norm(wanted.ravel()))
     assert error <= tolerance, f"{what}: relative error {error:.2e}, expected at most {tolerance:.0e}; found {found}, expected {wanted}"
 
 
 def row_agrees(device: CudaDevice, name: str, variety: int, dtype: str) -> None:
-    """The forward and every rule of a row give on the device what they give on the host in float64."""
-    row, domain = ROWS[name], DOMAINS[name]
+    """The forward and every rule of a row give on the device what they give on the host in float64.
+
+    A dtype that numpy has no such function for (half precision in its linear algebra) is refused on the device in the same words.
+    """
+    row, domain = ROWS[name], domain_of(name)
     rng = np.random.default_rng([variety, 5])
     drawn, statics = domain.draw(rng, variety)
     prepared = tuple(drawn) if domain.prepare is None else domain.prepare(*drawn)
     args = convert(convert(prepared, dtype), "float64")  # the same numbers on both sides
-    here = upload(device, convert(args, dtype))
+    here = upload(device, convert(args, dtype), "fbciu" if name in SAMPLES else "fbc")
+    try:
+        row(*convert(args, dtype), **statics)
+    except TypeError as refusal:
+        assert_raises(TypeError, str(refusal), lambda: row(*here, **statics))
+        return
+    if name in LONG_AS_VALUES_SAY:
+        assert_raises(DeviceError, "depends on values", lambda: download(device, row(*here, **statics)))
+        return
     wanted = row(*args, **statics)
     found = row(*here, **statics)
     what = f"{name}, case {variety}, {dtype}"
+    if name in UNWRITTEN:
+        assert (found.shape, found.dtype) == (wanted.shape, convert(wanted, dtype).dtype if "dtype" not in statics else statics["dtype"]), what
+        return
     assert_close(download(device, found), wanted, TOLERANCES[dtype], what)
     if not row.differentiable:
         return

@@ -15,14 +15,10 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.nn import functional as F
 from aiograd.ops import ROWS
-from tests.ops.domains_core import DOMAINS as CORE
-from tests.ops.domains_nn import DOMAINS as NN
+from tests.cuda.samples import DOMAINS, NOT_ON_DEVICES
 from tests.ops.traced import floating
 
-DOMAINS = {**CORE, **NN}
-
-#: rows whose results depend on values in their shapes, or that need numbers a CUDA kernel has not
-NOT_ON_DEVICES = frozenset({"to_device"})
+__all__ = ["DOMAINS", "NOT_ON_DEVICES", "TRAINING", "differentiate"]
 
 
 def wave(like: Any, phase: float = 1.0) -> Any:

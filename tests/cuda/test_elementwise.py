@@ -8,7 +8,8 @@ import pytest
 from aiograd.cuda import tables
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.templates import TEMPLATES
-from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.cuda.on_both import row_agrees
+from tests.cuda.samples import DOMAINS, NOT_ON_DEVICES
 from tests.support import assert_raises
 from tests.sweeps import swept
 
@@ -18,11 +19,9 @@ ON_HOST = frozenset(
     bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 cholesky cofactors complex cummax cummin det digamma eig
     bessel_iv bessel_ive bessel_jv bessel_k0 bessel_k1 bessel_yn betainc betaincc cofactors_grad
     eigh eigvals eigvalsh erfinv expm gamma gammaln inv irfft log_ndtr logcumsumexp pinv qr rfft scatter_extreme slogdet solve svd svdvals windows
-    erfcx exprel gammainc gammaincc gammasgn ndtri rel_entr rgamma stdtr windows_adjoint zeta vector_norm
+    fft ifft erfcx exprel gammainc gammaincc gammasgn ndtri rel_entr rgamma stdtr windows_adjoint zeta vector_norm
     """.split()  # vector_norm: one order of five
 )
-#: their test cases are complex, and a device holds no complex numbers
-COMPLEX = frozenset({"fft", "ifft"})
 #: those of the families that are tested in modules of their own
 HERE = frozenset(
     """
@@ -85,7 +84,7 @@ def test_rows_and_their_rules_are_native(name: str, dtype: str, device: CudaDevi
     assert device.statistics().fallbacks == {}
 
 
-@pytest.mark.parametrize("name", swept(sorted(DOMAINS.keys() - {"to_device"} - COMPLEX), keep=40))
+@pytest.mark.parametrize("name", swept(sorted(DOMAINS.keys() - NOT_ON_DEVICES), keep=40))
 def test_what_the_host_has_to_compute(name: str, device: CudaDevice) -> None:
     assert ON_HOST <= DOMAINS.keys()
     before = device.statistics().host_fallbacks

@@ -19,6 +19,7 @@ from aiograd.cuda import discovery
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.driver.bindings import Bindings, CallError
 from aiograd.cuda.driver.compiling import compile_kernel
+from aiograd.cuda.driver.completion import Semaphore
 from aiograd.cuda.driver.cublas import Cublas
 from aiograd.cuda.driver.hardware import HardwareDriver
 from aiograd.cuda.driver.protocol import Pointer
@@ -51,6 +52,15 @@ def main() -> None:
     called = threading.Event()
     driver.notify(None, driver.record(None), called.set)
     assert called.wait(10)
+    try:
+        calls.call_on_host(0, 1, 1)
+    except CallError as error:
+        assert error.code == 400 and error.call == "cuLaunchHostFunc"
+    else:
+        raise AssertionError("the fake takes no stream 0")
+    library = ctypes.CDLL("libcuda.so.1")
+    library.fake_host_function.restype = ctypes.c_void_p
+    assert library.fake_host_function() == Semaphore().post_address, "the driver's thread calls the C library, with no Python in between"
     assert np.array_equal(received, sent + 2.5)
     ordinary = np.empty(250, np.float32)
     driver.download(ordinary, memory, 3000, None)
@@ -93,7 +103,6 @@ def main() -> None:
     driver.trim()
     del start, end, received
     driver.close()
-    library = ctypes.CDLL("libcuda.so.1")
     library.fake_count.restype = ctypes.c_long
     left = {what: library.fake_count(what.encode()) for what in ("device", "host", "streams", "events")}
     assert not any(left.values()), left

@@ -81,7 +81,9 @@ EXPORT CUresult cuEventQuery(void *e) { return ((struct event *)e)->recorded ? O
 EXPORT CUresult cuEventSynchronize(void *e) { return OK; }
 EXPORT CUresult cuEventElapsedTime_v2(float *ms, void *a, void *b) { if (((struct event *)a)->flags & 2) return 400; *ms = 1.5f; return OK; }
 EXPORT CUresult cuEventElapsedTime(float *ms, void *a, void *b) { return cuEventElapsedTime_v2(ms, a, b); }
-EXPORT CUresult cuLaunchHostFunc(void *s, void (*f)(void *), void *data) { if (!s) return 400; host_calls++; f(data); return OK; }
+static void *host_function;
+EXPORT void *fake_host_function(void) { return host_function; }
+EXPORT CUresult cuLaunchHostFunc(void *s, void (*f)(void *), void *data) { if (!s) return 400; host_calls++; host_function = f; f(data); return OK; }
 EXPORT CUresult cuModuleLoadData(void **module, const void *image) { return memcmp(image, "\177ELF", 4) ? 200 : (*module = (void *)0x5678, OK); }
 EXPORT CUresult cuModuleGetFunction(void **f, void *module, const char *name) { *f = strdup(name); return OK; }
 EXPORT CUresult cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,

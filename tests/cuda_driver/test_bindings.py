@@ -40,7 +40,7 @@ def test_the_fake_has_what_the_real_one_has() -> None:
 def test_every_call_exists() -> None:
     from cuda.bindings import driver
 
-    asked = set(re.findall(r'"(cu[A-Z]\w+)"', BINDINGS.read_text())) | {"cuLaunchKernel", "cuEventQuery", "cuEventRecord", "CUstream", "CUhostFn"}
+    asked = set(re.findall(r'"(cu[A-Z]\w+)"', BINDINGS.read_text())) | {"cuLaunchKernel", "cuEventQuery", "cuEventRecord", "CUstream"}
     assert len(asked) > 30
     assert [name for name in sorted(asked) if not hasattr(driver, name)] == []
     for name in ("MULTIPROCESSOR_COUNT", "COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR", "MAX_SHARED_MEMORY_PER_BLOCK"):

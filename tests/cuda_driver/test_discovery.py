@@ -43,6 +43,7 @@ def test_all_is_well() -> None:
         ({"packages": (("numba-cuda", None),)}, ["looked for the package numba-cuda", "not installed", 'pip install "aiograd[cuda]"']),
         ({"packages": (PACKAGES[0], ("cuda-core", None))}, ["looked for the package cuda-core", "pip install"]),
         ({"packages": (PACKAGES[0], ("cuda-core", "0.5.1"))}, ["cuda-core 0.5.1 (needed: 1.0 or later)", "pip install"]),
+        ({"numpy_without_row_stack": "2.5.2"}, ["numba-cuda 0.30.4", "numpy 2.5.2", 'pip install "numpy<2.5"']),
         ({"library_error": "libcuda.so.1: cannot open"}, ["libcuda.so.1: cannot open", "driver", "--gpus all", "NUMBA_ENABLE_CUDASIM=1"]),
         ({"driver_version": 12080}, ["made for CUDA 12.8", "cuda-bindings 13.5.0", "Update the driver", "numba-cuda[cu12]"]),
         ({"missing_libraries": ("nvJitLink",)}, ["toolkit's libraries nvJitLink", "CUDA_HOME", "pip install"]),
@@ -57,6 +58,26 @@ def test_what_is_missing_is_named_with_what_to_do(changes: dict[str, Any], words
     assert said is not None
     for word in words:
         assert word in said
+
+
+def test_numpy_is_held_against_numba_cuda_only_where_kernels_are_compiled() -> None:
+    without = {"numpy_without_row_stack": "2.5.2"}
+    assert reason(Probe(is_simulated=True, packages=PACKAGES[:1], **without)) is None, "the simulator compiles nothing"
+    assert reason(found(packages=(("numba-cuda", "0.31.0"), *PACKAGES[1:]), **without)) is None
+    assert reason(found(packages=(("numba-cuda", None),), **without)) == reason(found(packages=(("numba-cuda", None),))), "that comes first"
+
+
+def test_the_search_asks_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine: the answer comes before the driver's library is looked for."""
+    monkeypatch.setattr(discovery, "is_simulated", lambda: False)
+    monkeypatch.setattr(discovery, "_version", dict(PACKAGES).get)
+    monkeypatch.setattr(discovery, "np", argparse.Namespace(__version__="2.5.2"))
+    found = discovery.probe.__wrapped__()
+    assert found.numpy_without_row_stack == "2.5.2" and found.library_error is None
+    assert "do not fit each other" in str(reason(found))
+    monkeypatch.setattr(discovery, "np", argparse.Namespace(__version__="2.4.6", row_stack=None))
+    found = discovery.probe.__wrapped__()
+    assert found.numpy_without_row_stack is None and found.library_error is not None, "it looks further"
 
 
 def test_a_number_beyond_the_last_device() -> None:

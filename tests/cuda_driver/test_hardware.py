@@ -213,6 +213,38 @@ def test_memory_of_others_is_kept_until_the_stream_has_come_past(deferred: tuple
 # ---------------------------------------------------------------- copies
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test_large_arrays_are_copied_once_as_soon_as_there_is_room(calls: FakeCalls, dtype: Any) -> None:
+    """What the caller does to its array afterwards changes nothing, whichever memory the pieces went through."""
+    pytest.importorskip("numba_cuda")
+    from aiograd.cuda.device import CudaDevice
+
+    device = CudaDevice(HardwareDriver(0, calls, Compiler(), launch_blocking=False))  # type: ignore[arg-type]
+    spare = device.driver.spare_array
+    got: list[bool] = []
+
+    def counted(nbytes: int) -> Any:
+        found = spare(nbytes)
+        got.append(found is not None)
+        return found
+
+    device.driver.spare_array = counted
+    for round in range(3):
+        got.clear()
+        values = np.arange(3 * CHUNK // np.dtype(dtype).itemsize + 25).astype(dtype) + dtype(round)
+        wanted = values.copy()
+        x = device.from_host(values)
+        values[...] = 77
+        device.synchronize()
+        assert np.array_equal(device.to_host(x), wanted)
+        assert len(got) == 4 and (round == 0 or got[0])
+    turned = np.asfortranarray(np.arange(1 << 20, dtype=np.float64).reshape(1 << 10, -1))
+    got.clear()
+    assert np.array_equal(device.to_host(device.from_host(turned)), turned) and got == []
+    device.close()
+    assert device.driver.spare_array(10) is None
+
+
 @pytest.mark.parametrize("nbytes", [1, 1000, CHUNK, 2 * CHUNK + 13])
 def test_what_goes_up_comes_down(driver: HardwareDriver, nbytes: int) -> None:
     sent = np.random.default_rng(nbytes).integers(0, 255, nbytes, np.uint8)

@@ -14,7 +14,7 @@ import pytest
 
 from aiograd.cuda.dlpack import CPU, CUDA, Strided, make_capsule, open_capsule
 from aiograd.cuda.driver.hardware import HardwareDriver
-from aiograd.cuda.interop import cuda_array_interface, dlpack_device, open_cuda_array, open_dlpack, to_dlpack
+from aiograd.cuda.interop import cuda_array_interface, dlpack_device, follow_foreign, open_cuda_array, open_dlpack, to_dlpack
 from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError
 from tests.cuda_driver.fake_calls import FakeCalls
@@ -85,7 +85,7 @@ def waits(calls: FakeCalls) -> list[tuple[str, int]]:
     return [entry for entry in calls.log if entry[0] in ("record", "wait_for")]
 
 
-@pytest.mark.parametrize(("asked", "reader"), [(None, 1), (1, 1), (2, 2), (94147767683472, 94147767683472)])
+@pytest.mark.parametrize(("asked", "reader"), [(None, 1), (1, 1), (94147767683472, 94147767683472)])
 def test_the_readers_stream_waits_for_what_fills_the_array(
     calls: FakeCalls, stream_state: StreamState, array: Array, asked: Any, reader: int
 ) -> None:
@@ -94,6 +94,21 @@ def test_the_readers_stream_waits_for_what_fills_the_array(
     assert waits(calls) == [("record", int(stream_state.handle)), ("wait_for", reader)]
     found = open_capsule(capsule)
     assert (found.address, found.shape, found.strides, found.device) == (array.buffer.memory.address + 64, (3, 2), (16, 8), (CUDA, 0))
+
+
+def test_a_thread_s_own_default_stream_is_waited_for_on_the_host(calls: FakeCalls, stream_state: StreamState, array: Array) -> None:
+    """On the device's thread its name would stand for another stream than the reader's."""
+    found = open_capsule(to_dlpack(array, stream=2))  # type: ignore[arg-type]
+    assert [name for name, *_ in calls.log if name in ("record", "wait", "wait_for", "synchronize")] == ["record", "wait"]
+    used = array.buffer.used[stream_state]
+    calls.log.clear()
+    del found
+    gc.collect()
+    assert [name for name, *_ in calls.log if name in ("record", "wait", "wait_for", "synchronize")] == ["synchronize"]
+    assert array.buffer.used[stream_state] == used + 1
+    calls.log.clear()
+    follow_foreign(array.device.driver, stream_state, 2)
+    assert [name for name, *_ in calls.log] == ["synchronize"]
 
 
 def test_a_reader_that_orders_its_work_itself(calls: FakeCalls, array: Array) -> None:

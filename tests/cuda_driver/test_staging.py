@@ -88,3 +88,40 @@ def test_some_arrays_are_not_pinned(shape: tuple[int, ...], dtype: Any) -> None:
     host = Host()
     array = host.staging.array(shape, np.dtype(dtype))
     assert array.shape == shape and array.dtype == dtype and not host.live
+
+
+def test_held_arrays_leave_the_limit_to_copies() -> None:
+    host = Host(limit=192 * KIB)
+    held = [host.staging.array((64 * KIB,), np.dtype(np.uint8)) for _ in range(3)]
+    beyond = host.staging.array((64 * KIB,), np.dtype(np.uint8))
+    assert host.staging.lent(beyond.ctypes.data) is None and host.staging.pinned == 192 * KIB
+    assert all(host.staging.lent(array.ctypes.data) is not None for array in held)
+    held.pop()
+    again = host.staging.array((64 * KIB,), np.dtype(np.uint8))
+    assert host.staging.lent(again.ctypes.data) is not None and host.staging.pinned == 192 * KIB
+
+
+def test_spare_bytes_come_from_a_free_block_and_go_back() -> None:
+    host = Host()
+    assert host.staging.spare(100) is None, "nothing is pinned for it"
+    block = host.staging.take(100)
+    host.staging.give(block, "a")
+    assert host.staging.spare(100) is None, "the copy still reads it"
+    host.done.add("a")
+    assert host.staging.spare(100 * KIB) is None, "another size"
+    spare = host.staging.spare(100)
+    assert spare is not None and spare.shape == (100,) and spare.dtype == np.uint8
+    assert host.staging.lent(spare.ctypes.data) is block and host.staging.spare(100) is None
+    del spare
+    assert host.staging.take(100) is block and host.staging.pinned == 64 * KIB == sum(host.live.values())
+
+
+def test_spare_bytes_are_not_waited_for() -> None:
+    """The device's thread waits for a copy while it has the staging memory to itself; nobody else waits with it."""
+    host = Host(limit=64 * KIB)
+    host.staging.give(host.staging.take(10), "a")
+    asked: list[Any] = []
+    wait = host.wait
+    host.staging._wait = lambda event: (asked.append(host.staging.spare(10)), wait(event))[1]
+    host.staging.take(10)
+    assert asked == [None] and host.waited == ["a"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,15 @@ def copy_bandwidth(run: Run) -> float:
     return found
 
 
-def run(run: Run) -> list[str]:
-    """The tables."""
+def run(run: Run) -> Iterator[str]:
+    """The tables, line by line."""
+    yield from table("Bound by memory", ("kernel", "dtype", "GB/s", "of copy", "of torch"), _kernels(run))
+    yield from table("Host and device", ("copy", "GB/s"), _host(run))
+
+
+def _kernels(run: Run) -> Iterator[tuple[Any, ...]]:
     copied = copy_bandwidth(run)
-    rows: list[tuple[Any, ...]] = [("copy", "", f"{copied / 1e9:.0f}", "100 %", "")]
+    yield "copy", "", f"{copied / 1e9:.0f}", "100 %", ""
     for dtype in ("float32", "float16"):
         side = run.of(8192, 8)
         host = np.random.default_rng(0).standard_normal((side, side), np.float32).astype(dtype)
@@ -38,9 +43,8 @@ def run(run: Run) -> list[str]:
         for name, moved, call, theirs in _cases(x, y, run, host):
             rate = moved * host.nbytes / run.seconds(call)
             other = moved * host.nbytes / run.torch_seconds(theirs) if theirs else None
-            rows.append((name, dtype, f"{rate / 1e9:.0f}", share(rate, copied), share(rate, other)))
-    rows.extend(_optimizer(run, copied))
-    return [table("Bound by memory", ("kernel", "dtype", "GB/s", "of copy", "of torch"), rows), _host(run)]
+            yield name, dtype, f"{rate / 1e9:.0f}", share(rate, copied), share(rate, other)
+    yield _optimizer(run, copied)
 
 
 def _cases(x: Any, y: Any, run: Run, host: Any) -> list[tuple[str, float, Callable[[], Any], Callable[[], Any] | None]]:
@@ -76,7 +80,7 @@ def _cases(x: Any, y: Any, run: Run, host: Any) -> list[tuple[str, float, Callab
     return [(name, moved, call, theirs.get(name)) for name, (moved, call) in ours.items()]
 
 
-def _optimizer(run: Run, copied: float) -> list[tuple[Any, ...]]:
+def _optimizer(run: Run, copied: float) -> tuple[Any, ...]:
     """AdamW over the parameters of a transformer: five arrays read, three written, each of the parameters' size."""
     shapes = [(run.of(2048, 4), run.of(2048, 4))] * run.of(24, 2) + [(run.of(2048, 4),)] * run.of(48, 2)
     nbytes = sum(int(np.prod(shape)) for shape in shapes) * 4
@@ -98,20 +102,21 @@ def _optimizer(run: Run, copied: float) -> list[tuple[Any, ...]]:
         fused = run.torch.optim.AdamW(theirs, fused=True)
         other = 7 * nbytes / run.torch_seconds(fused.step)
     rate = 7 * nbytes / run.seconds(step)
-    return [("AdamW step", "float32", f"{rate / 1e9:.0f}", share(rate, copied), share(rate, other))]
+    return "AdamW step", "float32", f"{rate / 1e9:.0f}", share(rate, copied), share(rate, other)
 
 
-def _host(run: Run) -> str:
+def _host(run: Run) -> Iterator[tuple[str, str]]:
     """Copies to and from the host, alone and under a running product."""
-    nbytes = run.of(256 << 20, 1 << 10)
-    host = np.ones(nbytes, np.uint8)
-    array = run.device.from_host(host)
-    up = nbytes / run.seconds(lambda: run.device.from_host(host))
-    down = nbytes / run.seconds(lambda: run.device.to_host(array) is None)
-    rows: list[tuple[Any, ...]] = [("to the device", f"{up / 1e9:.1f}"), ("to the host", f"{down / 1e9:.1f}")]
+    for name, nbytes in (("64 kB", 1 << 16), ("4 MB", 4 << 20), ("64 MB", 64 << 20), ("256 MB", 256 << 20)):
+        nbytes = run.of(nbytes, 1 << 10)
+        host = np.ones(nbytes, np.uint8)
+        array = run.device.from_host(host)
+        up = run.seconds(lambda host=host: run.device.from_host(host))
+        down = run.seconds(lambda array=array: run.device.to_host(array) is None)
+        yield f"{name} to the device", f"{nbytes / up / 1e9:.1f}"
+        yield f"{name} to the host", f"{nbytes / down / 1e9:.1f}"
     if not run.tiny:
-        rows.append(("product while copying, of the product alone", asyncio.run(_overlap(run, host))))
-    return table("Host and device", ("copy", "GB/s"), rows)
+        yield "product while copying 256 MB, of the product alone", asyncio.run(_overlap(run, host))
 
 
 async def _overlap(run: Run, host: Any) -> str:

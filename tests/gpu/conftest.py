@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.cuda import discovery
+from aiograd.testing.leaks import LeakCheck, Leaks, refuse
 
 HERE = Path(__file__).parent
 
@@ -26,8 +31,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def device() -> Any:
-    """``cuda:0``, with its threads started and its libraries loaded, so that no test seems to leave them behind."""
+def device(request: pytest.FixtureRequest) -> Any:
+    """``cuda:0``, with its threads started and all libraries loaded, so that no test seems to leave them behind."""
+    others = any(item.path.stem == "test_interop" for item in request.session.items)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an import that a warning ends halfway cannot be done again
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # jax would take three quarters of the device's memory
+        for name in ("torch", "cupy", "jax") if others else ():
+            try:
+                importlib.import_module(name)
+            except ImportError:
+                continue
     found: Any = ag.devices.device("cuda:0")
     x = ag.tensor(np.ones((4, 4), np.float32), device="cuda:0")
     (x @ x + 1).numpy()
@@ -35,6 +49,20 @@ def device() -> Any:
     found.submit(lambda: found.driver.notify(None, found.driver.record(None), called.set)).result()
     called.wait()
     return found
+
+
+def of_the_driver(descriptor: str) -> bool:
+    """True for files that the CUDA driver opens when it needs them first, and keeps."""
+    return descriptor.startswith("/dev/nvidia") or descriptor == "anon_inode:[eventfd]"
+
+
+@pytest.fixture
+def leak_check(device: Any) -> Iterator[None]:
+    """As everywhere, with the device there before, and without the files of its driver."""
+    check = LeakCheck()
+    yield
+    leaks = check.find()
+    refuse(Leaks(threads=leaks.threads, descriptors=tuple(each for each in leaks.descriptors if not of_the_driver(each))))
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,23 +14,24 @@ import aiograd as ag
 from tests.gpu.measuring import Run, table
 
 
-def run(run: Run) -> list[str]:
-    """The table."""
+def run(run: Run) -> Iterator[str]:
+    """The table, line by line."""
+    return table("Latency", ("what", "µs"), _rows(run))
+
+
+def _rows(run: Run) -> Iterator[tuple[str, str]]:
     x = run.device.from_host(np.ones(64, np.float32))
-    rows: list[tuple[Any, ...]] = [
-        ("element-wise operation on 64 elements, launched", f"{run.seconds(lambda: x + x) * 1e6:.1f}"),
-        ("a chain of ten of them, one launch", f"{run.seconds(lambda: _chain(x)) * 1e6:.1f}"),
-    ]
+    yield "element-wise operation on 64 elements, launched", f"{run.seconds(lambda: x + x) * 1e6:.1f}"
+    yield "a chain of ten of them, one launch", f"{run.seconds(lambda: _chain(x)) * 1e6:.1f}"
     if run.torch is not None:
         a = run.torch.ones(64, device="cuda")
-        rows.append(("torch: element-wise operation", f"{run.torch_seconds(lambda: a + a) * 1e6:.1f}"))
+        yield "torch: element-wise operation", f"{run.torch_seconds(lambda: a + a) * 1e6:.1f}"
     for name, factory in (("asyncio", asyncio.new_event_loop), ("uvloop", uvloop.new_event_loop)):
         with asyncio.Runner(loop_factory=factory) as runner:
             median, worst = runner.run(_waits(run))
-        rows.append((f"await of a small operation, {name}, median", f"{median * 1e6:.0f}"))
-        rows.append((f"await of a small operation, {name}, 99 of 100", f"{worst * 1e6:.0f}"))
-    rows.append(("forward and backward of (x · x).sum()", f"{asyncio.run(_passes(run)) * 1e6:.0f}"))
-    return [table("Latency", ("what", "µs"), rows)]
+        yield f"await of a small operation, {name}, median", f"{median * 1e6:.0f}"
+        yield f"await of a small operation, {name}, 99 of 100", f"{worst * 1e6:.0f}"
+    yield "forward and backward of (x · x).sum()", f"{asyncio.run(_passes(run)) * 1e6:.0f}"
 
 
 def _chain(x: Any) -> Any:

@@ -9,7 +9,7 @@ Note [What a figure is]
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,17 @@ class Run:
         return tiny if self.tiny else full
 
     def seconds(self, call: Callable[[], Any]) -> float:
-        """For one call on our device."""
+        """For one call on our device.
+
+        Raises:
+            DeviceError: its result could not be computed.
+        """
+        result = call()
+        if hasattr(result, "flush"):
+            result.flush()
+            self.device.synchronize()
+            result._raise_failure()  # a kernel that does not run is quick
+        del result
         return best(lambda count: self._repeat(call, count), self.tiny)
 
     def torch_seconds(self, call: Callable[[], Any]) -> float:
@@ -81,10 +91,12 @@ def best(repeat: Callable[[int], None], tiny: bool) -> float:
     return min(found)
 
 
-def table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    """A table in Markdown."""
-    lines = [f"## {title}", "", "| " + " | ".join(columns) + " |", "| --- " + "| ---: " * (len(columns) - 1) + "|"]
-    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""])
+def table(title: str, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]:
+    """The lines of a table in Markdown, each as soon as its row is there."""
+    yield from (f"## {title}", "", "| " + " | ".join(columns) + " |", "| --- " + "| ---: " * (len(columns) - 1) + "|")
+    for row in rows:
+        yield "| " + " | ".join(map(str, row)) + " |"
+    yield ""
 
 
 def share(part: float, whole: float | None) -> str:

@@ -38,6 +38,7 @@ def test_torch_reads_ours_behind_what_fills_it(device: Any, torch: Any) -> None:
 
 def test_torch_reads_ours_by_the_other_protocol(device: Any, torch: Any) -> None:
     x = device.from_host(np.arange(12, dtype=np.float32).reshape(3, 4))[:, ::2] * 2
+    device.synchronize()  # torch does not look at the stream that this protocol names
     assert torch.as_tensor(x, device="cuda").tolist() == [[0, 4], [8, 12], [16, 20]]
 
 

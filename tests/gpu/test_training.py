@@ -27,7 +27,8 @@ async def _trained(
 
     data = [put(value) for value in network.data]
     parameters = [put(value, requires_grad=True) for value in network.parameters]
-    optimizer = ag.optim.AdamW(parameters, lr=1e-3)
+    # some gradients are nothing but rounding (of the keys' bias in attention): a smaller eps would make whole steps of them
+    optimizer = ag.optim.AdamW(parameters, lr=1e-3, eps=1e-3)
     first = []
 
     def loss_of() -> Any:
@@ -44,9 +45,8 @@ async def _trained(
     return first, [(await parameter).detach().numpy() for parameter in parameters]
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
-async def test_gradients_and_training_are_those_of_the_host(device: Any, name: str) -> None:
-    network = NETWORKS[name]()
+async def follows_the_host(network: networks.Network) -> None:
+    """The gradients and the training on the device are those of the host, to single precision."""
     gradients, values = await _trained(network, "float32", "cuda:0", 5)
     wanted_gradients, wanted_values = await _trained(network, "float64", "cpu", 5)
     for found, wanted in zip(gradients, wanted_gradients, strict=True):
@@ -55,12 +55,22 @@ async def test_gradients_and_training_are_those_of_the_host(device: Any, name: s
         assert np.linalg.norm(found - wanted) <= 2e-3 * np.linalg.norm(wanted)
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
-async def test_compiled_training_has_the_bits_of_the_eager_one(device: Any, name: str) -> None:
-    eager = await _trained(NETWORKS[name](), "float32", "cuda:0", 5)
-    compiled = await _trained(NETWORKS[name](), "float32", "cuda:0", 5, compiled=True)
+async def compiled_is_eager(network: networks.Network) -> None:
+    """Compiled training has the bits of the eager one."""
+    eager = await _trained(network, "float32", "cuda:0", 5)
+    compiled = await _trained(network, "float32", "cuda:0", 5, compiled=True)
     for found, wanted in zip((*compiled[0], *compiled[1]), (*eager[0], *eager[1]), strict=True):
         assert found.tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+async def test_gradients_and_training_are_those_of_the_host(device: Any, name: str) -> None:
+    await follows_the_host(NETWORKS[name]())
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+async def test_compiled_training_has_the_bits_of_the_eager_one(device: Any, name: str) -> None:
+    await compiled_is_eager(NETWORKS[name]())
 
 
 async def test_nothing_is_computed_on_the_host(device: Any) -> None:

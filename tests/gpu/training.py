@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,8 @@ from tests.benchmarks import networks
 from tests.gpu.measuring import ROUNDS, Run, table
 
 
-def run(run: Run) -> list[str]:
-    """The table."""
+def run(run: Run) -> Iterator[str]:
+    """The table, line by line."""
     full: dict[str, Callable[[], networks.Network]] = {
         "MLP, 512 rows, 1024-4096-4096-10": lambda: networks.mlp(512, (1024, 4096, 4096, 10)),
         "CNN, 128 images of 32×32, 32-64-128": lambda: networks.cnn(128, 32, (32, 64, 128)),
@@ -23,8 +23,8 @@ def run(run: Run) -> list[str]:
         "transformer, 2×64×64, 4 heads, 2 blocks": lambda: networks.transformer(2, 64, 64, 4, 2),
     }
     tiny: dict[str, Callable[[], networks.Network]] = {"MLP": lambda: networks.mlp(2, (3, 4, 2))}
-    rows = [_compared(run, name, make()) for name, make in (tiny if run.tiny else full).items()]
-    return [table("Training steps (forward, backward, SGD)", ("network", *_KINDS, "torch ms", "torch / aiograd", "torch / compiled"), rows)]
+    rows = (_compared(run, name, make()) for name, make in (tiny if run.tiny else full).items())
+    return table("Training steps (forward, backward, SGD)", ("network", *_KINDS, "torch ms", "torch / aiograd", "torch / compiled"), rows)
 
 
 _KINDS = "aiograd ms", "compiled ms"
@@ -37,8 +37,10 @@ def _compared(run: Run, name: str, network: networks.Network) -> tuple[Any, ...]
     found: dict[str, list[float]] = {kind: [] for kind in (*_KINDS, "torch")}
 
     async def main() -> None:
-        for steps in (*ours.values(), *ours.values()):
+        for kind, steps in (*ours.items(), *ours.items()):
+            started = time.perf_counter()
             await steps(2 if not run.tiny else 1)
+            print(f"({name}: first steps, {kind.removesuffix(' ms')}, {time.perf_counter() - started:.1f} s)", flush=True)
         if theirs is not None:
             theirs(2)
         for _ in range(run.of(ROUNDS, 1)):

@@ -5,11 +5,13 @@ addresses out, and `CallError` where a call says no.
 
 Rejected: cuda.core's objects for streams, events and memory (their finalizers call the driver on whichever thread drops them, and memory
 of theirs is freed where the garbage collector happens to run); the driver's library through ctypes (the names of versioned entry points
-and their types are NVIDIA's to keep).
+and their types are NVIDIA's to keep), but for host functions: cuda-bindings 12.9 puts Python code that takes the interpreter's lock around
+each, on the driver's own thread.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -56,6 +58,8 @@ class Bindings:
         self._query = driver.cuEventQuery
         self._record = driver.cuEventRecord
         self._attributes = driver.CUdevice_attribute
+        self._call_on_host = ctypes.CDLL("libcuda.so.1").cuLaunchHostFunc
+        self._call_on_host.argtypes = (ctypes.c_void_p,) * 3
         self._call("cuInit", 0)
 
     # ---------------------------------------------------------------- devices and contexts
@@ -191,7 +195,9 @@ class Bindings:
 
     def call_on_host(self, stream: Any, function: int, argument: int) -> None:
         """Make the driver's thread call a C function ``void (void *)`` by its address when a stream has come this far."""
-        self._call("cuLaunchHostFunc", stream, self._driver.CUhostFn(function), argument)
+        status = self._call_on_host(int(stream), function, argument)
+        if status != 0:
+            raise self._error("cuLaunchHostFunc", self._driver.CUresult(status))
 
     # ---------------------------------------------------------------- kernels
 

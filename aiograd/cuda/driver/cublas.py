@@ -31,10 +31,10 @@ _STATUS = {
     13: "a kernel failed", 14: "internal error", 15: "not supported",
 }  # fmt: skip
 _NO_MEMORY = 3
-#: numbers of cudaDataType
-_TYPES = {"float32": 0, "float64": 1, "float16": 2}
-#: numbers of cublasComputeType_t
-_COMPUTE = {"float32": 68, "float64": 70, "float16": 68}
+#: letter of a dtype -> number of cudaDataType
+_TYPES = {"f": 0, "d": 1, "e": 2}
+#: letter of a dtype -> number of cublasComputeType_t
+_COMPUTE = {"f": 68, "d": 70, "e": 68}
 _COMPUTE_TF32 = 77
 _ATOMICS_NOT_ALLOWED = 0
 #: half precision is not summed in half precision on the way either
@@ -108,13 +108,13 @@ class Cublas:
         """
         if m == 0 or n == 0 or batch == 0:
             return
-        kind = out.dtype.name
+        kind = out.dtype.char
         if kind not in _TYPES or a.dtype != out.dtype or b.dtype != out.dtype:
-            raise DeviceError(f"multiplying matrices of {a.dtype} and {b.dtype} into {out.dtype}: cuBLAS is used for one of {', '.join(_TYPES)} only")
-        scalar = ctypes.c_double if kind == "float64" else ctypes.c_float
+            raise DeviceError(f"multiplying matrices of {a.dtype} and {b.dtype} into {out.dtype}: cuBLAS takes one of float32, float64, float16")
+        scalar = ctypes.c_double if kind == "d" else ctypes.c_float
         one, other = scalar(alpha), scalar(beta)
         code = _TYPES[kind]
-        compute = _COMPUTE_TF32 if self.allow_tf32 and kind == "float32" else _COMPUTE[kind]
+        compute = _COMPUTE_TF32 if self.allow_tf32 and kind == "f" else _COMPUTE[kind]
         (lda, trans_a, stride_a), (ldb, trans_b, stride_b), (ldc, stride_c) = layout_a, layout_b, layout_out
         self._call(
             "cublasGemmStridedBatchedEx_64", self._handle(stream), int(trans_b), int(trans_a), n, m, k, ctypes.addressof(one),
@@ -171,4 +171,4 @@ def _address(pointer: Pointer) -> int:
 
 def supports(dtype: np.dtype[Any]) -> bool:
     """True if `Cublas.gemm` multiplies matrices of this dtype."""
-    return dtype.name in _TYPES
+    return dtype.char in _TYPES

@@ -58,7 +58,7 @@ Compiler = Callable[[Callable[..., None], tuple[Any, ...], tuple[int, int]], Cod
 class HardwareDriver:
     """A `aiograd.cuda.driver.protocol.Driver` for a device that is there.
 
-    Besides the protocol it has `host_array`, `adopt`, `foreign_stream`, `stream_address`, and `gemm` where cuBLAS was found.
+    Besides the protocol it has `host_array`, `spare_array`, `adopt`, `foreign_stream`, `stream_address`, and `gemm` where cuBLAS was found.
 
     Args:
         ordinal: number of the device.
@@ -148,6 +148,15 @@ class HardwareDriver:
         self._enter("pinning host memory")
         host: np.ndarray[Any, Any] = self._guard("pinning host memory", self._staging.array, shape, dtype)
         return host
+
+    def spare_array(self, nbytes: int) -> np.ndarray[Any, Any] | None:
+        """Bytes as of `host_array`, if there are some that nothing uses, for a thread that copies an array of the host; any thread, never waits."""
+        if self._closed or self._lost is not None:
+            return None
+        try:
+            return self._staging.spare(nbytes)
+        except DeviceError:  # the device has failed: the copy will say so
+            return None
 
     def adopt(self, address: int, nbytes: int, owner: Any) -> Foreign:
         """Memory that another library has on this device; `owner` keeps it alive, and is dropped when the last stream that uses it has come past."""

@@ -44,9 +44,9 @@ class Properties:
     is_simulated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Pointer:
-    """An argument of a kernel that points into memory of the device."""
+    """An argument of a kernel that points into memory of the device. Made for each launch, so it is not frozen, which takes three times as long."""
 
     memory: Any
     #: bytes from the start of `memory`

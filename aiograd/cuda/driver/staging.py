@@ -8,12 +8,14 @@ Note [Copies that overlap]
 
 Note [Threads that use a block]
     Blocks are taken and pinned on the device's thread. A block that backs an array comes back when the array is collected, on any thread: it
-    is only appended to a queue, and looked at when the next one is taken.
+    is only appended to a queue, and looked at when the next one is taken. Another thread may have a block that is there and free (`Staging.spare`),
+    so that it copies an array of the host once and not twice; it never waits, neither for a copy nor for the device's thread.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -27,8 +29,8 @@ _MIB = 1 << 20
 _SMALLEST = 64 * _KIB
 #: copies are made in pieces of this size, so that filling one overlaps with sending another
 CHUNK = 4 * _MIB
-#: arrays above this size are not pinned: pinning them takes longer than copying
-LARGEST_ARRAY = 64 * _MIB
+#: arrays above this size are not pinned
+LARGEST_ARRAY = 256 * _MIB
 #: pinned bytes of one device
 _LIMIT = 512 * _MIB
 
@@ -75,9 +77,14 @@ class Staging:
         #: blocks that back arrays, by address
         self._lent: dict[int, HostBlock] = {}
         self.pinned = 0
+        self._lock = threading.Lock()
 
     def take(self, nbytes: int) -> HostBlock:
         """A block that nothing uses. Blocks while too much is in flight."""
+        with self._lock:
+            return self._take(nbytes)
+
+    def _take(self, nbytes: int) -> HostBlock:
         self._collect()
         size = size_class(nbytes)
         idle = self._idle.setdefault(size, deque())
@@ -95,23 +102,51 @@ class Staging:
 
     def give(self, block: HostBlock, event: Any) -> None:
         """Take a block back that is in use until an event."""
-        block.event = event
-        self._idle.setdefault(block.size, deque()).append(block)
+        with self._lock:
+            block.event = event
+            self._idle.setdefault(block.size, deque()).append(block)
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An uninitialised C-contiguous array in pinned memory, which comes back here when the array and its views are gone.
 
-        Large arrays, and empty ones, are in ordinary memory.
+        Very large arrays, empty ones and those that would exceed the limit are in ordinary memory.
         """
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not 0 < nbytes <= LARGEST_ARRAY or dtype.hasobject:
             return np.empty(shape, dtype)
-        block = self.take(nbytes)
+        with self._lock:
+            block = self._free_block(nbytes)
+            if block is None and self.pinned + size_class(nbytes) > self._limit:
+                self._make_room(size_class(nbytes))
+                if self.pinned + size_class(nbytes) > self._limit:
+                    return np.empty(shape, dtype)  # arrays that are held keep their memory for as long as they like
+            return self._lend(block or self._take(nbytes), nbytes).view(dtype).reshape(shape)
+
+    def spare(self, nbytes: int) -> np.ndarray[Any, Any] | None:
+        """Bytes as of `array`, from a block that is free now; None if there is none. Any thread.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            block = self._free_block(nbytes)
+            return None if block is None else self._lend(block, nbytes)
+        finally:
+            self._lock.release()
+
+    def _free_block(self, nbytes: int) -> HostBlock | None:
+        """A pinned block of the size for so many bytes that nothing uses."""
+        self._collect()
+        idle = self._idle.get(size_class(nbytes))
+        return idle.popleft() if idle and self._is_free(idle[0]) else None
+
+    def _lend(self, block: HostBlock, nbytes: int) -> np.ndarray[Any, Any]:
         memory = (ctypes.c_byte * nbytes).from_address(block.address)
         self._lent[block.address] = block
         weakref.finalize(memory, self._returned.append, block).atexit = False
-        flat: np.ndarray[Any, Any] = np.frombuffer(memory, dtype)  # type: ignore[call-overload]
-        return flat.reshape(shape)
+        return np.frombuffer(memory, np.uint8)  # type: ignore[call-overload,no-any-return]
 
     def lent(self, address: int) -> HostBlock | None:
         """The block that backs an array which starts at an address."""
@@ -119,21 +154,23 @@ class Staging:
 
     def trim(self) -> None:
         """Unpin the blocks that are not in use."""
-        self._collect()
-        for idle in self._idle.values():
-            for _ in range(len(idle)):
-                block = idle.popleft()
-                if self._is_free(block):
-                    self._unpin(block)
-                else:
-                    idle.append(block)
+        with self._lock:
+            self._collect()
+            for idle in self._idle.values():
+                for _ in range(len(idle)):
+                    block = idle.popleft()
+                    if self._is_free(block):
+                        self._unpin(block)
+                    else:
+                        idle.append(block)
 
     def close(self) -> None:
         """Unpin all blocks except the ones that back arrays, which stay until the process ends. The device has no work left."""
-        self._collect()
-        for idle in self._idle.values():
-            while idle:
-                self._unpin(idle.popleft())
+        with self._lock:
+            self._collect()
+            for idle in self._idle.values():
+                while idle:
+                    self._unpin(idle.popleft())
 
     def _collect(self) -> None:
         while self._returned:

@@ -16,6 +16,7 @@ Note [Batches]
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +39,11 @@ _CALLS = 64
 #: parts into which sums are cut at most
 _PARTS = 128
 
+#: problems and calls that are remembered
+_REMEMBERED = 4096
+
+#: shape, and strides in bytes
+_Layout = tuple[Shape, Shape]
 #: tile_m, tile_n, tile_k, run_m, run_n
 Tile = tuple[int, int, int, int, int]
 
@@ -73,12 +79,16 @@ class Problem:
 
 def describe(out: CudaArray, a: CudaArray, b: CudaArray) -> Problem | None:
     """``out = a @ b`` as a `Problem`; None where the batch has more than two axes that do not merge."""
-    size = out.itemsize
-    leading = out.shape[:-2]
-    extents, strides = merged(leading, [_leading(array, leading) for array in (a, b, out)])
+    return _problem(out.itemsize, (out.shape, out.strides), (a.shape, a.strides), (b.shape, b.strides))
+
+
+@functools.lru_cache(_REMEMBERED)
+def _problem(size: int, out: _Layout, a: _Layout, b: _Layout) -> Problem | None:
+    leading = out[0][:-2]
+    extents, strides = merged(leading, [_leading(layout, leading, size) for layout in (a, b, out)])
     axes = [list(axis) for axis in zip(extents, *strides, strict=True) if axis[0] != 1]
-    m, n, k = out.shape[-2], out.shape[-1], a.shape[-1]
-    rows, columns, result = ([stride // size for stride in array.strides[-2:]] for array in (a, b, out))
+    m, n, k = *out[0][-2:], a[0][-1]
+    rows, columns, result = ([stride // size for stride in layout[1][-2:]] for layout in (a, b, out))
     while axes and axes[-1][2] == 0 and (m == 1 or (axes[-1][1] == m * rows[0] and axes[-1][3] == m * result[0])):
         length, step, _, there = axes.pop()
         if m == 1:
@@ -93,9 +103,9 @@ def describe(out: CudaArray, a: CudaArray, b: CudaArray) -> Problem | None:
     )  # fmt: skip
 
 
-def _leading(array: CudaArray, leading: tuple[int, ...]) -> list[int]:
+def _leading(layout: _Layout, leading: tuple[int, ...], size: int) -> list[int]:
     """Strides, in elements, of the axes before the last two when they are broadcast."""
-    own = [0 if length == 1 else stride // array.itemsize for length, stride in zip(array.shape[:-2], array.strides[:-2], strict=True)]
+    own = [0 if length == 1 else stride // size for length, stride in zip(layout[0][:-2], layout[1][:-2], strict=True)]
     return [0] * (len(leading) - len(own)) + own
 
 
@@ -232,6 +242,30 @@ def _matrix(rows: int, columns: int, row: int, column: int) -> tuple[int, bool] 
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class _LibraryCalls:
+    """The calls of cuBLAS for a problem: how many, elements from one to the next of the result and the operands, and arguments that all have."""
+
+    count: int
+    steps: tuple[int, int, int]
+    arguments: tuple[Any, ...]
+
+
+@functools.lru_cache(_REMEMBERED)
+def _library_calls(problem: Problem) -> _LibraryCalls | None:
+    """The calls for a problem; None if cuBLAS takes no such layouts, or too many calls."""
+    if min(problem.outer, problem.inner) > _CALLS:
+        return None
+    m, n, k, a, b, out = problem.m, problem.n, problem.k, problem.a, problem.b, problem.out
+    layout_a, layout_b, layout_out = _matrix(m, k, *a[2:]), _matrix(k, n, *b[2:]), _matrix(m, n, *out[2:])
+    if layout_a is None or layout_b is None or layout_out is None or layout_out[1]:
+        return None
+    calls, many = (0, 1) if problem.outer <= problem.inner else (1, 0)
+    count, batch = (problem.outer, problem.inner) if calls == 0 else (problem.inner, problem.outer)
+    arguments = (m, n, k, batch, (*layout_a, a[many]), (*layout_b, b[many]), (layout_out[0], out[many]))
+    return _LibraryCalls(count, (out[calls], a[calls], b[calls]), arguments)
+
+
 def _by_library(out: CudaArray, a: CudaArray, b: CudaArray, problem: Problem) -> bool:
     """Compute the product with cuBLAS, if it can."""
     device = out.device
@@ -243,23 +277,19 @@ def _by_library(out: CudaArray, a: CudaArray, b: CudaArray, problem: Problem) ->
     if _matrix(problem.k, problem.n, *problem.b[2:]) is None:
         b = b.copy()
     found = describe(out, a, b)
-    if found is None or min(found.outer, found.inner) > _CALLS:
+    calls = None if found is None else _library_calls(found)
+    if calls is None:
         return False
-    layout_a, layout_b = _matrix(found.m, found.k, *found.a[2:]), _matrix(found.k, found.n, *found.b[2:])
-    layout_out = _matrix(found.m, found.n, *found.out[2:])
-    if layout_a is None or layout_b is None or layout_out is None or layout_out[1]:
-        return False
-    calls, many = (0, 1) if found.outer <= found.inner else (1, 0)
-    count, batch = (found.outer, found.inner) if calls == 0 else (found.inner, found.outer)
-    places = [(array.buffer, array.offset, strides) for array, strides in ((out, found.out), (a, found.a), (b, found.b))]
     dtype = out.dtype
-    shape_a, shape_b, shape_out = (*layout_a, found.a[many]), (*layout_b, found.b[many]), (layout_out[0], found.out[many])
+    places = [
+        (array.buffer, array.offset, step * dtype.itemsize) for array, step in zip((out, a, b), calls.steps, strict=True)
+    ]
 
     def run(driver: DeviceDriver, stream: Any) -> None:
-        for i in range(count):
-            starts = [(buffer, offset + i * strides[calls] * dtype.itemsize) for buffer, offset, strides in places]
+        for i in range(calls.count):
+            starts = [(buffer, offset + i * step) for buffer, offset, step in places]
             pointers = [Pointer(buffer.memory, start, dtype, (buffer.nbytes - start) // dtype.itemsize) for buffer, start in starts]
-            gemm(*pointers, found.m, found.n, found.k, batch, shape_a, shape_b, shape_out, 1.0, 0.0, stream)
+            gemm(*pointers, *calls.arguments, 1.0, 0.0, stream)
 
     with device.lock:
         a.flush()

@@ -33,15 +33,19 @@ def product(x1: CudaArray, x2: CudaArray, bias: CudaArray | None = None) -> Any:
     """
     if not x1.ndim or not x2.ndim or x1.shape[-1] != x2.shape[-2 if x2.ndim > 1 else 0]:
         raise ShapeError(f"matmul: found shapes {list(x1.shape)} and {list(x2.shape)}; expected (..., M, K) and (..., K, N)")
-    dtype = np.result_type(*[array.dtype for array in (x1, x2, bias) if array is not None])
+    dtype = x1.dtype
+    if x2.dtype is not dtype or (bias is not None and bias.dtype is not dtype):
+        dtype = np.result_type(*[array.dtype for array in (x1, x2, bias) if array is not None])
     if dtype.kind not in ("fiub" if bias is None else "f") or dtype.itemsize > 8:
         return NotImplemented
     device = x1.device
     check_same(device, "matmul", (x1, x2, bias))
     a, b = (x.astype(dtype, copy=False) for x in (x1, x2))
     a, b = a if a.ndim > 1 else a.reshape(1, -1), b if b.ndim > 1 else b.reshape(-1, 1)
+    leading = a.shape[:-2]
     try:
-        leading = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        if b.shape[:-2] != leading:
+            leading = np.broadcast_shapes(leading, b.shape[:-2])
     except ValueError as error:
         raise ShapeError(f"matmul: the leading axes of shapes {list(x1.shape)} and {list(x2.shape)} cannot be broadcast together") from error
     m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]

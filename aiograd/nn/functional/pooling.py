@@ -131,7 +131,7 @@ def max_unpool2d(
     wanted = smallest if output_size is None else [int(n) for n in output_size[-2:]]
     if len(wanted) != 2 or any(not n - s < m < n + s for n, m, s in zip(smallest, wanted, window.stride, strict=True)):
         raise ShapeError(f"max_unpool2d: output_size {output_size!r}, expected extents within a stride {window.stride} of {smallest}")
-    flat = zeros((*x.shape[:2], wanted[0] * wanted[1]), dtype=x.dtype).to(x.device)
+    flat = zeros((*x.shape[:2], wanted[0] * wanted[1]), dtype=x.dtype, device=x.device)
     out = scatter(flat, 2, places.reshape(*x.shape[:2], -1), x.reshape(*x.shape[:2], -1)).reshape(*x.shape[:2], *wanted)
     return out.squeeze(0) if alone else out
 

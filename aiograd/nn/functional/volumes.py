@@ -133,7 +133,7 @@ def conv_transpose3d(
     inside, out, taps, *plane = kernel.shape
     reach = apart[0] * (taps - 1)
     if steps[0] > 1 and depth:
-        gaps = zeros((n, channels, depth, steps[0] - 1, *x.shape[3:]), dtype=x.dtype).to(x.device)
+        gaps = zeros((n, channels, depth, steps[0] - 1, *x.shape[3:]), dtype=x.dtype, device=x.device)
         x = concat([x.unsqueeze(3), gaps], axis=3).reshape(n, channels, depth * steps[0], *x.shape[3:])
         x = narrow(x, 2, 0, (depth - 1) * steps[0] + 1)
     x = pad_axes(x, [(0, 0), (0, 0), (reach, reach + extra[0]), (0, 0), (0, 0)])
