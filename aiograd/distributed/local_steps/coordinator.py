@@ -23,7 +23,7 @@ from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
 from aiograd.distributed.local_steps.remote_local_member import RemoteContribution, RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, DealtBatch, LocalResult, PreparedRound, RoundAnswer
 from aiograd.distributed.local_steps.round_record import RoundRecord
-from aiograd.engine.run.failures import mark_committed
+from aiograd.engine.run.failures import first_of, mark_committed
 from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
@@ -220,20 +220,20 @@ class RoundCoordinator(BaseCoordinator):
 
     # ---------------------------------------------------------------- the exchange
 
-    async def _each(self, members: Sequence[RemoteLocalMember], ask: Callable[[RemoteLocalMember], Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def each(self, members: Sequence[RemoteLocalMember], ask: Callable[[RemoteLocalMember], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Ask members side by side; all are awaited.
 
         Returns:
             The members that are lost, or were left meanwhile, with their errors.
 
         Raises:
-            The error of another kind that came first in the order of the members.
+            The error of another kind that came first in the order of the members, with the other errors as notes.
         """
         answers = await asyncio.gather(*map(ask, members), return_exceptions=True)
         failed = [(each, answer) for each, answer in zip(members, answers, strict=True) if isinstance(answer, BaseException)]
         for member, error in failed:
             if not isinstance(error, WorkerLostError) and member in self.remotes:
-                raise error
+                raise first_of([(each.name, other) for each, other in failed], error)
         return failed
 
     def _lose_all(self, lost: Sequence[tuple[RemoteLocalMember, BaseException]]) -> bool:
@@ -244,7 +244,7 @@ class RoundCoordinator(BaseCoordinator):
     async def update_all(self) -> None:
         """Bring all members that compute nothing to the newest base; members that cannot be reached are lost."""
         members = [each for each in self.remotes if each.computing is None and each.version != self.base.version]
-        self._lose_all(await self._each(members, self.update))
+        self._lose_all(await self.each(members, self.update))
 
     async def _exchange(self) -> RoundRecord | None:
         """Take the results that are there into a round; None: no result is left."""
@@ -259,7 +259,7 @@ class RoundCoordinator(BaseCoordinator):
             contributors = {each: each.contribution for each in members if each.contribution is not None}
             if not contributors:
                 return None
-            if self._lose_all(await self._each([each for each in members if each.version != self.base.version], self.update)):
+            if self._lose_all(await self.each([each for each in members if each.version != self.base.version], self.update)):
                 continue
             buffers: list[ChangedBuffer] = []
             if self.base.buffers:
@@ -296,7 +296,7 @@ class RoundCoordinator(BaseCoordinator):
                 decision.drive.handle(Prepared(began + found.kept, member.name))
                 self._promised, self._took = found.kept, now() - began
 
-            lost = await self._each(members, prepare)
+            lost = await self.each(members, prepare)
             while not lost and (asked := self._to_ask(decision)):
                 gone = await self._collect(decision, asked)
                 lost = [(each, WorkerLostError(f"{each.name} is lost", worker=each.owner)) for each in gone]

@@ -258,8 +258,9 @@ class OddData(nn.Module):
 @pytest.mark.parametrize("kind", ["a list", "a stream", "no batches", "nothing", "only dropped"])
 async def test_loaders_that_are_none(kind: str) -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *_):
-        with pytest.raises(RemoteError, match=r"OddData.data\(\) returned a"):
+        with pytest.raises(RemoteError, match=r"OddData.data\(\) returned a") as caught:
             await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER)
+        assert caught.value.worker == "w0" and "the worker w1 has failed, too: RemoteError: " in caught.value.__notes__[0]
         with pytest.raises(RemoteError, match="no method 'numbers'"):
             await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER, data="numbers")
 
