@@ -63,6 +63,8 @@ class RoundCoordinator(BaseCoordinator):
 
     #: computations and attempts at rounds so far
     _computations = _attempts = 0
+    #: the time of the loop up to which `figures` have the time of members
+    _counted_to = 0.0
     _record: RoundRecord | None = None
 
     async def round(self, before: int | None) -> RoundRecord | None:
@@ -78,8 +80,7 @@ class RoundCoordinator(BaseCoordinator):
             As `LocalSteps.round`.
         """
         record: RoundRecord | None = None
-        now = asyncio.get_running_loop().time
-        began = now()
+        self._counted_to = asyncio.get_running_loop().time()
         try:
             while True:
                 for member in self.remotes:
@@ -106,7 +107,12 @@ class RoundCoordinator(BaseCoordinator):
                 await self.withdraw_all()
             raise
         finally:
-            self.figures.elapsed += (now() - began) * len(self.remotes)
+            self._count_time()
+
+    def _count_time(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.figures.elapsed += (now - self._counted_to) * len(self.remotes)
+        self._counted_to = now
 
     def _check_quorum(self) -> None:
         if len(self.remotes) < self.options.quorum:
@@ -383,5 +389,6 @@ class RoundCoordinator(BaseCoordinator):
     def _log(self) -> None:
         """Log the loss and the figures of the round, for the dashboard and ``/metrics``."""
         if self._record is not None:
+            self._count_time()
             for name, value in self.statistics().scalars(self._record).items():
                 log(f"local_steps/{name}", value, self._record.number)
