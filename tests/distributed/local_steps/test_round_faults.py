@@ -219,17 +219,26 @@ async def test_a_member_joins_beside_running_rounds(world: World) -> None:
 async def test_a_joiner_replays_the_rounds_that_were_committed_meanwhile(world: World) -> None:
     training, coordinator = world.training, world.training._coordinator
     await training.round()
-    original, replayed = coordinator._give_base, []
+    original, ask, replayed = coordinator._give_base, coordinator.ask, []
 
     async def slow(member: Any, **options: Any) -> None:
         await original(member, **options)
         for _ in range(2):
             await training.round()
-        world.around("w2", "replay", lambda: replayed.append(member.owner), is_before=True) if training.names[-1] == "w2" else None
+
+    async def noting(member: Any, method: str, *args: Any, **options: Any) -> Any:
+        answer = await ask(member, method, *args, **options)
+        if method == "replay":
+            assert training.names == ("w0", "w1"), "no other member waits for it"
+            replayed.append(answer)
+            if len(replayed) < 3:
+                await training.round()
+        return answer
 
     coordinator._give_base = slow  # type: ignore[method-assign]
+    coordinator.ask = noting  # type: ignore[method-assign]
     await training.add("w2")
-    assert coordinator.remotes[-1].version == training.version - 2
+    assert (replayed, coordinator.remotes[-1].version, training.version) == ([3, 4, 5], 5, 5)
     record = await training.round()
     assert record.members == ("w0", "w1", "w2")
     await world.oracle()
