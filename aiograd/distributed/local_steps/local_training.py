@@ -241,7 +241,7 @@ class LocalTraining(LossModule):
         grads = await grad(loss, self.parameters, allow_unused=True)
         arrays = self.clipped([None if each is None else each.detach()._data for each in grads])
         given = {parameter: each for parameter, each in zip(self.parameters, arrays, strict=True) if each is not None}
-        await offload(functools.partial(self._inner.step, given))
+        await self._calls.offload(functools.partial(self._inner.step, given))
         return float(loss.detach().item())
 
     def progress(self) -> MemberProgress:
