@@ -41,6 +41,7 @@ from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
+from aiograd.running.offloading import offload
 from aiograd.running.types import Array
 from aiograd.tensors.core import make
 
@@ -164,7 +165,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.form = PayloadForm(self.base.specs, self.options.compress, self.options.answer)
         self.order = BatchOrder(self.outline.loader)
         self.ledger = BatchLedger(self.outline.loader.batches)
-        self.digest = self.base.digest()
+        self.digest = await offload(self.base.digest)
         await together([self._give_base(each, is_new=True, is_made=True) for each in self.remotes])
 
     def make_outer(self, tensors: list[Any]) -> Any:
