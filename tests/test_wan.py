@@ -60,8 +60,8 @@ def test_the_figures_are_those_of_the_lines() -> None:
         assert fast.utilisation > slow.utilisation
         if "DataParallel" in method.name:
             assert 2 * sent < fast.bytes < 2 * sent * 1.1, "a ring sends and receives so much"
-            for measurement, rate in ((fast, 125_000), (slow, 12_500)):
-                assert sent / rate < measurement.seconds - 0.05 < 1.5 * sent / rate, "never faster than the line"
+            for measurement, rate, most in ((fast, 125_000, 1.1), (slow, 12_500, 1.35)):
+                assert sent / rate < measurement.seconds - 0.05 < most * sent / rate, "never faster than the line, and hardly slower"
         else:
             assert fast.bytes < 4000
 

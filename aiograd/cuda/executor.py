@@ -199,7 +199,7 @@ def _attempt(function: Callable[[], None]) -> None:
     except DeviceError:
         log.debug("a device that has failed", exc_info=True)
     except Exception:
-        log.exception("something that nobody waits for failed on the thread of a device")
+        log.exception("something that no task waits for failed on the thread of a device")
 
 
 def _nothing() -> None:

@@ -185,7 +185,7 @@ class Calls:
         if unpacking.differentiable:
             context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
-                raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
+                raise ProtocolError(f"worker {peer} answered with values that claim gradients that were not asked for", code="edge")
             recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number, answer.behind)
             collect = current_mode().collect
             if collect is not None:

@@ -57,7 +57,7 @@ def register() -> None:
         def is_float_type(self, x: Tensor) -> bool:
             return x.dtype.kind in "fc"
 
-    register.backend = EinopsBackend  # type: ignore[attr-defined]  # subclasses are found as long as somebody refers to them
+    register.backend = EinopsBackend  # type: ignore[attr-defined]  # subclasses are found as long as something refers to them
 
 
 def __getattr__(name: str) -> Any:

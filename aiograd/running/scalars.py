@@ -65,7 +65,7 @@ class ScalarLog:
         #: the last value of each name on each worker
         self.latest: dict[tuple[str | None, str], LoggedScalar] = {}
         #: gives the name of the worker that runs the code, or None; set by the distributed part
-        self.worker_name: Callable[[], str | None] = _nobody
+        self.worker_name: Callable[[], str | None] = _no_worker
 
     def add(self, name: str, value: float, step: int | None) -> None:
         """Log a value; see `log`."""
@@ -100,7 +100,7 @@ class ScalarLog:
             self._sinks.remove(sink)
 
 
-def _nobody() -> None:
+def _no_worker() -> None:
     return None
 
 

@@ -198,7 +198,7 @@ def _read_only_cause(tensor: TensorCore) -> str:
     current = tensor
     while (view := view_of(current)) is not None:
         if view.op.name == "diagonal":
-            return "numpy lets nobody write through diagonal(); to change the diagonal itself assign to elements, x[i, i] with i = arange(n)"
+            return "numpy allows no writing through diagonal(); to change the diagonal itself assign to elements, x[i, i] with i = arange(n)"
         if view.op.name == "expand":
             return "several of its elements share one place since it was broadcast"
         current = view.parent

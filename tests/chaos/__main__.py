@@ -5,6 +5,10 @@ The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --serv
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.
+
+``--release`` (``make release-checks``) writes each piece of work that is done to ``out/release/pieces.jsonl``. Stopped, or ended by ``--hours H``, it
+goes on there the next time; ``report.json`` and ``report.md`` beside it have the figures of all times together. Pieces of the parts on virtual time
+take turns, so that a run of an hour is a small part of each.
 """
 
 from __future__ import annotations
@@ -13,30 +17,36 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import NamedTuple
 
 from tests.chaos import batches, collectives
-from tests.chaos.batches import Batch
+from tests.chaos.batches import Batch, Piece
 from tests.chaos.broken import PROTECTIONS
-from tests.chaos.cells import CELLS, FAULTS, Cell
+from tests.chaos.cells import CELLS, FAULTS
+from tests.chaos.ledger import ROOT, Ledger
 from tests.chaos.mix import Mix
 from tests.chaos.processes import run_processes
-from tests.chaos.report import Report, cell_table
+from tests.chaos.report import Report, cell_name, cell_table, write_report
 from tests.chaos.shrink import attempt, shrink
 from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
 
 PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "serving", "local-steps", "replay", "proxied", "processes")
-#: runs in one piece of work
-PIECE = 50
+#: parts that this process carries out itself, at the end
+OWN = ("replay", "processes")
+#: runs in one piece of work, and in one of a part whose runs are long
+PIECE, SHORT = 50, ("cancel", "proxied")
 
 
 class Size(NamedTuple):
@@ -77,6 +87,8 @@ CHAOS = Size(
     seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, serving=4_000, local_steps=1_000,
     replay=20, proxied=20, kills=1, stops=5, ends=20,
 )  # fmt: skip
+#: parts whose size is a number of seeds
+SEEDED = ("seeds", "cells", "cancel", "replicas", "groups", "serving", "local-steps", "proxied")
 RELEASE = Size(
     seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, serving=100_000,
     local_steps=20_000, replay=200, proxied=500, kills=20, stops=100, ends=500, trainings=20,
@@ -86,12 +98,18 @@ RELEASE = Size(
 def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--seeds", type=int, help=f"random runs (default {CHAOS.seeds:,}); trainings by local steps (default {CHAOS.local_steps:,})")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        help=f"random runs (default {CHAOS.seeds:,}) and trainings by local steps ({CHAOS.local_steps:,}); or runs of each part that is chosen",
+    )
     parser.add_argument("--first", type=int, default=0, help="the first of them, and of the seeds of other parts; ablations begin at 0")
     parser.add_argument("--scale", type=float, default=1.0, help="how much of everything, 0.1 for a tenth")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--seed", help="run one seed, tell its story, and shrink it if it fails")
-    parser.add_argument("--release", action="store_true", help="as much as before a release: many hours")
+    parser.add_argument("--release", action="store_true", help="as much as before a release: many hours; it goes on where it was stopped")
+    parser.add_argument("--hours", type=float, default=math.inf, help="begin no piece of work after so long")
+    parser.add_argument("--folder", type=Path, help="where the pieces that are done are noted (default out/release with --release, else nowhere)")
     parser.add_argument("--hashes", type=int, nargs=2, metavar=("FIRST", "LAST"), help="print the hashes of these seeds")
     for part in PARTS:
         flags = ["--only-seeds"] if part == "seeds" else [f"--{part}", f"--only-{part}"]
@@ -104,89 +122,127 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(batches.seeds(*options.hashes).hashes))
         return 0
     size = (RELEASE if options.release else CHAOS).scaled(options.scale)
+    chosen = [part for part in PARTS if getattr(options, f"part_{part}")]
     if options.seeds is not None:
-        size = size._replace(seeds=options.seeds, local_steps=options.seeds)
-    parts = [part for part in PARTS if getattr(options, f"part_{part}")] or list(PARTS)
-    return run(parts, size, options.first, options.jobs)
+        wanted = [part for part in SEEDED if part in chosen] or ["seeds", "local-steps"]
+        size = size._replace(least=0, **{part.replace("-", "_"): options.seeds for part in wanted})
+    parts = chosen or list(PARTS)
+    folder = options.folder or (ROOT / "out" / "release" if options.release else None)
+    with tempfile.TemporaryDirectory() as nowhere:
+        ledger = Ledger(folder or nowhere, [*size, options.first])
+        return run(parts, size, options.first, options.jobs, ledger, time.monotonic() + 3600 * options.hours, together=options.release)
 
 
-def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
-    """Run some parts and print the table."""
-    report, cells = Report(), Counter[Cell]()
+def run(parts: list[str], size: Size, first: int, jobs: int, ledger: Ledger, until: float, *, together: bool) -> int:
+    """Run some parts, as far as the ledger does not have them, and print the table.
+
+    Args:
+        parts: their names.
+        size: how much of each.
+        first: the first seed.
+        jobs: processes.
+        ledger: notes the pieces.
+        until: no piece begins later, on the monotonic clock.
+        together: pieces of all parts take turns.
+    """
+    report = Report()
     began = time.monotonic()
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=batches.quietly) as pool:
-        for part in parts:
-            print(f"{part} ...", flush=True)
-            since = time.monotonic()
-            match part:
-                case "seeds":
-                    gather(report, cells, _pieces(pool, batches.seeds, first, first + size.seeds))
-                case "cells":
-                    for fault in FAULTS:
-                        gather(report, cells, _pieces(pool, batches.cells, first, first + size.cells, fault))
-                    print(*cell_table(cells), sep="\n")
-                    for cell in CELLS:
-                        if cells[cell] < size.least:
-                            report.fail(f"cell {cell.point} × {cell.fault} was met {cells[cell]} times, expected {size.least}")
-                case "ablations":
-                    found = gather(report, cells, [pool.submit(batches.ablation, protection, size.ablations) for protection in PROTECTIONS])
-                    print(*_catches(found, list(PROTECTIONS)), sep="\n")
-                case "cancel":
-                    gather(report, cells, _pieces(pool, batches.cancelled, first, first + size.cancel, piece=1))
-                case "replicas":
-                    gather(report, cells, _pieces(pool, batches.replicas, first, first + size.replicas))
-                case "groups":
-                    gather(report, cells, _pieces(pool, batches.groups, first, first + size.groups))
-                    missed = [pool.submit(batches.group_ablation, protection, size.ablations) for protection in collectives.PROTECTIONS]
-                    print(*_catches(gather(report, cells, missed), list(collectives.PROTECTIONS)), sep="\n")
-                case "serving":
-                    gather(report, cells, _pieces(pool, batches.serving, first, first + size.serving))
-                case "local-steps":
-                    gather(report, cells, _pieces(pool, batches.local_steps, first, first + size.local_steps))
-                case "replay":
-                    compare_hashes(report, first, size.replay)
-                case "proxied":
-                    gather(report, cells, _pieces(pool, batches.proxied, first, first + size.proxied, piece=1))
-                case "processes":
-                    findings = asyncio.run(run_processes(kills=size.kills, stops=size.stops, ends=size.ends))
-                    findings.add(asyncio.run(run_training(size.trainings, first=first)))
-                    report.counts += findings.counts
-                    report.times.update(findings.times)
-                    for wrong in findings.wrong:
-                        report.fail(wrong)
-            print(f"{part}: {time.monotonic() - since:.0f} s", flush=True)
+    planned = {part: list(pieces_of(part, size, first)) for part in parts}
+    rounds = [[part for part in parts if part not in OWN]] if together else [[part] for part in parts if part not in OWN]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=batches.quietly) as pool:
+        for each in rounds:
+            carry_out(each, [planned[part] for part in each], pool, jobs, ledger, until, report)
+    for part in parts:
+        if part in OWN and time.monotonic() < until:
+            carry_out([part], [planned[part]], None, 1, ledger, until, report, size)
+    found = ledger.coverage
+    if "cells" in parts:
+        print(*cell_table(found), sep="\n")
+        if not ledger.todo(planned["cells"]):
+            for cell in CELLS:
+                if found[cell_name(cell)] < size.least:
+                    report.fail(f"cell {cell.point} × {cell.fault} was met {found[cell_name(cell)]} times, expected {size.least}")
     print()
+    report.counts, report.failures = found, list(dict.fromkeys([*ledger.failures, *report.failures]))
     print(*report.lines(), sep="\n")
+    left = sum(len(ledger.todo(pieces)) for pieces in planned.values())
+    if left:
+        print(f"pieces left          {left} of {sum(map(len, planned.values()))}: the same command goes on")
+    print(f"virtual / real time  {ledger.ratio:,.0f}")
     print(f"seconds              {time.monotonic() - began:.0f}")
+    write_report(ledger, planned)
     return 1 if report.failures else 0
 
 
-def _pieces(pool: ProcessPoolExecutor, do: Callable[..., Batch], first: int, last: int, *before: Any, piece: int = PIECE) -> list[Future[Batch]]:
-    return [pool.submit(do, *before, start, min(start + piece, last)) for start in range(first, last, piece)]
+def pieces_of(part: str, size: Size, first: int) -> Iterator[Piece]:
+    """The pieces of a part."""
+    if part in OWN:
+        yield Piece(part, first, first + 1)
+        return
+    if part == "ablations":
+        yield from (Piece(part, 0, size.ablations, protection) for protection in PROTECTIONS)
+        return
+    last = first + getattr(size, part.replace("-", "_"))
+    piece = 1 if part in SHORT else PIECE
+    for what in FAULTS if part == "cells" else ("",):
+        yield from (Piece(part, start, min(start + piece, last), what) for start in range(first, last, piece))
+    if part == "groups":
+        yield from (Piece("groups without", 0, size.ablations, protection) for protection in collectives.PROTECTIONS)
 
 
-def _catches(found: list[Batch], order: list[str]) -> Iterator[str]:
-    catches = [each for batch in found for each in batch.catches]
-    for each in sorted(catches, key=lambda each: order.index(each.protection)):
-        yield f"  without {each.protection:<20} noticed by {_by(each.by):<36} {each.how[:90]}"
+def carry_out(
+    parts: list[str], planned: list[list[Piece]], pool: ProcessPoolExecutor | None, jobs: int, ledger: Ledger, until: float, report: Report,
+    size: Size = CHAOS,
+) -> None:  # fmt: skip
+    """Carry out the pieces of some parts that are not done; those of several parts take turns."""
+    names = ", ".join(parts)
+    print(f"{names} ...", flush=True)
+    since = time.monotonic()
+    ordered = sorted((number / len(pieces), piece) for pieces in planned for number, piece in enumerate(pieces))
+    todo = ledger.todo(piece for _, piece in ordered)
+    waiting, running = iter(todo), dict[Future[Batch], Piece]()
+    for done in itertools.count(1):
+        while len(running) < 2 * jobs and time.monotonic() < until and (piece := next(waiting, None)) is not None:
+            running[begin(pool, piece, size)] = piece
+        if not running:
+            break
+        future = next(iter(wait(running, return_when=FIRST_COMPLETED).done))
+        note(ledger, running.pop(future), future.result(), report)
+        if len(todo) >= 20 and done % (len(todo) // 10) == 0:
+            print(f"  {done * 100 // len(todo)} %", flush=True)
+    print(f"{names}: {time.monotonic() - since:.0f} s", flush=True)
 
 
-def gather(report: Report, cells: Counter[Cell], futures: list[Future[Batch]]) -> list[Batch]:
-    """Add up what comes back."""
-    found: list[Batch] = []
-    for done, future in enumerate(as_completed(futures), 1):
-        batch = future.result()
-        found.append(batch)
-        report.counts += batch.counts
-        cells += batch.cells
-        for failure in batch.failures:
-            report.fail(failure)
-        if len(futures) >= 20 and done % (len(futures) // 10) == 0:
-            print(f"  {done * 100 // len(futures)} %", flush=True)
-    return found
+def begin(pool: ProcessPoolExecutor | None, piece: Piece, size: Size) -> Future[Batch]:
+    """Carry out a piece in the pool, or here where there is none."""
+    if pool is not None:
+        return pool.submit(batches.carry_out, piece)
+    began, batch, done = time.perf_counter(), Batch(runs=1), Future[Batch]()
+    if piece.part == "replay":
+        compare_hashes(batch, piece.first, size.replay)
+    else:
+        findings = asyncio.run(run_processes(kills=size.kills, stops=size.stops, ends=size.ends))
+        findings.add(asyncio.run(run_training(size.trainings, first=piece.first)))
+        batch.counts += findings.counts
+        batch.counts.update(f"time: {what}: {1e3 * seconds:.1f}" for what, times in findings.times.items() for seconds in times)
+        batch.failures += findings.wrong
+    batch.real = time.perf_counter() - began
+    done.set_result(batch)
+    return done
 
 
-def compare_hashes(report: Report, first: int, count: int) -> None:
+def note(ledger: Ledger, piece: Piece, batch: Batch, report: Report) -> None:
+    """Note a piece that is done, and tell what it has found."""
+    counts = batch.counts + Counter({cell_name(cell): count for cell, count in batch.cells.items()})
+    ledger.done(piece, runs=batch.runs, failures=batch.failures, virtual=batch.virtual, real=batch.real, coverage=counts)
+    for failure in batch.failures:
+        report.fail(failure)
+    for each in batch.catches:
+        print(f"  without {each.protection:<20} noticed by {_by(each.by):<36} {each.how[:90]}", flush=True)
+
+
+def compare_hashes(batch: Batch, first: int, count: int) -> None:
     """Run the same seeds in three processes, each of which hashes strings in another way: what happens must be the same to the last step."""
     command = [sys.executable, "-m", "tests.chaos", "--hashes", str(first), str(first + count)]
     running = [
@@ -195,8 +251,8 @@ def compare_hashes(report: Report, first: int, count: int) -> None:
     answers = [json.loads(process.communicate()[0]) for process in running]
     for seed in range(first, first + count):
         if len({answer.get(str(seed)) for answer in answers}) != 1 or str(seed) not in answers[0]:
-            report.fail(f"seed {seed} runs differently each time")
-    report.counts["seeds replayed in three processes"] += count
+            batch.failures.append(f"seed {seed} runs differently each time")
+    batch.counts["seeds replayed in three processes"] += count
 
 
 def replay_one(seed: int | str) -> int:

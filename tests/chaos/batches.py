@@ -5,12 +5,15 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
+from unittest import mock
 
+from aiograd.testing import SimulatedLoop
 from tests.chaos.ablations import SCENARIOS, Catch, catch_by_scenario, catch_by_seeds
 from tests.chaos.cancel import cancel_everywhere
 from tests.chaos.cells import Cell, Fault, run_cells
@@ -25,17 +28,56 @@ from tests.serving.scenario import run_life
 PATIENCE = 120
 
 
+class Piece(NamedTuple):
+    """Some runs of one part.
+
+    Attributes:
+        part: its name.
+        first, last: seeds from the first to before the last; of an ablation, those that may be tried.
+        what: the kind of fault, or the protection that is taken out.
+    """
+
+    part: str
+    first: int
+    last: int
+    what: str = ""
+
+
 @dataclass
 class Batch:
     """The results of some runs."""
 
     counts: Counter[str] = field(default_factory=Counter)
+    #: the number of runs
+    runs: int = 0
+    #: seconds on virtual clocks, and seconds that the runs took
+    virtual: float = 0.0
+    real: float = 0.0
     cells: Counter[Cell] = field(default_factory=Counter)
     #: (protocol point, fault) by chance
     points: Counter[tuple[str, str]] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     catches: list[Catch] = field(default_factory=list)
     hashes: dict[int, str] = field(default_factory=dict)
+
+
+def carry_out(piece: Piece) -> Batch:
+    """Carry out a piece; failures name the command that repeats them."""
+    part, first, last, what = piece
+    began = time.perf_counter()
+    batch = Batch()
+    close = SimulatedLoop.close
+
+    def count(loop: SimulatedLoop) -> None:
+        if not loop.is_closed():
+            batch.virtual += loop.time()
+        close(loop)
+
+    with mock.patch.object(SimulatedLoop, "close", count):
+        found = RUNS[part](*((what,) if what else ()), first, last)
+    found.runs = 1 if found.catches else last - first
+    found.virtual, found.real = batch.virtual, time.perf_counter() - began
+    return found
 
 
 def quietly() -> None:
@@ -54,7 +96,7 @@ def seeds(first: int, last: int) -> Batch:
         batch.points += outcome.points
         batch.hashes[seed] = outcome.trace_hash
 
-    return _batch("seed", range(first, last), one)
+    return _batch("seeds", range(first, last), one)
 
 
 def cells(fault: Fault, first: int, last: int) -> Batch:
@@ -65,7 +107,7 @@ def cells(fault: Fault, first: int, last: int) -> Batch:
         batch.cells += hits
         batch.counts += outcome.counts
 
-    return _batch(f"cells {fault}", range(first, last), one)
+    return _batch("cells", range(first, last), one)
 
 
 def groups(first: int, last: int) -> Batch:
@@ -76,7 +118,7 @@ def groups(first: int, last: int) -> Batch:
         batch.counts["operations of members of groups that ended with a result"] += run.done.total()
         batch.counts.update(f"member of a group: {outcome}" for outcome in run.outcomes.values())
 
-    return _batch("group", range(first, last), one)
+    return _batch("groups", range(first, last), one)
 
 
 def serving(first: int, last: int) -> Batch:
@@ -94,10 +136,10 @@ def local_steps(first: int, last: int) -> Batch:
     def one(batch: Batch, seed: int) -> None:
         batch.counts.update({f"local steps: {what}": count for what, count in LocalStepsRun(seed).run().items()})
 
-    return _batch("local steps", range(first, last), one)
+    return _batch("local-steps", range(first, last), one)
 
 
-def group_ablation(protection: str, most: int) -> Batch:
+def group_ablation(protection: str, first: int, most: int) -> Batch:
     """One protection of collectives taken out: who notices."""
     batch = Batch()
     noticed = catch(protection, most)
@@ -138,7 +180,7 @@ def replicas(first: int, last: int) -> Batch:
     return _batch("replicas", range(first, last), one)
 
 
-def ablation(protection: str, most: int) -> Batch:
+def ablation(protection: str, first: int, most: int) -> Batch:
     """One protection taken out: who notices."""
     batch = Batch()
     batch.catches.append(catch_by_seeds(protection, most))
@@ -149,21 +191,28 @@ def ablation(protection: str, most: int) -> Batch:
     return batch
 
 
-def _batch(kind: str, numbers: range, one: Callable[[Batch, int], None]) -> Batch:
+RUNS: Mapping[str, Callable[..., Batch]] = {
+    "seeds": seeds, "cells": cells, "ablations": ablation, "cancel": cancelled, "replicas": replicas, "groups": groups,
+    "groups without": group_ablation, "serving": serving, "local-steps": local_steps, "proxied": proxied,
+}  # fmt: skip
+
+
+def _batch(part: str, numbers: range, one: Callable[[Batch, int], None]) -> Batch:
     batch = Batch()
     for number in numbers:
         try:
-            with _impatience(kind, number):
+            with _impatience(part, number):
                 one(batch, number)
         except Exception as error:
-            batch.failures.append(f"{kind} {number}: {type(error).__name__}: {error}")
+            again = f"--seed {number}" if part == "seeds" else f"--only-{part} --first {number} --seeds 1"
+            batch.failures.append(f"{part} {number}: {type(error).__name__}: {error} (again: python -m tests.chaos {again})")
     return batch
 
 
 @contextmanager
-def _impatience(kind: str, number: int) -> Iterator[None]:
+def _impatience(part: str, number: int) -> Iterator[None]:
     def ring(*_: Any) -> None:
-        raise TimeoutError(f"a hang: {kind} {number} computes for more than {PATIENCE} s")
+        raise TimeoutError(f"a hang: {part} {number} computes for more than {PATIENCE} s")
 
     before = signal.signal(signal.SIGPROF, ring)
     signal.setitimer(signal.ITIMER_PROF, PATIENCE)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.chaos.batches import Piece
 from tests.chaos.cells import FAULTS, POINTS, Cell
+from tests.chaos.ledger import Ledger, ratio
 
 
 @dataclass
 class Report:
-    """Counts of runs, failures, and durations."""
+    """Counts, and failures. Durations are counts under ``time: what: milliseconds``."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
-    times: dict[str, list[float]] = field(default_factory=dict)
 
     def fail(self, what: str) -> None:
         """Something was not as promised; said at once, too."""
@@ -39,18 +41,52 @@ class Report:
         yield f"contributions lost or doubled   {sum('gradient' in failure and 'expected' in failure for failure in self.failures)}"
         yield f"hangs                {wrong.count('did not end within') + wrong.count('DeadlockError') + wrong.count('a hang')}"
         yield f"leaks                {wrong.count('left over') + wrong.count('left behind')}"
-        for what, times in self.times.items():
-            p50, p99, most = (f"{seconds * 1e3:7.1f} ms" for seconds in (_at(times, 0.5), _at(times, 0.99), max(times)))
+        durations: dict[str, list[float]] = {}
+        for name, count in _under("time: ", counts):
+            what, _, milliseconds = name.rpartition(": ")
+            durations.setdefault(what, []).extend([float(milliseconds)] * count)
+        for what, times in durations.items():
+            p50, p99, most = (f"{each:7.1f} ms" for each in (_at(times, 0.5), _at(times, 0.99), max(times)))
             yield f"{what:<28} p50 {p50}   p99 {p99}   max {most}   of {len(times)}"
         yield f"failures             {len(self.failures)}"
 
 
-def cell_table(hits: Counter[Cell]) -> Iterable[str]:
+def cell_name(cell: Cell) -> str:
+    """The name of a cell among counts."""
+    return f"cell: {cell.point} × {cell.fault}"
+
+
+def cell_table(counts: Counter[str]) -> Iterable[str]:
     """How often each fault met each point."""
     width = max(map(len, POINTS))
     yield " ".join((" " * width, *FAULTS))
     for point in POINTS:
-        yield " ".join((point.ljust(width), *(str(hits[Cell(point, fault)]).rjust(len(fault)) for fault in FAULTS)))
+        yield " ".join((point.ljust(width), *(str(counts[cell_name(Cell(point, fault))]).rjust(len(fault)) for fault in FAULTS)))
+
+
+def write_report(ledger: Ledger, planned: Mapping[str, Sequence[Piece]]) -> None:
+    """Write ``report.json`` and ``report.md`` beside the ledger: figures by part, and failures with the commands that repeat them."""
+    parts = {}
+    for part, pieces in planned.items():
+        names = {piece.part for piece in pieces}
+        lines = [line for line in ledger.lines if line["piece"][0] in names]
+        parts[part] = {
+            "pieces": len(pieces), "left": len(ledger.todo(pieces)), "runs": sum(line["runs"] for line in lines),
+            "virtual": sum(line["virtual"] for line in lines), "real": sum(line["real"] for line in lines), "ratio": ratio(lines),
+            "failures": sum(len(line["failures"]) for line in lines),
+        }  # fmt: skip
+    folder = ledger.path.parent
+    whole = {"commit": ledger.commit, "runs": ledger.runs, "ratio": ledger.ratio, "parts": parts, "failures": ledger.failures}
+    (folder / "report.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
+    rows = ["| part | runs | pieces left | virtual s | real s | virtual / real | failures |", "|---|---|---|---|---|---|---|"]
+    for part, figures in parts.items():
+        rows.append(
+            f"| {part} | {figures['runs']:,} | {figures['left']} of {figures['pieces']} | {figures['virtual']:,.0f} | {figures['real']:,.0f} | "
+            f"{figures['ratio']:,.0f} | {figures['failures']} |"
+        )
+    failures = "\n".join(f"- {failure}" for failure in ledger.failures) or "none"
+    text = f"# Release checks of {ledger.commit or 'an unknown commit'}\n\n" + "\n".join(rows) + f"\n\nFailures: {failures}\n"
+    (folder / "report.md").write_text(text, encoding="utf-8")
 
 
 def _at(times: Sequence[float], part: float) -> float:

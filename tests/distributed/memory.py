@@ -187,7 +187,7 @@ class MemoryTransport:
                 await asyncio.Event().wait()
         listener = self.board.listeners.get(url)
         if listener is None or listener.accept is None:
-            raise ConnectionRefusedError(f"nobody listens at {url}")
+            raise ConnectionRefusedError(f"no process listens at {url}")
         mine = MemoryChannel(self.board, url, self.host)
         theirs = MemoryChannel(self.board, self.url, listener.host)
         mine.other, theirs.other = theirs, mine

@@ -147,7 +147,7 @@ async def test_a_killed_worker_is_noticed_and_can_be_restarted(cluster: LocalClu
         await waiting
     assert lost.value.worker == "worker1"
     assert await cluster.wait_lost("worker1") == -signal.SIGKILL
-    with pytest.raises(WorkerLostError, match="nobody restarts it"):
+    with pytest.raises(WorkerLostError, match="nothing restarts it"):
         await cluster.wait_running("worker1")
     await cluster.restart("worker1")
     assert cluster.pids["worker1"] != first
@@ -405,7 +405,7 @@ async def test_waiting_for_a_worker_that_has_just_died_sees_that_it_has(restarts
             assert cluster.pids["worker0"] != first
             assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"]
         else:
-            with pytest.raises(WorkerLostError, match="nobody restarts it"):
+            with pytest.raises(WorkerLostError, match="nothing restarts it"):
                 await cluster.wait_running("worker0")
 
 

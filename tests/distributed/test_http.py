@@ -223,7 +223,7 @@ async def test_nobody_listens() -> None:
     async with listening(HttpTransport()) as url:
         pass
     transport = HttpTransport()
-    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+    with pytest.raises(ConnectionRefusedError, match="no process listens"):
         await transport.connect(url, 5)
     await transport.aclose()
 

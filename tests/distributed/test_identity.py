@@ -116,7 +116,7 @@ async def test_a_worker_may_be_in_another_place_for_each_tenant(world: World, vi
     hub = n.hub.endpoint
     hub.add_peer("w", n.theirs.transport.url, "tenant")
     assert await n.hub.ask("w", "echo", 1, principal="tenant") == 1 and n.theirs.ran == [1]
-    with pytest.raises(UnknownPeerError, match=r"knows no worker 'w'.*it knows nobody"):
+    with pytest.raises(UnknownPeerError, match=r"knows no worker 'w'.*it knows none"):
         await n.hub.ask("w", "echo", 2)
     hub.add_peer("w", n.mine.transport.url)
     assert await n.hub.ask("w", "echo", 3) == 3 and n.mine.ran == [3]

@@ -165,7 +165,7 @@ async def test_too_few_in_time_is_an_error_that_names_those_who_came(scene: Scen
     ):
         await scene.cluster(2, timeout=30.0).__aenter__()
     assert await came.ended is StopReason.DISMISSED
-    with pytest.raises(DeadlineError, match="only nobody had joined"):
+    with pytest.raises(DeadlineError, match="no worker had joined"):
         await scene.cluster(1, timeout=5.0).__aenter__()
     assert 35 <= asyncio.get_running_loop().time() < 40
 

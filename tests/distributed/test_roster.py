@@ -85,7 +85,7 @@ async def test_a_worker_that_was_lost_comes_back_and_everybody_is_told_where() -
                 await it.workers["a"].call_apart("b", Dismiss.form.name)
             it.roster.lost("b", 0, is_returning=False, was_asked=True)
             assert len(it.events) == 2
-            with pytest.raises(WorkerLostError, match=r"worker b has ended \(exit status 0\) and nobody restarts it"):
+            with pytest.raises(WorkerLostError, match=r"worker b has ended \(exit status 0\) and nothing restarts it"):
                 await it.roster.wait_running("b")
 
 

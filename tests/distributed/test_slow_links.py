@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections import deque
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -145,12 +146,14 @@ async def test_a_peer_that_dies_in_the_middle_of_a_slow_answer_is_lost_in_time(s
 
 
 class Way:
-    """A link with a queue that no sender sees; after a pause `burst` bytes pass it at once."""
+    """A link with a queue that no sender sees; after a pause `burst` bytes pass it at once, and answers to pings arrive each `bunch` seconds."""
 
-    def __init__(self, rate: float, latency: float, burst: int = 0) -> None:
-        self.rate, self.latency, self.burst = rate, latency, burst
+    def __init__(self, rate: float, latency: float, burst: int = 0, bunch: float = 0.0) -> None:
+        self.rate, self.latency, self.burst, self.bunch = rate, latency, burst, bunch
         self.pacer = FramePacer(1 << 20, 0.0)
         self.now, self.busy_until = 0.0, -math.inf
+        #: when the next frame may follow
+        self.next_at = -math.inf
         #: answers to pings: when they come, and how long the pings waited
         self.pongs: deque[tuple[float, float]] = deque()
         self.age = FrameAge(latency, 0.0)
@@ -168,10 +171,15 @@ class Way:
         self.put(size)
         if self.pacer.sent(size):
             self.ping()
+        if self.pacer.rate:
+            self.next_at = self.pacer.next_at(size, self.now)
 
     def ping(self) -> None:
         arrived = self.put(20)
-        self.pongs.append((arrived + self.latency, self.age.of(clock(self.now, 0.0), arrived)))
+        due = arrived + self.latency
+        if self.bunch:
+            due = math.ceil(due / self.bunch) * self.bunch
+        self.pongs.append((due, self.age.of(clock(self.now, 0.0), arrived)))
         self.pacer.pinged(20, self.now)
 
     def until_pong(self) -> None:
@@ -189,6 +197,8 @@ class Way:
                 self.until_pong()
             if self.pacer.is_full:
                 self.until_pong()
+            elif self.pacer.rate and self.now < self.next_at:
+                self.now = min(self.next_at, self.pongs[0][0] if self.pongs else math.inf)
             else:
                 assert len(self.pongs) < 1000, "more and more is sent, and nothing arrives"
                 self.send(self.pacer.frame_bytes)
@@ -210,6 +220,17 @@ def test_a_full_link_never_makes_a_frame_wait_for_long_and_never_runs_dry(rate: 
         assert np.percentile(way.waits, 90) < max(1.2 * LONGEST, least)
         assert max(way.frames[len(way.frames) // 4 :]) <= max(rate * 0.25 * 1.1, SMALLEST)
         assert used > (0.85 if minute else 0.7), (minute, used)
+
+
+@pytest.mark.parametrize("bunch", [0.3, 0.7])
+@pytest.mark.parametrize("rate", [3.2e4, 1.25e5, 1e6])
+def test_answers_that_arrive_together_let_no_link_idle_and_release_no_burst(rate: float, bunch: float) -> None:
+    """They wait behind the frames of the other direction. Frames leave at the rate of the link, whenever the answers arrive."""
+    way = Way(rate, 0.03, bunch=bunch)
+    way.fill(10.0)
+    way.waits.clear()
+    assert way.fill(12.0) > 0.97
+    assert max(way.waits) < max(1.5 * LONGEST, 3.5 * SMALLEST / rate)
 
 
 @pytest.mark.parametrize("latency", [0.0001, 0.02])
@@ -269,6 +290,35 @@ def test_some_bytes_that_pass_at_once_are_no_fast_link() -> None:
     way = Way(1.25e5, 0.001, burst=12_000)
     way.fill(10.0)
     assert max(way.waits) < 4 * LONGEST
+
+
+def test_a_peer_that_was_held_up_for_long_is_no_slow_link() -> None:
+    """Its answers say that all pings waited for a minute; what follows waits for seconds at most, until the next answer."""
+    way = Way(1e7, 0.01)
+    way.fill(1.0)
+    while not way.pacer.is_full:
+        way.send(way.pacer.frame_bytes)
+    way.now += 60.0
+    for _ in range(len(way.pongs)):
+        way.pongs.popleft()
+        if way.pacer.ponged(60.0, way.now):
+            way.ping()
+    way.busy_until = way.now
+    assert way.pacer.rate == 0.0 or way.pacer.next_at(0, way.now) <= way.now
+    way.fill(15.0)
+    assert way.fill(1.0) > 0.9, "as fast as before"
+
+
+@pytest.mark.parametrize("waited", [0.0, 1e-3, 0.5, 1e3, 4e6])
+def test_answers_that_make_no_sense_stop_nothing(waited: float) -> None:
+    """A peer may say of its pings what it likes."""
+    way = Way(1.25e5, 0.01)
+    way.age = SimpleNamespace(of=lambda milliseconds, arrived: waited)  # type: ignore[assignment]
+    way.fill(20.0)
+    sent = len(way.frames)
+    way.fill(60.0)
+    assert way.now < 100.0, "no pause is longer than the slowest link explains"
+    assert len(way.frames) > sent + 5
 
 
 def test_an_answer_to_no_ping_is_refused() -> None:

@@ -164,7 +164,7 @@ async def test_links_have_latencies_of_their_own_and_jitter_per_frame(virtual_cl
 async def test_connecting_to_nobody_is_refused(virtual_clock: VirtualClock) -> None:
     network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
     transport = network.transport("a")
-    await assert_awaiting_raises(ConnectionRefusedError, "nobody listens at b", transport.connect("sim://b", 5))
+    await assert_awaiting_raises(ConnectionRefusedError, "no process listens at b", transport.connect("sim://b", 5))
     assert asyncio.get_running_loop().time() == 0.2
     client, server = await _pair(network)
     listener = network.find("b").listener  # type: ignore[union-attr]

@@ -72,7 +72,7 @@ class ContextLeases:
         core = self.core
         for context in self.contexts.expired(core.now()):
             fields = {"worker": core.name, "context": context.id}
-            logger.info("worker %s: nobody has renewed the lease of context %s: released", core.name, context.id, extra=fields)
+            logger.info("worker %s: the lease of context %s was not renewed: released", core.name, context.id, extra=fields)
             core.spawn(self.release(context), "release")
         for (name, principal), renewals in self.contexts.renewals().items():
             core.spawn(self._renew(name, principal, renewals), "renew")

@@ -246,9 +246,9 @@ class JoinCluster(BaseCluster):
                 async with asyncio.timeout(self._timeout):
                     await self.wait_joined(self._expect)
             except TimeoutError:
-                there = ", ".join(self.workers) or "nobody"
+                there = f"only {', '.join(self.workers)}" if self.workers else "no worker"
                 raise DeadlineError(
-                    f"JoinCluster(expect={self._expect}): after {self._timeout:g} s at {driver.url} only {there} had joined. Start the others with "
+                    f"JoinCluster(expect={self._expect}): after {self._timeout:g} s at {driver.url} {there} had joined. Start the others with "
                     f"`aiograd worker --join {driver.url} --name NAME --service MODULE:NAME` and the same secret"
                 ) from None
             self._exits = exits.pop_all()

@@ -191,7 +191,7 @@ class LocalCluster(BaseCluster):
             except TimeoutError:
                 return
         raise WorkerLostError(
-            f"worker {name} has ended ({describe_status(process.status)}) and nobody restarts it: call restart({name!r}), or give max_restarts",
+            f"worker {name} has ended ({describe_status(process.status)}) and nothing restarts it: call restart({name!r}), or give max_restarts",
             worker=name, stage="restart",
         )  # fmt: skip
 

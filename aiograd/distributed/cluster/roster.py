@@ -172,7 +172,7 @@ class Roster:
             if not member.is_returning:
                 how = describe_status(member.ended.result()) if member.ended.done() else "removed"
                 raise WorkerLostError(
-                    f"worker {name} has ended ({how}) and nobody restarts it: call restart({name!r}), or give max_restarts",
+                    f"worker {name} has ended ({how}) and nothing restarts it: call restart({name!r}), or give max_restarts",
                     worker=name, stage="restart",
                 )  # fmt: skip
             await changed.wait()

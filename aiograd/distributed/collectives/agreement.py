@@ -139,7 +139,7 @@ class GroupAgreements(TransactionClient):
     def _failure(self, state: TransactionState) -> BaseException:
         group, first = self._group, self.names[0]
         if state is TransactionState.IN_DOUBT and not self._has_raised:
-            text = f"group {group.name!r}: contact was lost when the group was about to commit, and nobody can tell if it has"
+            text = f"group {group.name!r}: contact was lost when the group was about to commit, and no member can tell if it has"
             group.fail(CollectiveError(text, worker=group.core.name))
             return CommitUnknown(text, workers=(first,))
         error = self.error or CollectiveError(f"group {group.name!r}: {first} has given up before the group had agreed", worker=first)

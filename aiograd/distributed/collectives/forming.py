@@ -234,7 +234,7 @@ class GroupForming:
     def _missing(self, joining: _Joining) -> str:
         first = joining.names[0]
         if is_large(len(joining.names)) and self._core.name != first:
-            return f"{first}, or somebody that it waits for,"
+            return f"{first}, or a worker that it waits for,"
         return ", ".join(other for other in joining.names if other in joining.unanswered or other not in joining.nonces)
 
     def _give_up(self, where: tuple[str, str], joining: _Joining, error: BaseException) -> None:

@@ -77,7 +77,7 @@ class ReferenceTable:
             raise ReferenceLostError(f"worker {self.owner} has been restarted since this reference was made: make the object anew, restore its state")
         held = self._held.get(key)
         if held is None or held.principal != principal:
-            raise ReferenceLostError(f"worker {self.owner} has no object behind this reference: it was deleted, or made for somebody else")
+            raise ReferenceLostError(f"worker {self.owner} has no object behind this reference: it was deleted, or made for another principal")
         return held
 
     def principal_of(self, key: bytes) -> str | None:

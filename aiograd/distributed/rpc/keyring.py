@@ -205,7 +205,7 @@ class Keyring:
         if kid is None:
             raise AuthenticationError(
                 f"looking up the key of principal {principal!r}: there is none; this worker has keys of "
-                f"{', '.join(map(repr, self._primary)) or 'nobody'}; add one to its Keyring"
+                f"{', '.join(map(repr, self._primary)) or 'none'}; add one to its Keyring"
             )
         return self._keys[kid]
 

@@ -15,12 +15,21 @@ Note [Slow links]
     Heartbeats and other control frames go at once, whether the window is full or not: the answer to a ping may have to wait for longer than a peer
     may be silent.
 
+Note [Paced frames]
+    Where both directions of a link are busy, pongs wait behind frames, and several arrive at once. If each released bytes, these would leave in
+    bursts, the pongs of the other side would wait behind them, and the directions would take turns while half of the link idles. So on a busy link
+    frames leave at its rate, and no pong releases them. The rate is told by pings alone: one departs when it has waited, and between the departures
+    of two pings as many bytes leave the queue as were sent between them, however long the pongs take. A frame is sent when the bytes before it
+    need at most `LONGEST` seconds at this rate, and each pong corrects the count of these bytes. A ping that waits for its own frame alone tells that
+    the link has been idle, and the rate is raised, once per round trip. The window is what leaves from ping to pong and in
+    `LONGEST` seconds more, and a frame takes a quarter of `LONGEST`.
+
 Note [Drained links]
     On a link that is never idle no ping is quick, and the quickest of late is forgotten after 30 to 60 seconds, since routes change. So where pings
     have to wait, each `DRAIN` seconds nothing is sent until all has arrived and one more ping is answered.
 
 Source: the delay-based congestion control of TCP Vegas (Brakmo and Peterson, 1995), and of LEDBAT (RFC 6817), which measures one way as well; BBR
-(Cardwell and others, 2016) drains likewise.
+(Cardwell and others, 2016) drains likewise, and paces. Acknowledgements in bursts: "ACK-compression" (Zhang, Shenker and Clark, 1991).
 """
 
 from __future__ import annotations
@@ -43,6 +52,14 @@ OFTEN: Final = 0.1
 SHRINK: Final = 8
 #: the window over the bytes that have just passed, at most: a frame may be twice as long as what passed before
 GROWTH: Final = 8
+#: a link is busy until a ping waits for less, seconds
+QUIET: Final = LONGEST / 8
+#: seconds between the departures of two pings that measure the rate, at least, since pongs tell milliseconds; and the weight of the latest measure
+SPAN, WEIGHT = 0.02, 0.3
+#: bytes per second that a busy link takes at least: a peer whose answers say less has been held up
+SLOWEST: Final = 500.0
+#: the rate is multiplied by this where the link has been idle, and the window of a busy link at least by that with each pong
+FASTER, FADE = 1.4, 0.97
 #: bytes that may be on their way over a drained link: answers to pings of the peer
 DRAINED: Final = 1 << 10
 #: records that ask how long the way takes, with the sender's clock in ms, and that answer with the time that the ping had to wait, in ms
@@ -61,10 +78,11 @@ class FramePacer:
         frame_bytes: bytes of the next frame, at most.
         is_full: True while nothing more is to be sent.
         ping_due: when a large frame is to be followed by a ping, seconds.
+        rate: bytes per second that a busy link takes; 0: the link is not busy, and frames are not paced.
     """
 
     __slots__ = (
-        "frame_bytes", "is_full", "ping_due",
+        "frame_bytes", "is_full", "ping_due", "rate", "_raised_at", "_measured", "_clear_at",
         "_limit", "_window", "_step", "_sent", "_arrived", "_latest", "_ping_at", "_pings", "_drain_at", "_is_draining",
     )  # fmt: skip
 
@@ -75,8 +93,16 @@ class FramePacer:
         self._sent = self._arrived = 0
         #: bytes of the latest frame
         self._latest = 0
-        #: pings that are not answered: bytes sent when each was, its time, bytes that may be on their way, and those of them that surely were
-        self._pings: deque[tuple[int, float, int, int]] = deque()
+        #: pings that are not answered: bytes sent when each was, its time, bytes that may be on their way, those of them that surely were, and
+        #: bytes of the frame before it
+        self._pings: deque[tuple[int, float, int, int, int]] = deque()
+        self.rate = 0.0
+        #: when the rate was raised
+        self._raised_at = now
+        #: the latest ping that counts for the rate: when it departed, and bytes sent by then
+        self._measured = now, 0
+        #: when the last byte that was sent leaves the queue of a busy link
+        self._clear_at = now
         self._drain_at = now + DRAIN
         self._is_draining = False
         self._resize(FIRST, 0.0)
@@ -87,11 +113,16 @@ class FramePacer:
         self._latest = size
         return sent >= self._ping_at or (size >= self._step and self.frame_bytes < self._limit)
 
+    def next_at(self, size: int, now: float) -> float:
+        """A frame of so many bytes was sent over a busy link, or none with 0; returns when the next may follow, seconds."""
+        self._clear_at = max(self._clear_at, now) + size / self.rate
+        return self._clear_at - LONGEST
+
     def pinged(self, size: int, now: float) -> None:
         """A ping of `size` bytes is sent."""
         pings, sent = self._pings, self._sent
         flight = sent - self._arrived
-        pings.append((sent + size, now, flight, min(flight, sent - pings[0][0] + pings[0][3] if pings else self._latest)))
+        pings.append((sent + size, now, flight, min(flight, sent - pings[0][0] + pings[0][3] if pings else self._latest), self._latest))
         self._sent = sent + size
         self.ping_due = now + OFTEN
         self._look()
@@ -108,16 +139,32 @@ class FramePacer:
         """
         if not self._pings:
             return None
-        self._arrived, began, flight, surely = self._pings.popleft()
+        self._arrived, began, flight, surely, last = self._pings.popleft()
         seconds = max(now - began, waited, 1e-6)
         if now >= self._drain_at:
             self._drain_at, self._is_draining = now + DRAIN, waited > LONGEST / 2
-        self._is_draining = self._is_draining and flight > DRAINED
+        was_draining, self._is_draining = self._is_draining, self._is_draining and flight > DRAINED
+        departed, (before, sent) = min(began + waited, now), self._measured
+        is_measured = departed - before >= SPAN
+        if is_measured:
+            self._measured = departed, self._arrived
         part, window = 1 + (LONGEST - waited) / seconds, float(self._window)
-        if waited <= LONGEST / 2:
+        if was_draining and self.rate:
+            self._clear_at, self._measured = now, (now, self._arrived)  # the link has been idle, and is as fast as before
+        elif waited > (QUIET if self.rate else LONGEST / 2) and (self.rate or 2 * flight >= window):
+            if not self.rate:
+                self.rate, window = surely / seconds, 0.0  # the other bytes may have left long ago
+            elif waited <= QUIET + last / self.rate:
+                if began >= self._raised_at:
+                    self.rate, self._raised_at = FASTER * self.rate, now
+            elif is_measured:
+                self.rate += WEIGHT * ((self._arrived - sent) / (departed - before) - self.rate)
+            self.rate = max(self.rate, SLOWEST)
+            self._clear_at = departed + (self._sent - self._arrived) / self.rate
+            window = max(self.rate * (seconds + LONGEST), FADE * window)  # the first of several pongs has taken longest
+        elif waited <= LONGEST / 2:
+            self.rate = 0.0
             window = max(window, min(surely * part, GROWTH * surely))
-        elif 2 * flight >= window:
-            window = min(flight * part, 2 * window)
         else:
             window = max(flight * part, window / SHRINK)
         self._resize(window, seconds - waited)
@@ -126,7 +173,7 @@ class FramePacer:
     def _resize(self, window: float, travel: float) -> None:
         """Set the window; a ping and its answer take `travel` seconds besides what the ping has to wait."""
         self._window = int(min(max(window, LEAST), MOST))
-        self._step = int(self._window * min(1 / 4, LONGEST / 2 / (travel + LONGEST)))
+        self._step = int(self.rate * LONGEST / 4 if self.rate else self._window * min(1 / 4, LONGEST / 2 / (travel + LONGEST)))
         self.frame_bytes = min(max(self._step, SMALLEST), self._limit)
         self._look()
 

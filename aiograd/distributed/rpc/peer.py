@@ -161,7 +161,7 @@ class Peer:
         if self._best is not None:
             return self._best
         if self.owner.url_of(self.id) is None:
-            known = ", ".join(name for name in self.owner.peers if self.owner.url_of(PeerId(self.principal, name))) or "nobody"
+            known = ", ".join(name for name in self.owner.peers if self.owner.url_of(PeerId(self.principal, name))) or "none"
             raise UnknownPeerError(
                 f"worker {self.owner.name!r} knows no worker {self.name!r}, and none of that name is connected; it knows {known}; call "
                 "add_peer(name, url) first"
@@ -342,7 +342,7 @@ class Peer:
             try:
                 channel = await dial(self.owner.transport, url, functools.partial(self._dialler, session), self.name, seconds)
             except ConnectionRefusedError as error:
-                self.lose(session, f"nobody listens at {url}", error)
+                self.lose(session, f"no process listens at {url}", error)
                 return
             except AuthenticationError as error:
                 session.trouble = error

@@ -7,13 +7,14 @@ answering side from the channel's callbacks. A stranger that connects costs a `S
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 from aiograd.distributed.rpc.cipher import LARGE, Place
 from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import HEADER, MAGIC
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
-from aiograd.distributed.rpc.pacing import PING, PING_FORM, PONG, FramePacer
+from aiograd.distributed.rpc.pacing import LONGEST, PING, PING_FORM, PONG, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
@@ -48,7 +49,7 @@ class SecureChannel:
     __slots__ = (
         "channel", "secured", "round_trip", "epoch", "peer_epoch", "frame_bytes", "has_room",
         "_loop", "_pacer", "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
-        "_is_stopped", "_age",
+        "_is_stopped", "_age", "_next_at", "_timer",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float, *, answered: bool = False) -> None:
@@ -65,6 +66,9 @@ class SecureChannel:
         self.has_room = True
         #: True if the sender waits for `on_writable`
         self._is_stopped = False
+        #: when the next frame may follow over a busy link, and the timer of it
+        self._next_at = -math.inf
+        self._timer: asyncio.TimerHandle | None = None
         self._seal = secured.seal.seal
         self._open = secured.open.open_in_place
         #: the shared memory of this connection, once it may be needed
@@ -119,7 +123,27 @@ class SecureChannel:
             lane.flush()
         self._write(parts, more=True)
         self._is_stopped = self._pacer.is_full or not self.has_room
+        if self._pacer.rate:
+            self._pace(sum(map(len, parts)))
         return not self._is_stopped
+
+    def _pace(self, size: int) -> None:
+        """Stop until the next frame may follow one of `size` bytes; see Note [Paced frames] in `pacing`."""
+        now = self._loop.time()
+        self._next_at = self._pacer.next_at(size, now)
+        if self._next_at > now and not self._is_closed:
+            self._is_stopped = True
+            self._forget_timer()
+            self._timer = self._loop.call_at(self._next_at, self._paced)
+
+    def _paced(self) -> None:
+        self._next_at = -math.inf  # a timer may be early, by the resolution of the clock
+        self._go_on()
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def flush(self) -> None:
         """Send what `send` has queued here."""
@@ -171,6 +195,8 @@ class SecureChannel:
             self.channel.pace(self.frame_bytes)
         if asks_again:
             self._ping()
+        if pacer.rate and self._next_at > now + LONGEST:
+            self._pace(0)  # by what the answer tells of the rate
         self._go_on()
 
     def close(self, why: BaseException | None = None) -> None:
@@ -210,6 +236,7 @@ class SecureChannel:
         if self._is_closed:
             return
         self._is_closed = True
+        self._forget_timer()
         lane, self._lane = self._lane, None
         if lane is not None:
             lane.close()
@@ -229,6 +256,8 @@ class SecureChannel:
 
     def _go_on(self) -> None:
         """Call `on_writable` if the sender was asked to stop, and nothing stands in its way any more."""
+        if self._pacer.rate and self._next_at > self._loop.time():
+            return
         if self._is_stopped and self._on_writable is not None and self.has_room and not self._pacer.is_full:
             if self._lane is None or not self._lane.is_full:
                 self._is_stopped = False

@@ -149,7 +149,7 @@ def add_transfers(rows: Rows, stage_to_rank: Sequence[int]) -> list[list[Action 
         rank, step, _ = stuck[0]
         action = rows[rank][step]
         raise ScheduleError(
-            f"Malformed compute schedule: no rank can go on. Rank {rank} stands at step {step}, {action}, whose inputs nobody gives; "
+            f"Malformed compute schedule: no rank can go on. Rank {rank} stands at step {step}, {action}, whose inputs no rank gives; "
             f"call validate() first\n\n{format_grid(rows, (rank, step))}",
             rank=rank, step=step, stage=action.stage if action else None, microbatch=action.microbatch if action else None,
         )  # fmt: skip

@@ -269,7 +269,7 @@ class SimulatedChannel:
         if self.is_closed or self.place.owner.is_dead:
             return True
         if self._peer.place.owner.is_dead:
-            self._send_to_nobody()
+            self._send_to_none()
             return True
         self._out.link.carry(self._out, frame if type(frame) is bytes else bytes(frame), self._loop.time())
         self._is_full = self._out.queued >= self._room and not self.is_closed
@@ -344,7 +344,7 @@ class SimulatedChannel:
         incoming = self._peer._out
         incoming.link.carriers.pop(incoming, None)
 
-    def _send_to_nobody(self) -> None:
+    def _send_to_none(self) -> None:
         """The peer died without a word: the next owner of its address resets the connection."""
         out = self._out.link
         if self._peer.place.is_replaced and not self._is_orphan and not out.is_down:

@@ -236,7 +236,7 @@ class SimulatedTransport:
         answer = self._host.context()
         if host is None or listener is None:
             if host is None or not host.is_silent:
-                self._later(back, answer, _fail, waiter, ConnectionRefusedError(errno.ECONNREFUSED, f"simulated network: nobody listens at {target}"))
+                self._later(back, answer, _fail, waiter, ConnectionRefusedError(errno.ECONNREFUSED, f"no process listens at {target}"))
             return
         if back.faults.reset and back.chance(back.faults.reset):
             back.hit("reset")

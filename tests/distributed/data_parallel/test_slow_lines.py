@@ -143,3 +143,25 @@ def test_members_of_a_group_take_a_step() -> None:
         assert found == [await mean()] * 2
 
     assert 50 < simulated_run(main).time < 200
+
+
+def test_an_all_reduce_keeps_both_directions_of_the_lines_busy() -> None:
+    """It takes hardly longer than its bytes, though answers to pings wait behind the frames of the other direction."""
+
+    async def main() -> float:
+        lines, spent = Lines(), []
+
+        async def member(name: str) -> None:
+            async with lines.worker(name) as worker:
+                group = await dist.join_group(worker, NAMES)
+                began = asyncio.get_running_loop().time()
+                await group.all_reduce([np.ones(600_000, np.float32)])
+                spent.append(asyncio.get_running_loop().time() - began)
+                await group.barrier()
+                await group.aclose()
+
+        await lines.run({name: member(name) for name in NAMES})
+        return max(spent)
+
+    least = 600_000 * 4 / LINE.up
+    assert least < simulated_run(main).value < 1.08 * least

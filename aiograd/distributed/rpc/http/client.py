@@ -77,7 +77,7 @@ class HttpClient:
             raise _tls_error(peer, error) or OSError(f"connecting to {peer.url} at {address}: {error}") from error
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
-                raise ConnectionRefusedError(f"connecting to {peer.url} at {address}: nobody listens there") from error
+                raise ConnectionRefusedError(f"connecting to {peer.url} at {address}: no process listens there") from error
             raise OSError(f"connecting to {peer.url} at {address}: {error}") from error
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
             if peer.secure:
