@@ -14,7 +14,7 @@
 #   make docs                        the documentation as HTML in out/docs, warnings are errors; its code and doctests are run; in .venv-docs
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
 #   make release-checks              the same, as much as before a release: many hours; goes on where it was stopped (ARGS="--hours 1 --jobs 2")
-#   make wan                         four processes train over shaped links of 1 Mbit/s; one is killed and joins again
+#   make wan                         four processes train over shaped links of 1 Mbit/s; one is killed and joins again (ARGS=--small for seconds' worth)
 #   make scale                       1,000 workers on the simulated network, training while workers are lost; tables (ARGS=--small for a minute's worth)
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)

@@ -68,7 +68,7 @@ class BatchLedger:
                 yield place
         place = self._next
         while epochs is None or place.epoch < epochs:
-            if place not in self._read:
+            if place not in self._read and place not in self._open:
                 yield place
             place = self._after(place)
 
@@ -97,6 +97,24 @@ class BatchLedger:
         self._open.add(place)
         return place
 
+    def take_at(self, place: tuple[int, int]) -> None:
+        """Hand out a place out of its turn.
+
+        Args:
+            place: epoch and number.
+
+        Raises:
+            ArgumentError: there is no such place. ModeError: it was read, or is handed out.
+        """
+        found = BatchPlace(*place)
+        if min(found) < 0 or (found.epoch != self._first.epoch if self.length is None else found.number >= self.length):
+            raise ArgumentError(f"there is no batch {found.number} of epoch {found.epoch}: an epoch has {self.length or 'any number of'} batches")
+        if found in self._open or found in self._read or found < self._first:
+            raise ModeError(f"batch {found.number} of epoch {found.epoch} {'is handed out' if found in self._open else 'was read'} already")
+        if found < self._next:
+            self._given_back.remove(found)
+        self._open.add(found)
+
     def read(self, place: tuple[int, int]) -> None:
         """A place that is handed out was read.
 
@@ -118,7 +136,9 @@ class BatchLedger:
         Raises:
             ModeError: it is not handed out.
         """
-        bisect.insort(self._given_back, self._no_longer_open(place))
+        found = self._no_longer_open(place)
+        if found < self._next:  # else its turn comes
+            bisect.insort(self._given_back, found)
 
     def state_dict(self) -> dict[str, Any]:
         """The places that were read.

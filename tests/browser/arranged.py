@@ -101,10 +101,24 @@ def piped(board: Board, ranks: int, microbatches: int, stages: int = 1) -> Board
     return board
 
 
+def rounded(board: Board, trainings: int) -> Board:
+    """Rounds of local steps: the fourth loses a member, and one comes late."""
+    names = ("loss", "rounds", "members", "late", "lost", "bytes_sent", "bytes_received", "seconds_computing", "seconds_waiting")
+    for name in NAMES[:trainings]:
+        scalars: list[Any] = []
+        for step in range(1, 15):
+            values = (4 / step, step, 3 + (step < 4), int(step > 5), int(step > 3), 40_500 * step, 13_500 * step, 9.0 * step, 1.0 * step)
+            for each, value in zip(names, values, strict=True):
+                scalars.append([len(scalars) + 1, None, f"local_steps/{each}", step, value, 3.0])
+        board.arrived(name, {"now": 0, "cursor": 1, "state": {"pid": 1}, "events": [], "scalars": scalars, "windows": []}, 3.0, 3.0)
+    return board
+
+
 def boards() -> Iterator[tuple[str, Board]]:
     """The data, by a name for screenshots."""
     yield "pair", passed(cluster(2, False), 2, 3)
     yield "back", there_and_back(cluster(3, False))
+    yield "rounds", rounded(passed(cluster(4, False), 2, 3), 4)
     yield "star", passed(cluster(6, False), 3, 6)
     yield "mesh", piped(passed(cluster(4, True), 4, 9), 4, 8)
     yield "many", piped(passed(cluster(12, False), 1, 25), 8, 16, 2)
@@ -142,6 +156,10 @@ async def look_at_arranged_data(browser: Any, checks: Any, folder: Any) -> None:
                 checks.check(not wrong, f"everything of {what} has room {wrong[:4] or ''}")
                 seen = await page.evaluate(SEEN, ["#graph-box g.node", "#graph-box"])
                 checks.check(seen > 3, f"the graph of {what} shows {seen} boxes")
+            rounds = [" ".join(text.split()) for text in await page.locator("#rounds tbody tr").all_inner_texts()]
+            wanted = ["14 0.2857 3 0 0 40.5 kB 13.5 kB 90 %", "6 0.6667 3 1 0 40.5 kB 13.5 kB 90 %"] if name == "rounds" else []
+            is_right = len(rounds) == 20 * len(wanted) and all(rounds.count(row) == 4 for row in wanted)
+            checks.check(is_right, f"{name} shows {len(rounds)} rounds {rounds[:1] or ''}")
             labels = await page.locator("#cluster-map text.link").count()
             checks.check(labels >= min(len(board.workers), 6), f"the map of {name} has {labels} labels")
         checks.check(not errors, f"no script has failed {errors[:3] or ''}")

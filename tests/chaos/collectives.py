@@ -3,6 +3,7 @@
 A run is a group of 2 to 20 members that carry out operations while a seed breaks connections, freezes and kills. The promises:
 
 - a result, wherever there is one, has the bits of a sum in the order of ranks: nothing lost, doubled or half added;
+- gradients of a pass that travel as payloads have the bits of one process that compresses those of all ranks, and so have the residuals;
 - who has no result has a typed error, and then every member that lives has one, unless it had nothing left to do;
 - if nothing happens but that members die, all others know it when the time after which a silent peer counts as lost is over, and a moment; also
   those that have yet to form the group, once anybody who lives has met the member that died (nobody can tell one that was never there from one that
@@ -25,6 +26,8 @@ from unittest import mock
 import numpy as np
 
 from aiograd import distributed as dist
+from aiograd.coordination.buckets import GradientBuckets, ParameterSpec
+from aiograd.coordination.compressed_pass import CompressedPass
 from aiograd.distributed.collectives.exchange import OrderedSum
 from aiograd.distributed.collectives.forming import GroupForming
 from aiograd.distributed.collectives.group import Group
@@ -34,6 +37,7 @@ from aiograd.errors import CollectiveError, DeadlineError, WorkerLostError
 from aiograd.testing import simulated_run
 from aiograd.testing.network import Faults, HostKilledError, SimulatedNetwork
 from tests.chaos.promises import Broken
+from tests.distributed.data_parallel.compressing import Ranks
 
 TYPED = (CollectiveError, WorkerLostError, DeadlineError)
 SECRET = b"members of one group have one...."[:32]
@@ -42,6 +46,8 @@ OPERATIONS, SECONDS = 12, 8.0
 TOGETHER = 3
 #: seconds beyond that after which a silent peer counts as lost, until all members know it
 MOMENT = 1.0
+#: values of the gradient that is compressed after every `TOGETHER` operations, and what compresses it
+COMPRESSED, COMPRESSORS = 3000, (None, None, dist.TopK(1 / 4, bits=4, block=64), dist.Blockwise(4, block=64))
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier")
 
 
@@ -61,6 +67,9 @@ class GroupRun:
         self.kinds = [random.choice(KINDS) for _ in range(OPERATIONS)]
         #: a member that takes one operation for another
         self.odd = random.choice(self.names) if not self.is_calm and not self.is_deadly and random.random() < 0.2 else ""
+        self.compressor = Random(f"{seed}:compressor").choice(COMPRESSORS)
+        #: the mean of each compressed pass, and the residuals after it
+        self.compressed: list[tuple[bytes, list[list[bytes]]]] = []
         #: seconds until a member starts
         delays = Random(f"{seed}:starts")
         self.starts = {name: delays.choice((0.0, 0.0, delays.uniform(0, 1.0))) for name in self.names}
@@ -107,6 +116,30 @@ class GroupRun:
                 waiting, expected = group.barrier(timeout=SECONDS), []
         return self.check(waiting, expected, f"{kind} (operation {number}) on {group.names[group.rank]} of {group.size}")
 
+    async def compress(self, group: dist.Group, number: int, residuals: list[Any]) -> list[Any]:
+        """Let a gradient travel as a payload, and check the mean and the residuals; returns these."""
+        if self.compressor is None:
+            return residuals
+        if not self.compressed:
+            ranks = Ranks(self.compressor, range(group.size))
+            for each in range(TOGETHER, OPERATIONS + 1, TOGETHER):
+                (mean,) = ranks.combined({rank: [self.gradient(rank, each)] for rank in range(group.size)})
+                self.compressed.append((mean.tobytes(), [ranks.bits(rank) for rank in range(group.size)]))
+        buckets = GradientBuckets([ParameterSpec((COMPRESSED,), np.dtype(np.float32))])
+        reduced = CompressedPass(group, buckets, self.compressor, residuals, timeout=SECONDS)
+        reduced.take(0, self.gradient(group.rank, number))
+        (found,) = await reduced.results()
+        mean, rests = self.compressed[number // TOGETHER - 1]
+        if found is None or found.tobytes() != mean:
+            raise Broken(f"the compressed gradient after operation {number} of {group.names[group.rank]} has other bits than one process finds")
+        if [each.tobytes() for each in reduced.residuals if each is not None] != rests[group.rank]:
+            raise Broken(f"the residuals after operation {number} of {group.names[group.rank]} have other bits than one process finds")
+        return reduced.residuals
+
+    def gradient(self, rank: int, number: int) -> Any:
+        """The gradient of a rank that is compressed after so many operations."""
+        return np.random.default_rng([rank, number, COMPRESSED]).standard_normal(COMPRESSED).astype(np.float32)
+
     async def check(self, waiting: Coroutine[Any, Any, Any], expected: list[Any], what: str) -> None:
         """Await a result and look at its bits."""
         found = await waiting
@@ -126,12 +159,14 @@ class GroupRun:
             try:
                 group = await dist.join_group(worker, self.names, timeout=SECONDS)
                 pending = list(range(OPERATIONS))
+                residuals: list[Any] = [None]
                 while pending:
                     together, pending = pending[:TOGETHER], pending[TOGETHER:]
                     for outcome in await asyncio.gather(*(self.operate(group, number) for number in together), return_exceptions=True):
                         if isinstance(outcome, BaseException):
                             raise outcome
                     self.done[name] += len(together)
+                    residuals = await self.compress(group, self.done[name], residuals)
                     await asyncio.sleep(0.01)
                 self.end(name, "done")
             except TYPED as error:

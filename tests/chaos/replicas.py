@@ -10,6 +10,11 @@ Note [When the state of the optimizer may be lost]
     removed them or put new ones in their place. Then the training goes on as the error advises, with the state from outside: that of one
     process which has taken the same steps.
 
+Note [Residuals]
+    A third of the seeds compress gradients. Residuals belong to a replica and change with its steps; a state from another replica, or from outside,
+    has none. The driver notes which replicas begin a step, each with the number of states that it has taken from elsewhere; one process then has the
+    bits and the residuals of all.
+
 Note [When the training has to get on]
     Some seeds draw a network on which every twentieth frame stalls its connection for good; there a step may fail dozens of times. So no number of
     attempts is promised while the faults last: they end after `PATIENCE` seconds, and from then on the steps that are left have to succeed.
@@ -20,16 +25,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
+from random import Random
 from typing import Any
+from unittest import mock
 
+import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.distributed.data_parallel.coordinator import SHARD, ReplicaCoordinator
+from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.sharded_optimizer import shards_of
 from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
-from tests.distributed.data_parallel.models import batches, bits, module_of
+from tests.distributed.data_parallel.compressing import Ranks, serial_replicas
+from tests.distributed.data_parallel.models import Net, batches, bits, module_of
 from tests.distributed.data_parallel.simulated import World, whole
 from tests.distributed.training_world import SeededRun
 
 STEPS = 6
+COMPRESSORS = (None, None, None, None, dist.TopK(1 / 4, bits=4, block=64), dist.Blockwise(4, block=64))
 #: seconds of virtual time; see Note [When the training has to get on]
 PATIENCE, CALM = 300.0, 60.0
 
@@ -47,17 +60,37 @@ class ReplicaRun(SeededRun):
         names = tuple(f"w{i}" for i in range(self.random.randint(2, 4)))
         self.given = {count: batches(STEPS, (3,) * count, seed=count) for count in range(1, 6)}
         self.accumulate = self.random.choice((1, 1, 2))
-        self.world = World(names, seed=seed, accumulate=self.accumulate, **options)
-        #: steps that were taken, and whether that is known
-        self.history: list[tuple[Any, bool]] = []
+        self.compress = Random(f"{seed}:compressor").choice(COMPRESSORS)
+        self.world = World(names, seed=seed, accumulate=self.accumulate, compress=self.compress, **options)
+        #: steps that were taken, whether that is known, and the replicas that began them
+        self.history: list[tuple[Any, bool, list[Any]]] = []
+        #: the replicas that began the last step, in the order of their ranks, see Note [Residuals]
+        self.begun: list[Any] = []
+        #: how often a replica has dropped its residuals
+        self.dropped: Counter[Replica] = Counter()
         #: workers that are killed and not started again
         self.dead: set[str] = set()
         #: by name, the hosts that had the state of the optimizer when the replicas last got ready, in the order of their ranks
         self.holders: dict[str, Any] = {}
 
+    def run(self) -> Counter[str]:
+        forget = Replica.forget_residuals
+
+        def noting(replica: Replica) -> None:
+            self.dropped[replica] += 1
+            forget(replica)
+
+        with mock.patch.object(Replica, "forget_residuals", noting):
+            return super().run()
+
+    def residuals_of(self, host: Any) -> tuple[Any, int]:
+        """A name for the residuals of a replica, another one for each state that it has taken from elsewhere."""
+        return host, self.dropped[host._replica]
+
     async def train(self, world: World) -> None:
         loop = asyncio.get_running_loop()
         self.note_holders()
+        self.seen["compressed"] += self.compress is not None
         troubling = asyncio.ensure_future(self.trouble(world))
         number = 0
         while number < STEPS and loop.time() < PATIENCE:
@@ -88,12 +121,12 @@ class ReplicaRun(SeededRun):
             self.seen["cancelled"] += 1
             if not getattr(error, "committed", False):
                 return False
-            self.history.append((shards, False))  # decided, and perhaps all had dropped it
+            self.history.append((shards, False, self.begun))  # decided, and perhaps all had dropped it
             return True
         except CommitUnknown as error:
             self.seen["unknown"] += 1
             if error.committed:
-                self.history.append((shards, False))
+                self.history.append((shards, False, self.begun))
             return error.committed
         except WorkerLostError as error:
             self.seen["lost"] += 1
@@ -106,7 +139,7 @@ class ReplicaRun(SeededRun):
             await asyncio.sleep(0.5)
             return False
         self.seen["taken"] += 1
-        self.history.append((shards, True))
+        self.history.append((shards, True, self.begun))
         return True
 
     async def recover(self, name: str) -> None:
@@ -123,16 +156,18 @@ class ReplicaRun(SeededRun):
     # ---------------------------------------------------------------- the state of the optimizer
 
     def note_holders(self) -> None:
-        """Note who has the state of the optimizer whenever the replicas have got ready."""
+        """Note who has the state of the optimizer, and residuals, whenever the replicas have got ready."""
         coordinator: ReplicaCoordinator = self.world.replicas._coordinator
         get_ready = coordinator.get_ready
 
         async def noting() -> None:
             await get_ready()
-            self.holders = {name: self.host(name) for name in self.world.replicas.names}
+            hosts = {name: self.host(name) for name in self.world.replicas.names}
+            self.begun = [name if host is None else self.residuals_of(host) for name, host in hosts.items()]
+            if coordinator.is_sharded:
+                self.holders = hosts
 
-        if coordinator.is_sharded:
-            coordinator.get_ready = noting  # type: ignore[method-assign]
+        coordinator.get_ready = noting  # type: ignore[method-assign]
 
     def host(self, name: str) -> Any:
         """The host of the driver's replica on a worker; None: it is gone."""
@@ -149,7 +184,7 @@ class ReplicaRun(SeededRun):
         assert missing, (self.seed, "the state of the optimizer is said to be lost, and it is not", list(self.holders), kept)
         self.seen["state lost"] += 1
         newest = max((host for name in self.world.replicas.names if (host := self.host(name))), key=lambda host: host._replica.version)
-        _, state = await self.reference(bits(module_of(newest).state_dict()))
+        _, state, _ = await self.reference(bits(module_of(newest).state_dict()))
         with contextlib.suppress(DistributedError):  # then the next step says again that it is lost
             await self.world.replicas.load_optimizer_state_dict(state)
 
@@ -188,14 +223,27 @@ class ReplicaRun(SeededRun):
         """See Note [The oracle]."""
         states = world.states
         assert all(state == states[0] for state in states), (self.seed, "replicas differ")
-        await self.reference(states[0])
+        _, _, ranks = await self.reference(states[0])
+        hosts = [world.host(name) for name in world.replicas.names]
+        ranks.begin(map(self.residuals_of, hosts))
+        for host in hosts:
+            found = [each.tobytes() for each in host._replica.residuals if each is not None]
+            assert found == ranks.bits(self.residuals_of(host)), (self.seed, "a replica has other residuals than one process")
 
-    async def reference(self, state: dict[str, bytes]) -> tuple[dict[str, bytes], Any]:
-        """Weights and state of one process that has taken the same steps as replicas of this state."""
-        unknown = [index for index, (_, is_known) in enumerate(self.history) if not is_known]
+    async def reference(self, state: dict[str, bytes]) -> tuple[dict[str, bytes], Any, Ranks]:
+        """Weights, state and residuals of one process that has taken the same steps as replicas of this state."""
+        unknown = [index for index, (_, is_known, _) in enumerate(self.history) if not is_known]
         for choice in range(1 << len(unknown)):
             out = {index for place, index in enumerate(unknown) if choice >> place & 1}
-            taken = [shards for index, (shards, _) in enumerate(self.history) if index not in out]
-            if (found := await whole(taken, accumulate=self.accumulate))[0] == state:
+            taken = [(shards, begun) for index, (shards, _, begun) in enumerate(self.history) if index not in out]
+            found = *await self.alone([shards for shards, _ in taken], [begun for _, begun in taken], ranks := Ranks(self.compress, ())), ranks
+            if found[0] == state:
                 return found
         raise AssertionError((self.seed, f"no way of taking {len(self.history)} steps leads to this state", dict(self.seen)))
+
+    async def alone(self, given: list[Any], begun: list[list[Any]], ranks: Ranks) -> tuple[dict[str, bytes], Any]:
+        """Weights and state of one process that has taken these steps."""
+        if self.compress is None:
+            return await whole(given, accumulate=self.accumulate)
+        model = Net()
+        return await serial_replicas(model, given, ranks, self.accumulate, ag.optim.AdamW(model.parameters(), lr=0.05), begun)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +15,14 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.dashboard.collector import Collector
 from aiograd.dashboard.monitor import DashboardMonitor
+from aiograd.dashboard.pages import load_files
 from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.messages.fields import TraceContext
 from aiograd.distributed.messages.library import ReportRequest
 from aiograd.errors import NotExposedError, ProtocolError
 from aiograd.running.modes import DEFAULT_MODE
+from tests.distributed.local_steps.learners import Learner
+from tests.distributed.local_steps.learners import service as rounds_service
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, until, workers
 from tests.support import assert_awaiting_raises
@@ -77,6 +81,27 @@ async def test_a_step_is_seen_on_both_workers() -> None:
             assert {frame["worker"] for frame in data["graph"]["frames"]} == {"driver", "left"}
             assert sum(arrow["crosses"] for arrow in data["graph"]["arrows"]) == 2, "gradients go there and come back"
             assert ["left", "<i>y</i>", 3, 1.5] in [row[:4] for row in data["scalars"]]
+
+
+async def test_rounds_of_local_steps_are_in_the_data_of_the_page() -> None:
+    async with workers("driver", "w0", "w1", service=rounds_service) as (driver, *_):
+        with watching(driver) as (collector, _):
+            await collector.ask_round()
+            before = json.loads(collector.board.answer(0, 0, 0, 1.0))["scalar_cursor"]
+            async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, steps=2, optimizer=ag.optim.SGD) as training:
+                records = [await training.round(), await training.round()]
+                figures = training.statistics()
+            await collector.ask_round()
+            logged = [row for row in json.loads(collector.board.answer(0, before, 0, 1.0))["scalars"]]
+            names = "loss rounds members late lost bytes_sent bytes_received seconds_computing seconds_waiting utilisation".split()
+            assert [row[:3] for row in logged] == [["driver", f"local_steps/{name}", record.number] for record in records for name in names]
+            assert 0 < logged[9][3] < 1, "the time of the round itself is in it"
+            last = {row[1].partition("/")[2]: row[3] for row in logged[len(names) :]}
+            assert (last["loss"], last["rounds"], last["members"]) == (records[1].loss, 2, 2)
+            assert 0 < last["bytes_sent"] <= figures.bytes_sent and last["utilisation"] == pytest.approx(figures.utilisation, rel=0.2)
+    panel = load_files()["/dashboard/rounds.js"].body.decode()
+    shown = {*re.findall(r"now\.(\w+)", panel), *re.findall(r'grown\("(\w+)"\)', panel)}
+    assert shown == {*names} - {"utilisation"}, "the panel reads the figures that are logged"
 
 
 async def test_nothing_is_recorded_before_and_after_somebody_watches() -> None:

@@ -14,7 +14,7 @@ from aiograd.data.ledger import BatchLedger, BatchPlace
 from aiograd.errors import ArgumentError, ModeError
 from tests.support import assert_raises
 
-ACTIONS = st.lists(st.tuples(st.sampled_from(["take", "take", "read", "give back", "resume"]), st.integers(0, 5)), max_size=80)
+ACTIONS = st.lists(st.tuples(st.sampled_from(["take", "take", "take at", "read", "give back", "resume"]), st.integers(0, 5)), max_size=80)
 
 
 class Model:
@@ -25,6 +25,8 @@ class Model:
         self.returned: set[tuple[int, int]] = set()
         self.open: set[tuple[int, int]] = set()
         self.read: list[tuple[int, int]] = []
+        #: the last place that was taken in its turn, or that a state says was read
+        self.last = (0, -1)
 
     def waiting(self) -> list[tuple[int, int]]:
         new = [place for place in self.places if place not in self.open and place not in self.read and place not in self.returned]
@@ -42,11 +44,18 @@ def test_every_batch_is_read_once_and_returned_ones_come_first(actions: list[tup
             if waiting:
                 model.returned.discard(waiting[0])
                 model.open.add(waiting[0])
+                model.last = max(model.last, waiting[0])
+        elif action == "take at":
+            if waiting:
+                place = waiting[which % len(waiting)]
+                ledger.take_at(place)
+                model.returned.discard(place)
+                model.open.add(place)
         elif action == "resume":
             state = json.loads(json.dumps(ledger.state_dict()))
             ledger = BatchLedger(length, state)
             assert ledger.state_dict() == state
-            model.open, model.returned = set(), set()
+            model.open, model.returned, model.last = set(), set(), (0, -1)
         elif model.open:
             place = sorted(model.open)[which % len(model.open)]
             model.open.remove(place)
@@ -55,7 +64,8 @@ def test_every_batch_is_read_once_and_returned_ones_come_first(actions: list[tup
                 model.read.append(place)
             else:
                 ledger.give_back(place)
-                model.returned.add(place)
+                if place < max(model.last, ledger.first):
+                    model.returned.add(place)
         assert ledger.open == model.open
         unread = [place for place in model.places if place not in model.read]
         assert ledger.first == (unread[0] if unread else (epochs, 0))
@@ -106,6 +116,17 @@ def test_what_is_not_handed_out_can_neither_be_read_nor_given_back() -> None:
         assert_raises(ModeError, rf"batch {each[1]} of epoch {each[0]} is not handed out", ledger.read, each)
         assert_raises(ModeError, "is not handed out", ledger.give_back, each)
     assert ledger.state_dict() == {"epoch": 0, "batches": 1, "ahead": []}
+
+
+def test_a_place_is_handed_out_of_its_turn_while_it_waits() -> None:
+    ledger = BatchLedger(3, {"epoch": 0, "batches": 1, "ahead": [[0, 2]]})
+    ledger.take_at((10**9, 2))
+    for place in ((0, 0), (0, 2), (10**9, 2)):
+        assert_raises(ModeError, f"batch {place[1]} of epoch {place[0]} (was read|is handed out) already", ledger.take_at, place)
+    for place in ((0, 3), (-1, 0), (0, -1)):
+        assert_raises(ArgumentError, "an epoch has 3 batches", ledger.take_at, place)
+    assert list(islice(ledger.upcoming(), 3)) == [(0, 1), (1, 0), (1, 1)] and ledger.open == {(10**9, 2)}
+    assert_raises(ArgumentError, "any number of batches", BatchLedger().take_at, (1, 0))
 
 
 @pytest.mark.parametrize(

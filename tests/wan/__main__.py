@@ -1,7 +1,7 @@
 """``python -m tests.wan``: four processes on links of 1 Mbit/s train with local steps; one is killed, and joins again.
 
 One process takes the rounds of the records again, and has to end with the same bits. The links are network namespaces that tbf shapes, or proxies
-where namespaces are not permitted (``--proxies`` asks for them).
+where namespaces are not permitted (``--proxies`` asks for them). ``--small`` does less of it, in seconds.
 """
 
 from __future__ import annotations
@@ -207,12 +207,15 @@ def _complaints(records: Sequence[Any], digests: dict[str, str], digest: str, ex
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.wan", description=__doc__)
+    parser.add_argument("--small", action="store_true")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--step-seconds", type=float, default=0.2)
     parser.add_argument("--width", type=int, default=25_000)
     parser.add_argument("--mbit", type=float, default=1.0)
     parser.add_argument("--proxies", action="store_true")
+    if "--small" in sys.argv:
+        parser.set_defaults(rounds=6, steps=4, step_seconds=0.1, width=2_500)
     options = parser.parse_args()
     rate = options.mbit * 125_000
     links: ShapedLinks = Namespaces(rate) if not options.proxies and Namespaces.is_permitted() else Proxies(rate)

@@ -1,5 +1,6 @@
 // Training: a chart per logged name with a line per worker; and the last whole step of a pipeline.
 import { at, clipped, colour, make, number, prepare, SERIES, ticks, time } from "/dashboard/draw.js";
+import { isOfRounds } from "/dashboard/rounds.js";
 
 const MOST_POINTS = 4000;
 const MOST_CHARTS = 24;
@@ -9,6 +10,7 @@ export class Training {
 
   take(data) {
     for (const [worker, name, step, value] of data.scalars) {
+      if (isOfRounds(name)) continue;
       if (!this.charts.has(name)) {
         if (this.charts.size >= MOST_CHARTS) { this.hidden = true; continue; }
         this.charts.set(name, this.chart(name));

@@ -15,6 +15,7 @@ from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
+from aiograd.engine.run.failures import first_of
 from aiograd.errors import ArgumentError
 
 
@@ -83,10 +84,10 @@ class ModuleCoordinator(StepCoordinator[StepWork, P], Generic[P], ABC):
     async def _make_all(self, names: Sequence[str]) -> list[P]:
         """Make members; all are awaited, even after a failure, since a member abandoned midway could not be dropped."""
         made = await asyncio.gather(*map(self._make, names), return_exceptions=True)
-        failed = [each for each in made if isinstance(each, BaseException)]
+        failed = [(f"the worker {name}", each) for name, each in zip(names, made, strict=True) if isinstance(each, BaseException)]
         if failed:
             await self.drop([each for each in made if not isinstance(each, BaseException)])
-            raise failed[0]
+            raise first_of(failed)
         return [each for each in made if not isinstance(each, BaseException)]
 
     @abstractmethod

@@ -41,6 +41,7 @@ from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, ReferenceLostError, UnknownPeerError, WorkerLostError
 from aiograd.running.assembly import LOCAL_STEPS_ADAPTER
 from aiograd.running.log_fields import structured_logger
+from aiograd.running.offloading import offload
 from aiograd.running.types import Array
 from aiograd.tensors.core import make
 
@@ -50,6 +51,8 @@ logger = structured_logger("aiograd.local_steps")
 SLOWEST = 10_000
 #: bytes of the answers in one message at most, unless one alone has more
 REPLAYED = 16 << 20
+#: requests with answers to a member that joins, before it takes part: rounds are committed meanwhile
+CATCHING_UP = 5
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.form = PayloadForm(self.base.specs, self.options.compress, self.options.answer)
         self.order = BatchOrder(self.outline.loader)
         self.ledger = BatchLedger(self.outline.loader.batches)
-        self.digest = self.base.digest()
+        self.digest = await offload(self.base.digest)
         await together([self._give_base(each, is_new=True, is_made=True) for each in self.remotes])
 
     def make_outer(self, tensors: list[Any]) -> Any:
@@ -215,6 +218,9 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             outline = await self._describe(made)
             self._check_outline(made, outline, self.remotes[0].owner if self.remotes else "this process")
             await self._give_base(made, is_new=True, is_made=True)
+            for _ in range(CATCHING_UP):  # before the others have to wait for it
+                if made.version != self.base.version:
+                    await self._bring_nearer(made)
             if self.find(name) is not None:
                 raise ArgumentError(f"LocalSteps.add({name!r}): it was added twice at the same time")
         except BaseException:
@@ -250,23 +256,27 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
     async def update(self, member: RemoteLocalMember) -> None:
         """Bring a member to the newest base; see Note [A star]."""
         while member.version != self.base.version:
-            member.can_carry = False
-            missing = [(answer, size) for version, answer, size in self._answers if version > member.version]
-            if len(missing) < self.base.version - member.version:
-                with _reaching(member):
-                    await self._give_base(member, is_new=member.is_new)
-                continue
-            sent: list[Any] = []
-            room = REPLAYED
-            for answer, size in missing:
-                if sent and room < size:
-                    break
-                sent.append(answer)
-                room -= size
-            expected = member.version + len(sent)
-            if await self.ask(member, "replay", sent, timeout=self.seconds_for(REPLAYED - room)) != expected:
-                raise DistributedError(f"LocalSteps: {member.owner} has not gone on to base {expected}")
-            member.version = expected
+            await self._bring_nearer(member)
+
+    async def _bring_nearer(self, member: RemoteLocalMember) -> None:
+        """Bring a member to the base that is the newest now, or nearer to it. Rounds may be committed meanwhile."""
+        member.can_carry = False
+        missing = [(answer, size) for version, answer, size in self._answers if version > member.version]
+        if len(missing) < self.base.version - member.version:
+            with _reaching(member):
+                await self._give_base(member, is_new=member.is_new)
+            return
+        sent: list[Any] = []
+        room = REPLAYED
+        for answer, size in missing:
+            if sent and room < size:
+                break
+            sent.append(answer)
+            room -= size
+        expected = member.version + len(sent)
+        if await self.ask(member, "replay", sent, timeout=self.seconds_for(REPLAYED - room)) != expected:
+            raise DistributedError(f"LocalSteps: {member.owner} has not gone on to base {expected}")
+        member.version = expected
 
     def keep_answer(self, answer: Any, size: int) -> None:
         """Keep the answer of the newest round, for members that lack it."""

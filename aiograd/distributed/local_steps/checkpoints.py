@@ -16,7 +16,7 @@ from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalR
 from aiograd.distributed.messages.library import LoadModule, ReadModule, ReadOptimizer
 from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.parameter_stream import fetch, store, store_optimizer
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ModeError
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 
@@ -54,7 +54,8 @@ def restored(coordinator: RoundCoordinator, state: Any) -> tuple[BaseState, str,
         state: a checkpoint.
 
     Returns:
-        The base, its digest, the place in the data, the seed of random numbers, and the residuals of answers.
+        The base, its digest, the place in the data with the batches of contributions handed out, the seed of random numbers, and the residuals
+        of answers.
 
     Raises:
         ArgumentError: it is no checkpoint of this model and this data set.
@@ -81,10 +82,39 @@ def restored(coordinator: RoundCoordinator, state: Any) -> tuple[BaseState, str,
         raise ArgumentError(f"LocalSteps.restore: the state makes no sense: {type(error).__name__}: {error}") from error
     if version < 0:
         raise ArgumentError(f"LocalSteps.restore: version {version}; expected a number from 0 on")
+    _take_contributed(ledger, state.get("members", {}))
     return made, made.digest(), ledger, seed, list(answer.values())
 
 
 # ---------------------------------------------------------------- members
+
+
+def _take_contributed(ledger: BatchLedger, members: Any) -> None:
+    """Hand out the batches of all contributions. Raises an ArgumentError for one that does not wait, and for states of members that are none."""
+    try:
+        places = [(name, place) for name, each in members.items() for place in _contributed(each)]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"LocalSteps.restore: the states of the members make no sense: {type(error).__name__}: {error}") from error
+    for name, place in places:
+        try:
+            ledger.take_at(place)
+        except (ArgumentError, ModeError) as error:
+            found = "it is in a contribution already" if place in ledger.open else error
+            raise ArgumentError(
+                f"LocalSteps.restore: the contribution of {name} has batch {place.number} of epoch {place.epoch}, but {found}. Expected batches that "
+                f"no round has read, each once; read is everything before batch {ledger.first.number} of epoch {ledger.first.epoch}. Nothing has "
+                "changed: restore a checkpoint as checkpoint() has returned it, or this one without its part members"
+            ) from error
+
+
+def _contributed(saved: Mapping[str, Any]) -> list[BatchPlace]:
+    """The batches of the contribution in the state of a member. Raises a KeyError or TypeError if a part of the state is missing."""
+    contribution, _, _ = (saved[part] for part in ("contribution", "inner", "residuals"))
+    if contribution is None:
+        return []
+    batches, result, *_ = (contribution[part] for part in ("batches", "result", "number", "carried", "buffers", "rest", "local"))
+    LocalResult(**result)
+    return [BatchPlace(*map(int, each)) for each in batches]
 
 
 async def members_of(coordinator: RoundCoordinator) -> dict[str, Any]:
@@ -124,22 +154,15 @@ async def restore_members(coordinator: RoundCoordinator, saved: Mapping[str, Any
     """Let members with the names of earlier ones go on with their states. The others begin at the base.
 
     Args:
-        coordinator: of the training, which has the base of the checkpoint.
+        coordinator: of the training, which has the state that `restored` returns.
         saved: the states by name.
     """
     mine = {member: saved[member.owner] for member in coordinator.remotes if member.owner in saved}
     contributions = {member: each["contribution"] for member, each in mine.items() if each["contribution"] is not None}
-    waiting = {member: [BatchPlace(*map(int, batch)) for batch in each["batches"]] for member, each in contributions.items()}
-    wanted = {batch for batches in waiting.values() for batch in batches}
-    others = []
-    while wanted:
-        place = coordinator.ledger.take()
-        if place in wanted:
-            wanted.remove(place)
-        elif place is not None:
-            others.append(place)
-    for place in others:
-        coordinator.ledger.give_back(place)
+    waiting = {member: _contributed(each) for member, each in mine.items()}
+    for each in (each for name, each in saved.items() if name not in {member.owner for member in mine}):
+        for place in _contributed(each):
+            coordinator.ledger.give_back(place)
     seconds = coordinator.seconds_for(4 * coordinator.form.size)
     try:
         for member, each in mine.items():

@@ -15,6 +15,7 @@ from aiograd.distributed.data_parallel.controller_arguments import checked_count
 from aiograd.distributed.local_steps.base_coordinator import TrainingOptions
 from aiograd.distributed.local_steps.checkpoints import checkpoint_of, members_of, restore_members, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
+from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import MemberDigest
 from aiograd.distributed.local_steps.round_record import RoundRecord
 from aiograd.distributed.local_steps.round_statistics import LocalStepsStatistics
@@ -22,7 +23,7 @@ from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
-from aiograd.errors import ArgumentError, EngineClosedError, ModeError, WorkerLostError
+from aiograd.errors import ArgumentError, EngineClosedError, ModeError
 from aiograd.running import tracing
 from aiograd.running.modes import current_mode
 from aiograd.running.random import forked_seed
@@ -265,17 +266,15 @@ class LocalSteps:
         async with self._turn:
             coordinator = self._open()
             members = [each for each in coordinator.remotes if each.version == coordinator.base.version]
-            answers = await asyncio.gather(*(coordinator.ask(each, "digest") for each in members), return_exceptions=True)
-            found = {}
-            for member, answer in zip(members, answers, strict=True):
-                if isinstance(answer, BaseException):
-                    if not isinstance(answer, WorkerLostError):
-                        raise answer
-                    continue
-                digest = parse(MemberDigest, answer, member.owner)
+            found: dict[str, str] = {}
+
+            async def ask(member: RemoteLocalMember) -> None:
+                digest = parse(MemberDigest, await coordinator.ask(member, "digest"), member.owner)
                 if digest.version == coordinator.base.version:
                     found[member.owner] = digest.digest
-            return found
+
+            await coordinator.each(members, ask)
+            return {each.owner: found[each.owner] for each in members if each.owner in found}
 
     async def state_dict(self) -> dict[str, Any]:
         """A copy of the parameters and buffers of the base, which this process has. Cancelling changes nothing.

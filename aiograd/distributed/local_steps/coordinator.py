@@ -23,7 +23,7 @@ from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
 from aiograd.distributed.local_steps.remote_local_member import RemoteContribution, RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, DealtBatch, LocalResult, PreparedRound, RoundAnswer
 from aiograd.distributed.local_steps.round_record import RoundRecord
-from aiograd.engine.run.failures import mark_committed
+from aiograd.engine.run.failures import first_of, mark_committed
 from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
@@ -63,6 +63,8 @@ class RoundCoordinator(BaseCoordinator):
 
     #: computations and attempts at rounds so far
     _computations = _attempts = 0
+    #: the time of the loop up to which `figures` have the time of members
+    _counted_to = 0.0
     _record: RoundRecord | None = None
 
     async def round(self, before: int | None) -> RoundRecord | None:
@@ -78,8 +80,7 @@ class RoundCoordinator(BaseCoordinator):
             As `LocalSteps.round`.
         """
         record: RoundRecord | None = None
-        now = asyncio.get_running_loop().time
-        began = now()
+        self._counted_to = asyncio.get_running_loop().time()
         try:
             while True:
                 for member in self.remotes:
@@ -106,7 +107,12 @@ class RoundCoordinator(BaseCoordinator):
                 await self.withdraw_all()
             raise
         finally:
-            self.figures.elapsed += (now() - began) * len(self.remotes)
+            self._count_time()
+
+    def _count_time(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.figures.elapsed += (now - self._counted_to) * len(self.remotes)
+        self._counted_to = now
 
     def _check_quorum(self) -> None:
         if len(self.remotes) < self.options.quorum:
@@ -220,20 +226,20 @@ class RoundCoordinator(BaseCoordinator):
 
     # ---------------------------------------------------------------- the exchange
 
-    async def _each(self, members: Sequence[RemoteLocalMember], ask: Callable[[RemoteLocalMember], Coroutine[Any, Any, Any]]) -> list[Any]:
+    async def each(self, members: Sequence[RemoteLocalMember], ask: Callable[[RemoteLocalMember], Coroutine[Any, Any, Any]]) -> list[Any]:
         """Ask members side by side; all are awaited.
 
         Returns:
             The members that are lost, or were left meanwhile, with their errors.
 
         Raises:
-            The error of another kind that came first in the order of the members.
+            The error of another kind that came first in the order of the members, with the other errors as notes.
         """
         answers = await asyncio.gather(*map(ask, members), return_exceptions=True)
         failed = [(each, answer) for each, answer in zip(members, answers, strict=True) if isinstance(answer, BaseException)]
         for member, error in failed:
             if not isinstance(error, WorkerLostError) and member in self.remotes:
-                raise error
+                raise first_of([(each.name, other) for each, other in failed], error)
         return failed
 
     def _lose_all(self, lost: Sequence[tuple[RemoteLocalMember, BaseException]]) -> bool:
@@ -244,7 +250,7 @@ class RoundCoordinator(BaseCoordinator):
     async def update_all(self) -> None:
         """Bring all members that compute nothing to the newest base; members that cannot be reached are lost."""
         members = [each for each in self.remotes if each.computing is None and each.version != self.base.version]
-        self._lose_all(await self._each(members, self.update))
+        self._lose_all(await self.each(members, self.update))
 
     async def _exchange(self) -> RoundRecord | None:
         """Take the results that are there into a round; None: no result is left."""
@@ -259,7 +265,7 @@ class RoundCoordinator(BaseCoordinator):
             contributors = {each: each.contribution for each in members if each.contribution is not None}
             if not contributors:
                 return None
-            if self._lose_all(await self._each([each for each in members if each.version != self.base.version], self.update)):
+            if self._lose_all(await self.each([each for each in members if each.version != self.base.version], self.update)):
                 continue
             buffers: list[ChangedBuffer] = []
             if self.base.buffers:
@@ -296,7 +302,7 @@ class RoundCoordinator(BaseCoordinator):
                 decision.drive.handle(Prepared(began + found.kept, member.name))
                 self._promised, self._took = found.kept, now() - began
 
-            lost = await self._each(members, prepare)
+            lost = await self.each(members, prepare)
             while not lost and (asked := self._to_ask(decision)):
                 gone = await self._collect(decision, asked)
                 lost = [(each, WorkerLostError(f"{each.name} is lost", worker=each.owner)) for each in gone]
@@ -383,5 +389,6 @@ class RoundCoordinator(BaseCoordinator):
     def _log(self) -> None:
         """Log the loss and the figures of the round, for the dashboard and ``/metrics``."""
         if self._record is not None:
+            self._count_time()
             for name, value in self.statistics().scalars(self._record).items():
                 log(f"local_steps/{name}", value, self._record.number)

@@ -155,15 +155,15 @@ class LocalTraining(LossModule):
         begin = asyncio.get_running_loop().time()
         if carried is not None and (self._last is None or self._last.number != carried or self._is_broken):
             raise DistributedError(f"computation {number} goes on from the contribution {carried}, which is not here")
-        sent = None if carried is None else [_host(each).copy() for each in self.parameters]
+        begin_at = functools.partial(self._reset, is_fresh or self._is_broken) if carried is None else self._copies
         if carried is None:
             self._last = None
-            self._reset(is_fresh or self._is_broken)
         self._is_broken = True
         self.module.train()
         found = [self.order.indices(*batch) for batch in batches]
         losses = waited = 0.0
         try:
+            sent = await self._calls.offload(begin_at)
             for step, (batch, indices) in enumerate(zip(batches, found, strict=True)):
                 if step == overlap and sent is not None:
                     waited += await self._apply(sent)
@@ -178,9 +178,8 @@ class LocalTraining(LossModule):
         finally:
             self.release(lambda: None)
         began, arrays, residuals, form = self.base.version, self.base.arrays, self._residuals, self.form
-        payload, rest = await offload(
-            lambda: form.pack([mine - _host(each) for mine, each in zip(arrays, self.parameters, strict=True)], residuals, form.compress)
-        )
+        deltas = (mine - _host(each) for mine, each in zip(arrays, self.parameters, strict=True))  # one at a time, as it is packed
+        payload, rest = await offload(form.pack, deltas, residuals, form.compress)
         self._is_broken, self._last = False, Contribution(number, make(payload), self.buffers, rest)
         rows = sum(map(len, found))
         indices_sent = found if self.order.outline.sampler else None
@@ -197,11 +196,17 @@ class LocalTraining(LossModule):
         if self._last is not None:
             await self._last.exchanged.wait()
         waited = asyncio.get_running_loop().time() - begin
-        base = self.base
-        for parameter, values, before in zip(self.parameters, base.arrays, sent, strict=True):
+        await self._calls.offload(functools.partial(self._shift, sent))
+        return waited
+
+    def _shift(self, sent: Sequence[Array]) -> None:
+        for parameter, values, before in zip(self.parameters, self.base.arrays, sent, strict=True):
             inplace.write(parameter, asarray(values + (_host(parameter) - before)).to(parameter.device)._data)
         self._write_buffers()
-        return waited
+
+    def _copies(self) -> list[Array]:
+        """Copies of the values of the parameters."""
+        return [_host(each).copy() for each in self.parameters]
 
     # ---------------------------------------------------------------- the contribution
 
@@ -220,7 +225,6 @@ class LocalTraining(LossModule):
         """A contribution is in a round that is committed."""
         self._residuals = contribution.residuals
         contribution.exchanged.set()
-
 
     def _reset(self, is_fresh: bool) -> None:
         """Begin at the base."""
@@ -241,7 +245,7 @@ class LocalTraining(LossModule):
         grads = await grad(loss, self.parameters, allow_unused=True)
         arrays = self.clipped([None if each is None else each.detach()._data for each in grads])
         given = {parameter: each for parameter, each in zip(self.parameters, arrays, strict=True) if each is not None}
-        await offload(functools.partial(self._inner.step, given))
+        await self._calls.offload(functools.partial(self._inner.step, given))
         return float(loss.detach().item())
 
     def progress(self) -> MemberProgress:

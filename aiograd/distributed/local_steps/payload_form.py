@@ -8,7 +8,7 @@ Note [The same mean everywhere]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,11 +49,11 @@ class PayloadForm:
 
     # ---------------------------------------------------------------- bytes
 
-    def pack(self, values: Sequence[Array], residuals: Residuals = (), compress: Compressor | None = None) -> tuple[Array, list[Array | None]]:
+    def pack(self, values: Iterable[Array], residuals: Residuals = (), compress: Compressor | None = None) -> tuple[Array, list[Array | None]]:
         """Values by parameter as bytes.
 
         Args:
-            values: arrays.
+            values: arrays, of which one at a time is needed.
             residuals: of the call before.
             compress: of the values; None: they are sent as they are.
 
@@ -63,15 +63,23 @@ class PayloadForm:
         Raises:
             ArgumentError: a value is not finite.
         """
-        values = [np.asarray(value) for value in values]  # arithmetic on arrays without an axis gives scalars
-        for path, value in zip(self._specs, values, strict=True):
+        found: Array = np.empty(self.size if compress is None else sum(map(compress.packed_size, self._sizes)), np.uint8)
+        rests: list[Array | None] = []
+        begin = 0
+        for path, given, before in zip(self._specs, values, residuals or [None] * len(self._specs), strict=True):
+            value = np.asarray(given)  # arithmetic on arrays without an axis gives scalars
             if not np.isfinite(value).all():
                 index = np.argwhere(~np.isfinite(value))[0].tolist()
                 raise ArgumentError(f"the pseudo-gradient of {path} is {value[tuple(index)]} at {index}; expected finite values")
-        if compress is None:
-            return np.concatenate([np.ascontiguousarray(value).reshape(-1).view(np.uint8) for value in values]), []
-        pairs = [compress.encode(value, before) for value, before in zip(values, residuals or [None] * len(values), strict=True)]
-        return np.frombuffer(b"".join(payload for payload, _ in pairs), np.uint8), [rest for _, rest in pairs]
+            if compress is None:
+                part = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+            else:
+                payload, rest = compress.encode(value, before)
+                part = np.frombuffer(payload, np.uint8)
+                rests.append(rest)
+            found[begin : begin + part.size] = part
+            begin += part.size
+        return found, rests
 
     def unpack(self, payload: Any, compress: Compressor | None = None, dtype: Any = None) -> list[Array]:
         """The values of a payload by parameter.
@@ -87,6 +95,9 @@ class PayloadForm:
         Raises:
             ProtocolError: it is no payload of this model.
         """
+        return list(self._unpacked(payload, compress, dtype))
+
+    def _unpacked(self, payload: Any, compress: Compressor | None = None, dtype: Any = None) -> Iterator[Array]:
         data = payload._data if isinstance(payload, TensorCore) else None
         wanted = [spec.dtype if dtype is None else np.dtype(dtype) for spec in self._specs.values()]
         lengths = [
@@ -95,13 +106,11 @@ class PayloadForm:
         if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape != (sum(lengths),):
             shown = f"a {data.dtype} array of shape {list(data.shape)}" if isinstance(data, np.ndarray) else f"a {type(payload).__name__}"
             raise ProtocolError(f"the payload of a round is {shown}; expected {sum(lengths)} bytes", code="local-steps")
-        found: list[Array] = []
         begin = 0
         for spec, size, length, each in zip(self._specs.values(), self._sizes, lengths, wanted, strict=True):
             part, begin = data[begin : begin + length], begin + length
             values = np.frombuffer(part, each) if compress is None else compress.decode(part, size, each)
-            found.append(values.reshape(spec.shape))
-        return found
+            yield values.reshape(spec.shape)
 
     # ---------------------------------------------------------------- means
 
@@ -109,9 +118,9 @@ class PayloadForm:
         """The weighted sum by parameter, in float64; see Note [The same mean everywhere]."""
         total: list[Any] = [None] * len(self._specs)
         for payload, count in zip(payloads, rows, strict=True):
-            for index, value in enumerate(self.unpack(payload, self.compress)):
-                term = value.astype(np.float64) * count
-                total[index] = term if total[index] is None else total[index] + term
+            for index, value in enumerate(self._unpacked(payload, self.compress)):  # one at a time
+                term = np.asarray(value.astype(np.float64) * count)
+                total[index] = term if total[index] is None else np.add(total[index], term, out=total[index])
         return total
 
     def divided(self, total: Sequence[Array], rows: Sequence[int]) -> list[Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Sequence
 from types import FrameType
 
 
@@ -38,3 +39,17 @@ def mark_committed(error: BaseException) -> None:
         error.committed = True  # type: ignore[attr-defined]
     except AttributeError:
         error.add_note("raised after the gradients had been committed")
+
+
+def first_of(failed: Sequence[tuple[str, BaseException]], first: BaseException | None = None) -> BaseException:
+    """The error to raise where several have failed side by side, with the others as notes.
+
+    Args:
+        failed: names and errors, at least one.
+        first: the error to raise; None: the first.
+    """
+    error = failed[0][1] if first is None else first
+    for name, other in failed:
+        if other is not error:
+            error.add_note(f"{name} has failed, too: {type(other).__name__}: {other}")
+    return error

@@ -10,7 +10,9 @@ from unittest import mock
 
 import pytest
 
+from aiograd.coordination.compressed_pass import CompressedPass
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
+from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.replica_member import ReplicaMember
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from tests.chaos.replicas import STEPS, ReplicaRun
@@ -73,6 +75,30 @@ def _join_with_any_state() -> Any:
     return replaced(ReplicaCoordinator, "synchronise", nothing)
 
 
+def _keep_residuals_of_failed_steps() -> Any:
+    """Residuals change when a step is computed, committed or not."""
+    split = CompressedPass._split
+
+    def hasty(self: CompressedPass, number: int, result: Any) -> Any:
+        found = split(self, number, result)
+        self._before[:] = self.residuals  # type: ignore[index]
+        return found
+
+    return replaced(CompressedPass, "_split", hasty)
+
+
+def _lose_residuals() -> Any:
+    """Residuals are as they were before a committed step."""
+    committed = Replica.committed
+
+    def forgetful(self: Replica, running: Any, sums: Any) -> None:
+        before = self.residuals
+        committed(self, running, sums)
+        self.residuals = before
+
+    return replaced(Replica, "committed", forgetful)
+
+
 def _opened(coordinator: ReplicaCoordinator) -> Any:
     return [world.workers[name] for world in WORLDS for name in world.workers]
 
@@ -82,6 +108,8 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
     "commit alone": _commit_alone,
     "take a step twice": _commit_again,
     "join with any state": _join_with_any_state,
+    "residuals wait for the commit": _keep_residuals_of_failed_steps,
+    "residuals are part of a step": _lose_residuals,
 }
 
 

@@ -17,6 +17,7 @@ from aiograd import distributed as dist
 from aiograd.coordination import compressed_pass
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError, ProtocolError, RemoteError, WorkerLostError
+from tests.distributed.data_parallel.compressing import Ranks, serial_replicas, summed_gradients
 from tests.distributed.data_parallel.models import BatchNet, Net, all_bits, batches, module_of, replicas_behind
 from tests.distributed.data_parallel.models import bits as state_bits
 from tests.distributed.data_parallel.replicas import bits, cancelled_pass, gradients, loss_of, net, shard
@@ -29,35 +30,6 @@ from tests.toy_device import ToyDevice
 NAMES = ("w0", "w1", "w2")
 COMPRESSORS = (dist.TopK(1 / 4, bits=4, block=64), dist.TopK(1 / 8, block=64, decay=0.9), dist.Blockwise(8), dist.Blockwise(4, block=64))
 TOP = COMPRESSORS[0]
-
-
-class Ranks:
-    """The residuals of some ranks, and the gradients that they combine, in one process."""
-
-    def __init__(self, compressor: Any, ranks: Any) -> None:
-        self.compressor = compressor
-        self.residuals: dict[int, dict[int, Any]] = {rank: {} for rank in ranks}
-
-    def combined(self, grads: dict[int, list[Any]], share: int | None = None) -> list[Any]:
-        """The mean by parameter of the gradients by rank; None where no rank has one. `share`: 1 for the sum."""
-        found: list[Any] = []
-        for index, each in enumerate(zip(*grads.values(), strict=True)):
-            some = next((grad for grad in each if grad is not None), None)
-            if some is None:
-                found.append(None)
-                continue
-            total = np.zeros(some.size)
-            for rank, grad in zip(grads, each, strict=True):
-                values = np.zeros_like(some) if grad is None else grad
-                payload, rest = self.compressor.encode(values, self.residuals[rank].get(index))
-                self.residuals[rank][index] = rest
-                total += self.compressor.decode(payload, some.size, np.float64)
-            found.append((total / (share or len(grads))).astype(some.dtype).reshape(some.shape))
-        return found
-
-    def bits(self, rank: int) -> list[bytes]:
-        """The residuals of a rank."""
-        return [self.residuals[rank][index].tobytes() for index in sorted(self.residuals[rank])]
 
 
 async def grads_of(model: Any, rank: int, step: int = 0) -> list[Any]:
@@ -416,36 +388,11 @@ async def test_members_with_different_compressors_are_told() -> None:
 # -------------------------------------------------------------------- DataParallel
 
 
-async def summed_gradients(model: Any, ranks: Ranks, shards: Any, accumulate: int = 1) -> list[Any]:
-    """The gradients of the shards of all replicas, decoded and added up."""
-    rows, grads = sum(len(each[0]) for each in shards), {}
-    for rank, each in zip(ranks.residuals, shards, strict=True):
-        model.zero_grad()
-        await ag.backward(await model.loss(*map(ag.asarray, each)), ag.tensor(np.float32(len(each[0]) / rows / accumulate)))
-        grads[rank] = [None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
-    return ranks.combined(grads, 1)
-
-
 async def one_step(model: Any, optimizer: Any, ranks: Ranks, shards: Any) -> None:
     """A step of one process for the shards of all replicas."""
     for p, grad in zip(model.parameters(), await summed_gradients(model, ranks, shards), strict=True):
         p.grad = None if grad is None else ag.tensor(grad)
     optimizer.step()
-
-
-async def serial_replicas(model: Any, given: Any, ranks: Ranks, accumulate: int = 1) -> dict[str, bytes]:
-    """The parameters of one process that takes steps with the shards of all replicas."""
-    optimizer = ag.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    running: list[Any] = [None] * len(list(model.parameters()))
-    for number, shards in enumerate(given, 1):
-        found = await summed_gradients(model, ranks, shards, accumulate)
-        running = [b if a is None else a if b is None else a + b for a, b in zip(running, found, strict=True)]
-        if number % accumulate == 0:
-            for p, grad in zip(model.parameters(), running, strict=True):
-                p.grad = None if grad is None else ag.tensor(grad)
-            optimizer.step()
-            running = [None] * len(running)
-    return state_bits(model.state_dict())
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -457,7 +404,7 @@ async def test_steps_of_replicas_have_the_bits_of_one_process(compressor: Any, a
             await replicas.step(shards)
         found = all_bits(replicas, opened)
         residuals = [[each.tobytes() for each in host._replica.residuals if each is not None] for host in replicas_behind(replicas, opened)]
-    assert found == [await serial_replicas(Net(), given, ranks, accumulate)] * 3
+    assert found == [(await serial_replicas(Net(), given, ranks, accumulate))[0]] * 3
     assert residuals == [ranks.bits(rank) for rank in range(3)]
 
 
@@ -480,7 +427,7 @@ async def test_a_step_that_fails_leaves_residuals_of_replicas() -> None:
         for shards in given[1:]:
             await replicas.step(shards)
         found = all_bits(replicas, opened)
-    assert found == [await serial_replicas(Net(), given, ranks)] * 3
+    assert found == [(await serial_replicas(Net(), given, ranks))[0]] * 3
 
 
 async def test_a_replica_with_another_state_begins_without_residuals() -> None:

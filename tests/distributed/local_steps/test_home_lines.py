@@ -38,8 +38,8 @@ class Wide(nn.Module):
 class HomeWorld(World):
     """Members behind home lines."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(NAMES, module=Wide, steps=30, dials_out=True, **options)
+    def __init__(self, members: int | None = None, **options: Any) -> None:
+        super().__init__(NAMES, members, module=Wide, steps=30, dials_out=True, **options)
         lines = dict.fromkeys(NAMES, AccessLink(MEGABIT, MEGABIT))
         self.network = SimulatedNetwork(1, faults=Faults(latency=(0.015, 0.02)), access=lines)
 
@@ -72,3 +72,29 @@ def test_members_without_compression_are_not_lost_either() -> None:
         assert (record.members, record.lost) == (NAMES, ())
 
     HomeWorld().simulate(main)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("compress", [dist.TopK(1 / 16, bits=4), dist.Blockwise(4)], ids=repr)
+def test_a_member_that_joins_costs_the_others_little(compress: dist.Compressor) -> None:
+    """The base takes its time over the line of the joiner, beside the rounds of the others."""
+
+    async def main(world: World) -> None:
+        async def seconds() -> float:
+            began = asyncio.get_running_loop().time()
+            members.append((await world.training.round()).members)
+            return asyncio.get_running_loop().time() - began
+
+        members: list[tuple[str, ...]] = []
+        before = [await seconds() for _ in range(2)]
+        joining = asyncio.ensure_future(world.training.add(NAMES[3]))
+        beside = [await seconds()]
+        while NAMES[3] not in members[-1]:
+            beside.append(await seconds())
+        await joining
+        after = [await seconds() for _ in range(2)]
+        assert members[-3:] == [NAMES] * 3 and 2 <= len(beside) <= 6, members
+        lost = sum(each - max(before) for each in beside[:-1]) + beside[-1] - max(after)
+        assert 3 * lost / min(before) < 0.25, ("rounds that all others lose together", before, beside, after)
+
+    HomeWorld(members=3, compress=compress).simulate(main)

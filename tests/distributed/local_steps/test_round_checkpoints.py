@@ -141,6 +141,57 @@ async def test_what_cannot_be_restored(name: str) -> None:
             await training.round()
 
 
+CONTRIBUTED: dict[str, tuple[Any, str]] = {
+    "read": ([[0, 0], [0, 5]], "w0 has batch 0 of epoch 0, but batch 0 of epoch 0 was read already"),
+    "read ahead": ([[0, 12], [0, 5]], "w0 has batch 12 of epoch 0, but batch 12 of epoch 0 was read already"),
+    "twice": ([[0, 5], [0, 5]], "w0 has batch 5 of epoch 0, but it is in a contribution already"),
+    "outside": ([[0, 5], [0, 13]], "w0 has batch 13 of epoch 0, but .*: an epoch has 13 batches"),
+    "an epoch below 0": ([[-1, 5]], "w0 has batch 5 of epoch -1, but .*: an epoch has 13 batches"),
+    "no pairs": ([[0]], "the states of the members make no sense: TypeError"),
+    "no numbers": ([["a", "b"]], "the states of the members make no sense: ValueError"),
+}
+
+
+@pytest.mark.parametrize("name", [*CONTRIBUTED, "in two", "no contribution", "no dict"])
+async def test_contributions_that_cannot_be_restored(name: str) -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
+            await training.round()
+            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
+            with pytest.raises(RemoteError):
+                await training.round()
+            state = await training.checkpoint(members=True)
+            members = state["members"]
+            state["data"]["ahead"] = [[0, 12]]
+            if name in CONTRIBUTED:
+                members["w0"]["contribution"]["batches"], text = CONTRIBUTED[name]
+            elif name == "in two":
+                members["w7"], text = members["w0"], "w7 has batch 4 of epoch 0, but it is in a contribution already"
+            else:
+                members["w0"], text = {} if name == "no contribution" else 3, "the states of the members make no sense: (KeyError|TypeError)"
+            before, contributions = await training.checkpoint(), [each.contribution for each in training._coordinator.remotes]
+            with pytest.raises(ArgumentError, match=text):
+                await training.restore(state)
+            assert str(await training.checkpoint()) == str(before)
+            assert [each.contribution for each in training._coordinator.remotes] == contributions != [None, None]
+            read = [batch async for record in training.rounds(1) for name in record.members for batch in record.batches[name]]
+            assert sorted(read) == [(0, number) for number in range(4, 13)]
+
+
+async def test_batches_of_members_that_are_not_there_any_more_are_read() -> None:
+    async with workers("driver", "w0", "w1", service=service) as (driver, *others):
+        async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
+            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
+            with pytest.raises(RemoteError):
+                await training.round()
+            state = await training.checkpoint(members=True)
+            await training.remove("w0")
+            await training.restore(state)
+            assert not training._coordinator.ledger.open
+            read = [batch async for record in training.rounds(1) for name in record.members for batch in record.batches[name]]
+            assert sorted(read) == [(0, number) for number in range(13)]
+
+
 # ---------------------------------------------------------------- arguments
 
 
@@ -207,8 +258,9 @@ class OddData(nn.Module):
 @pytest.mark.parametrize("kind", ["a list", "a stream", "no batches", "nothing", "only dropped"])
 async def test_loaders_that_are_none(kind: str) -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *_):
-        with pytest.raises(RemoteError, match=r"OddData.data\(\) returned a"):
+        with pytest.raises(RemoteError, match=r"OddData.data\(\) returned a") as caught:
             await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER)
+        assert caught.value.worker == "w0" and "the worker w1 has failed, too: RemoteError: " in caught.value.__notes__[0]
         with pytest.raises(RemoteError, match="no method 'numbers'"):
             await dist.LocalSteps.create(driver, ["w0", "w1"], OddData, kind, **INNER, data="numbers")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 import pytest
@@ -93,6 +94,31 @@ async def test_a_pseudo_gradient_that_is_not_finite_is_refused(world: World) -> 
     del model.loss
     await world.training.round()
     await world.oracle()
+
+
+@pytest.mark.parametrize("method", ["prepare", "digest"])
+def test_the_errors_of_all_members_are_in_the_first(method: str) -> None:
+    async def main(world: World) -> None:
+        def fail(text: str) -> None:
+            raise ZeroDivisionError(text)
+
+        training = world.training
+        await training.round()
+        before = training.digest
+        for name in ("w1", "w2"):
+            world.around(name, method, functools.partial(fail, f"nought of {name}"), is_before=True)
+        if method == "prepare":
+            world.around("w0", method, lambda: world.network.kill("w0"), is_before=True)
+        with pytest.raises(RemoteError, match="nought of w1") as caught:
+            await (training.round() if method == "prepare" else training.digests())
+        notes = "\n".join(caught.value.__notes__)
+        assert "the member on w2 has failed, too: RemoteError: " in notes and "nought of w2" in notes and "nought of w1" not in notes
+        assert ("the member on w0 has failed, too: WorkerLostError: " in notes) == (method == "prepare")
+        assert training.digest == before
+        await training.round()
+        await world.oracle()
+
+    World().simulate(main)
 
 
 @in_world(quorum=2)
@@ -193,17 +219,26 @@ async def test_a_member_joins_beside_running_rounds(world: World) -> None:
 async def test_a_joiner_replays_the_rounds_that_were_committed_meanwhile(world: World) -> None:
     training, coordinator = world.training, world.training._coordinator
     await training.round()
-    original, replayed = coordinator._give_base, []
+    original, ask, replayed = coordinator._give_base, coordinator.ask, []
 
     async def slow(member: Any, **options: Any) -> None:
         await original(member, **options)
         for _ in range(2):
             await training.round()
-        world.around("w2", "replay", lambda: replayed.append(member.owner), is_before=True) if training.names[-1] == "w2" else None
+
+    async def noting(member: Any, method: str, *args: Any, **options: Any) -> Any:
+        answer = await ask(member, method, *args, **options)
+        if method == "replay":
+            assert training.names == ("w0", "w1"), "no other member waits for it"
+            replayed.append(answer)
+            if len(replayed) < 3:
+                await training.round()
+        return answer
 
     coordinator._give_base = slow  # type: ignore[method-assign]
+    coordinator.ask = noting  # type: ignore[method-assign]
     await training.add("w2")
-    assert coordinator.remotes[-1].version == training.version - 2
+    assert (replayed, coordinator.remotes[-1].version, training.version) == ([3, 4, 5], 5, 5)
     record = await training.round()
     assert record.members == ("w0", "w1", "w2")
     await world.oracle()
