@@ -131,7 +131,7 @@ def test_a_run_that_computes_for_ever_is_a_failure(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(batches, "run_seed", for_ever)
     monkeypatch.setattr(batches, "PATIENCE", 0.05)
     (failure,) = batches.seeds(7, 8).failures
-    assert "a hang: seed 7 computes for more than 0.05 s" in failure
+    assert "a hang: seeds 7 computes for more than 0.05 s (again: python -m tests.chaos --seed 7)" in failure
 
 
 def test_a_batch_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_batch_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(batches, "run_seed", sometimes)
     batch = batches.seeds(0, 3)
-    assert batch.failures == ["seed 1: AssertionError: it fails"] and list(batch.hashes) == [0, 2]
+    assert batch.failures == ["seeds 1: AssertionError: it fails (again: python -m tests.chaos --seed 1)"] and list(batch.hashes) == [0, 2]
 
 
 # -------------------------------------------------------------------- real processes and sockets
