@@ -127,7 +127,7 @@ async def test_stages_on_workers_that_had_prepared_the_step_take_it_back(name: s
             with pytest.raises((PipelineError, DistributedError), match="by nought"):
                 await pipe.step(*data(8))
             await pipe.settle()
-            assert statistics(held) == before
+            await until(lambda: statistics(held) == before, turns=1_000_000)  # a stage may run on its thread yet
             await pipe.step(*data(8))
             wanted, numbers = await expected(order)
             held[0] = held[0].inner
@@ -170,7 +170,7 @@ async def test_replicas_whose_step_fails_have_the_statistics_of_before() -> None
                     with pytest.raises((PipelineError, DistributedError), match="by nought"):
                         await pipe.step(*data(16, seed=4))
                     await pipe.settle()
-                    assert statistics(held) == before
+                    await until(lambda: statistics(held) == before, turns=1_000_000)  # a stage may run on its thread yet
                 await pipe.step(*data(16, seed=4))
                 found.append((gradients(held), statistics(held)))
     assert found[0] == found[1] and found[0][1] != before
