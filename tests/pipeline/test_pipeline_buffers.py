@@ -50,6 +50,11 @@ def statistics(modules: Iterable[Any]) -> list[bytes]:
     return [buffer.numpy().tobytes() for module in modules for buffer in module.buffers()]
 
 
+async def undone(modules: list[Any], before: list[bytes]) -> None:
+    """Wait until the statistics are those of before: a stage may run on its thread yet."""
+    await until(lambda: statistics(modules) == before, turns=1_000_000)
+
+
 async def expected(order: Schedule, steps: int = 1) -> tuple[list[Any], list[bytes]]:
     """Gradients and statistics after so many steps."""
     modules = [NormBlock(index) for index in range(order.num_stages)]
@@ -127,7 +132,7 @@ async def test_stages_on_workers_that_had_prepared_the_step_take_it_back(name: s
             with pytest.raises((PipelineError, DistributedError), match="by nought"):
                 await pipe.step(*data(8))
             await pipe.settle()
-            await until(lambda: statistics(held) == before, turns=1_000_000)  # a stage may run on its thread yet
+            await undone(held, before)
             await pipe.step(*data(8))
             wanted, numbers = await expected(order)
             held[0] = held[0].inner
@@ -170,7 +175,7 @@ async def test_replicas_whose_step_fails_have_the_statistics_of_before() -> None
                     with pytest.raises((PipelineError, DistributedError), match="by nought"):
                         await pipe.step(*data(16, seed=4))
                     await pipe.settle()
-                    await until(lambda: statistics(held) == before, turns=1_000_000)  # a stage may run on its thread yet
+                    await undone(held, before)
                 await pipe.step(*data(16, seed=4))
                 found.append((gradients(held), statistics(held)))
     assert found[0] == found[1] and found[0][1] != before
