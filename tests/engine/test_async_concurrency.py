@@ -708,7 +708,8 @@ async def test_a_graph_task_tells_how_far_it_is() -> None:
         assert (task.completed, task.keep_graph, other.keep_graph, task.reentrant_depth) == (False, True, False, 0)
         assert task.exec_info is None  # everything runs
         assert [tuple(root) for root in task.roots] == [tuple(edge)]
-        await rounds(5)
+        await other.future  # in more turns of the loop where the machine is held up in one
+        await rounds(20)
         assert task.outstanding == 1
         assert "1 outstanding" in repr(task)
         assert other.completed
