@@ -195,7 +195,7 @@ def carry_out(
     parts: list[str], planned: list[list[Piece]], pool: ProcessPoolExecutor | None, jobs: int, ledger: Ledger, until: float, report: Report,
     size: Size = CHAOS,
 ) -> None:  # fmt: skip
-    """Carry out the pieces of some parts that are not done; those of several parts take turns."""
+    """Carry out the pieces that are not done; several parts take turns."""
     names = ", ".join(parts)
     print(f"{names} ...", flush=True)
     since = time.monotonic()
@@ -233,7 +233,7 @@ def begin(pool: ProcessPoolExecutor | None, piece: Piece, size: Size) -> Future[
 
 
 def note(ledger: Ledger, piece: Piece, batch: Batch, report: Report) -> None:
-    """Note a piece that is done, and tell what it has found."""
+    """Note a piece that is done, and print its findings."""
     counts = batch.counts + Counter({cell_name(cell): count for cell, count in batch.cells.items()})
     ledger.done(piece, runs=batch.runs, failures=batch.failures, virtual=batch.virtual, real=batch.real, coverage=counts)
     for failure in batch.failures:

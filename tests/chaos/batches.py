@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
     Attributes:
         part: its name.
-        first, last: seeds from the first to before the last; of an ablation, those that may be tried.
+        first, last: seeds from the first to before the last; of an ablation, the seeds that may be tried.
         what: the kind of fault, or the protection that is taken out.
     """
 

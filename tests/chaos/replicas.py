@@ -156,7 +156,7 @@ class ReplicaRun(SeededRun):
     # ---------------------------------------------------------------- the state of the optimizer
 
     def note_holders(self) -> None:
-        """Note who has the state of the optimizer, and residuals, whenever the replicas have got ready."""
+        """Note the owners of optimizer states and of residuals each time that the replicas are ready."""
         coordinator: ReplicaCoordinator = self.world.replicas._coordinator
         get_ready = coordinator.get_ready
 

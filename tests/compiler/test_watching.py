@@ -235,7 +235,7 @@ def test_recordings_on_several_threads_at_once_and_frames_that_outlive_them() ->
     sys.setswitchinterval(1e-5)
     try:
         threads = [threading.Thread(target=record) for _ in range(4)]
-        with warnings.catch_warnings():  # the filters are those of all threads
+        with warnings.catch_warnings():  # all threads share the filters
             warnings.simplefilter("ignore")
             for thread in threads:
                 thread.start()

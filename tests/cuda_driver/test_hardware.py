@@ -215,7 +215,7 @@ def test_memory_of_others_is_kept_until_the_stream_has_come_past(deferred: tuple
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_large_arrays_are_copied_once_as_soon_as_there_is_room(calls: FakeCalls, dtype: Any) -> None:
-    """What the caller does to its array afterwards changes nothing, whichever memory the pieces went through."""
+    """Later changes of the caller's array change nothing, whichever memory the pieces went through."""
     pytest.importorskip("numba_cuda")
     from aiograd.cuda.device import CudaDevice
 

@@ -117,7 +117,7 @@ def test_spare_bytes_come_from_a_free_block_and_go_back() -> None:
 
 
 def test_spare_bytes_are_not_waited_for() -> None:
-    """The device's thread waits for a copy while it has the staging memory to itself; nobody else waits with it."""
+    """The device's thread waits for a copy while it has the staging memory to itself; no other thread waits with it."""
     host = Host(limit=64 * KIB)
     host.staging.give(host.staging.take(10), "a")
     asked: list[Any] = []

@@ -38,7 +38,7 @@ class TrainingWorld(ABC):
         self.options = dict(options)
         self.over = asyncio.Event()
         self.workers: dict[str, dist.Worker] = {}
-        #: the processes of workers, those that were killed too
+        #: the processes of workers, killed ones too
         self.servers: list[asyncio.Future[None]] = []
         self.driver: dist.Worker
 

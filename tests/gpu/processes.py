@@ -103,7 +103,7 @@ def _kill_all(process: subprocess.Popen[str]) -> None:
 
 
 def test(path: Path, seconds: float, tell: Callable[[str], None], notes: Path, part: str = "0/1") -> Tested:
-    """Run the tests of a file; those that a crash leaves over run in another process.
+    """Run the tests of a file; tests left over by a crash run in another process.
 
     Args:
         path: the file.

@@ -48,7 +48,7 @@ def of_part(names: Iterable[str], part: str) -> set[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the tests of other parts, and those that were started before."""
+    """Leave out the tests of other parts, and tests that were started before."""
     path = _path()
     mine = of_part([item.nodeid for item in items], os.environ.get("AIOGRAD_GPU_PART") or "0/1")
     left = mine - (set() if path is None else read(path).keys())

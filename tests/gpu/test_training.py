@@ -46,7 +46,7 @@ async def _trained(
 
 
 async def follows_the_host(network: networks.Network) -> None:
-    """The gradients and the training on the device are those of the host, to single precision."""
+    """The device computes the gradients and the training of the host, to single precision."""
     gradients, values = await _trained(network, "float32", "cuda:0", 5)
     wanted_gradients, wanted_values = await _trained(network, "float64", "cpu", 5)
     for found, wanted in zip(gradients, wanted_gradients, strict=True):

@@ -51,7 +51,7 @@ def statistics(modules: Iterable[Any]) -> list[bytes]:
 
 
 async def undone(modules: list[Any], before: list[bytes]) -> None:
-    """Wait until the statistics are those of before: a stage may run on its thread yet."""
+    """Wait until the statistics are as before: a stage may run on its thread yet."""
     await until(lambda: statistics(modules) == before, turns=1_000_000)
 
 

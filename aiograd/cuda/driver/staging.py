@@ -109,7 +109,7 @@ class Staging:
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An uninitialised C-contiguous array in pinned memory, which comes back here when the array and its views are gone.
 
-        Very large arrays, empty ones and those that would exceed the limit are in ordinary memory.
+        Very large arrays, empty arrays and arrays beyond the limit are in ordinary memory.
         """
         nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if not 0 < nbytes <= LARGEST_ARRAY or dtype.hasobject:

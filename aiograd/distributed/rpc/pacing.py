@@ -93,8 +93,8 @@ class FramePacer:
         self._sent = self._arrived = 0
         #: bytes of the latest frame
         self._latest = 0
-        #: pings that are not answered: bytes sent when each was, its time, bytes that may be on their way, those of them that surely were, and
-        #: bytes of the frame before it
+        #: pings that are not answered: bytes sent by then, its time, bytes that may be on their way, bytes that surely are, and bytes of the
+        #: frame before it
         self._pings: deque[tuple[int, float, int, int, int]] = deque()
         self.rate = 0.0
         #: when the rate was raised

@@ -18,6 +18,14 @@ from tests.distributed.workers import workers
 INNER: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": SGD, "steps": 2}
 
 
+async def with_contribution(training: Any, others: Any) -> Any:
+    """A checkpoint after a round in which w1 has failed, so that the contribution of w0 waits."""
+    behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
+    with pytest.raises(RemoteError):
+        await training.round()
+    return await training.checkpoint(members=True)
+
+
 @pytest.mark.parametrize("names", [("w0", "w1"), ("w2",), ("w2", "w1", "w0")])
 async def test_a_training_goes_on_from_a_checkpoint(names: tuple[str, ...], tmp_path: Path) -> None:
     async with workers("driver", "w0", "w1", "w2", service=service) as (driver, *_):
@@ -83,10 +91,7 @@ async def test_a_contribution_that_waits_is_in_a_checkpoint_of_the_members() -> 
     async with workers("driver", "w0", "w1", service=service) as (driver, *others):
         async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
             await training.round()
-            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
-            with pytest.raises(RemoteError):
-                await training.round()
-            state = await training.checkpoint(members=True)
+            state = await with_contribution(training, others)
             assert state["members"]["w0"]["contribution"] is not None
             expected = [(record, training.digest) async for record in training.rounds(1)]
         async with await dist.LocalSteps.create(driver, ["w0", "w1"], Dropping, **options) as training:
@@ -99,10 +104,7 @@ async def test_a_contribution_that_waits_is_in_a_checkpoint_of_the_members() -> 
 async def test_batches_of_a_member_that_cannot_go_on_from_a_checkpoint_are_read() -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *others):
         async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
-            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
-            with pytest.raises(RemoteError):
-                await training.round()
-            state = await training.checkpoint(members=True)
+            state = await with_contribution(training, others)
             assert state["members"]["w0"]["contribution"] is not None
 
             async def fails(progress: Any) -> bool:
@@ -157,10 +159,7 @@ async def test_contributions_that_cannot_be_restored(name: str) -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *others):
         async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
             await training.round()
-            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
-            with pytest.raises(RemoteError):
-                await training.round()
-            state = await training.checkpoint(members=True)
+            state = await with_contribution(training, others)
             members = state["members"]
             state["data"]["ahead"] = [[0, 12]]
             if name in CONTRIBUTED:
@@ -181,10 +180,7 @@ async def test_contributions_that_cannot_be_restored(name: str) -> None:
 async def test_batches_of_members_that_are_not_there_any_more_are_read() -> None:
     async with workers("driver", "w0", "w1", service=service) as (driver, *others):
         async with await dist.LocalSteps.create(driver, ["w0", "w1"], Learner, **INNER) as training:
-            behind(training, others)["w1"]._training.module.fails.append(ZeroDivisionError("by nought"))
-            with pytest.raises(RemoteError):
-                await training.round()
-            state = await training.checkpoint(members=True)
+            state = await with_contribution(training, others)
             await training.remove("w0")
             await training.restore(state)
             assert not training._coordinator.ledger.open
