@@ -86,14 +86,17 @@ async def outcome_of(scene: Scene, moment: Moment, strike: Strike) -> str:
 
 
 def cells() -> Iterator[Any]:
-    """The cells of the table. Faults that end as others do are sweeps."""
+    """The cells of the table. Faults of a moment that end as another one does are sweeps."""
     (_, *protocols), *rows = ([cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines())
     assert protocols == [*SCENES] and [row[0] for row in rows] == [*FAULTS]
+    had: set[tuple[str, str, str]] = set()
     for fault, *row in rows:
         for protocol, letters in zip(protocols, row, strict=True):
             for moment, letter in zip(SCENES[protocol].moments, letters, strict=True):
                 if letter != ".":
-                    marks = [pytest.mark.sweep] if fault.endswith(("silently", "for a moment")) else []
+                    marks = [pytest.mark.sweep] if (protocol, moment, letter) in had or fault.endswith(("silently", "for a moment")) else []
+                    if not marks:
+                        had.add((protocol, moment, letter))
                     yield pytest.param(protocol, moment, fault, letter, marks=marks)
 
 

@@ -16,6 +16,7 @@ import pytest
 from aiograd.errors import ArgumentError
 from tests.chaos import ledger
 from tests.chaos.ledger import Ledger
+from tests.sweeps import swept
 
 PIECES = [("seeds", 0, 50), ("seeds", 50, 100), ("cells", 0, 50)]
 
@@ -31,13 +32,15 @@ def figures(found: Ledger) -> tuple[Any, ...]:
     return found.runs, sorted(found.failures), found.coverage, found.ratio, found.todo(PIECES)
 
 
-def test_a_file_that_is_cut_off_anywhere_ends_as_one_that_is_not(tmp_path: Path) -> None:
-    """As after a SIGKILL between any two bytes."""
+@pytest.mark.parametrize("first", swept(range(6)))
+def test_a_file_that_is_cut_off_anywhere_ends_as_one_that_is_not(tmp_path: Path, first: int) -> None:
+    """As after a SIGKILL between any two bytes: each sixth of them, and the ends of lines."""
     whole = Ledger(tmp_path, 7)
     carry_out(whole)
     text = whole.path.read_bytes()
     assert figures(whole) == (150, ["é: wrong"] * 3, {"kill": 3}, 300 / 3.5, [])
-    for bytes_left in range(len(text) + 1):
+    ends = [at + after for at, byte in enumerate(text) if byte == ord("\n") for after in (0, 1)]
+    for bytes_left in [0, *range(first, len(text) + 1, 6), *ends, len(text)]:
         whole.path.write_bytes(text[:bytes_left])
         again = Ledger(tmp_path, 7)
         carry_out(again)

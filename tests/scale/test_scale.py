@@ -17,6 +17,7 @@ SIZE = Size(stages=2, replicas=18, workers=44, microbatches=2, steps=10)
 
 
 @pytest.mark.sim
+@pytest.mark.sweep
 def test_parameters_have_the_bits_of_the_undisturbed_run() -> None:
     undisturbed = simulated_run(train, SIZE, 0, seed=0).value
     disturbed = simulated_run(train, SIZE._replace(churn=4.0, unconfirmed=3), 0, seed=0).value

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sweeps import swept
+
 PLUGIN = ("-p", "pytest_aiograd")
 
 ASYNC_TESTS = """
@@ -144,7 +146,8 @@ def _imported(pytester: pytest.Pytester, *arguments: str) -> set[str]:
 
 
 @pytest.mark.proc
-def test_a_run_that_does_not_use_the_plugin_imports_that_module_alone(pytester: pytest.Pytester) -> None:
+@pytest.mark.parametrize("options", swept(["", "--fixtures", "--markers", "--collect-only", "-k plain --setup-show"]))
+def test_a_run_that_does_not_use_the_plugin_imports_that_module_alone(pytester: pytest.Pytester, options: str) -> None:
     _ini(pytester)
     pytester.makeconftest(LIST_MODULES)
     pytester.makepyfile("""
@@ -161,10 +164,9 @@ def test_a_run_that_does_not_use_the_plugin_imports_that_module_alone(pytester: 
         async def test_with_the_marker_and_no_fixture():
             await asyncio.sleep(0)
     """)
-    for options in ((), ("--fixtures",), ("--markers",), ("--collect-only",), ("-k", "plain", "--setup-show")):
-        with_plugin, without = _imported(pytester, *options), _imported(pytester, *options, "-p", "no:pytest_aiograd")
-        assert with_plugin - without == {"pytest_aiograd"}, options
-        assert not {name.partition(".")[0] for name in without} & {"aiograd", "numpy"}
+    with_plugin, without = _imported(pytester, *options.split()), _imported(pytester, *options.split(), "-p", "no:pytest_aiograd")
+    assert with_plugin - without == {"pytest_aiograd"}
+    assert not {name.partition(".")[0] for name in without} & {"aiograd", "numpy"}
 
 
 @pytest.mark.proc
