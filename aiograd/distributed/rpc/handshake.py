@@ -60,6 +60,7 @@ from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import NAME, Key, Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.noise import HandshakeState
+from aiograd.distributed.rpc.pulse import SECRET_BYTES
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ArgumentError, AuthenticationError, NameTakenError, ProtocolError, VersionMismatch
 
@@ -83,6 +84,8 @@ class Secured(NamedTuple):
     frame_bytes: int
     #: the version of the protocol in force
     version: int
+    #: of which the two sides make their pulses
+    pulses: bytes
 
 
 def taken(name: str, peer: str) -> NameTakenError:
@@ -183,7 +186,8 @@ class Dialler:
             raise ProtocolError(f"answer of worker {self._peer_name!r}: it resumes a session that was not asked for", code="handshake_session")
         peer = PeerIdentity(self._peer_name, theirs.incarnation, self._key.principal)
         there, back = noise.split()
-        self._result = _secured(peer, theirs.session, resumed, there.key, back.key, min(self._frame_bytes, theirs.frame_bytes), version)
+        frame_bytes = min(self._frame_bytes, theirs.frame_bytes)
+        self._result = _secured(noise, peer, theirs.session, resumed, there.key, back.key, frame_bytes, version)
         return prefix(MessageType.FINISH) + self._result.seal.seal(())
 
     def _reason(self, message: Buffer) -> AuthenticationError | VersionMismatch | NameTakenError:
@@ -329,7 +333,7 @@ class Answerer:
         except ValueError:  # the hello's ephemeral key makes the secret predictable
             raise refused() from None
         there, back = noise.split()
-        self._pending = _secured(peer, session, resumed, back.key, there.key, min(self._frame_bytes, theirs.frame_bytes), version)
+        self._pending = _secured(noise, peer, session, resumed, back.key, there.key, min(self._frame_bytes, theirs.frame_bytes), version)
         return prefix(MessageType.ANSWER) + answer
 
     @property
@@ -376,9 +380,12 @@ def _read(noise: HandshakeState, message: bytes, peer: str) -> Payload:
     return payload
 
 
-def _secured(peer: PeerIdentity, session: bytes, resumed: bool, sending: bytes, receiving: bytes, frame_bytes: int, version: int) -> Secured:
+def _secured(
+    noise: HandshakeState, peer: PeerIdentity, session: bytes, resumed: bool, sending: bytes, receiving: bytes, frame_bytes: int, version: int
+) -> Secured:
     size = frame_bytes + HEADER.size
-    return Secured(peer, session, resumed, Seal(sending, size), Open(receiving, size), frame_bytes, version)
+    pulses = noise.export(b"aiograd pulse", SECRET_BYTES)
+    return Secured(peer, session, resumed, Seal(sending, size), Open(receiving, size), frame_bytes, version, pulses)
 
 
 def _refusal_mac(key: Key, hello: Buffer, text: bytes) -> bytes:
