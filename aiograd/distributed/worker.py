@@ -128,7 +128,8 @@ class Worker:
         self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
-        self._is_watched = watchdog and isinstance(transport, HttpTransport)
+        #: where the loop is watched
+        self._watched = transport if watchdog and isinstance(transport, HttpTransport) else None
         self._host = host
         self._port = port
         self._peers = dict(peers or {})
@@ -142,8 +143,8 @@ class Worker:
         self._url = await self._core.open(self._host, self._port)
         try:
             self._monitor.open()
-            if self._is_watched:
-                WATCHDOG.enter(self._core.endpoint, self._core.endpoint.transport)
+            if self._watched is not None:
+                WATCHDOG.enter(self._core.endpoint, self._watched)
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:
@@ -170,8 +171,7 @@ class Worker:
                 await self._core.aclose()
             finally:
                 self._objects.clear()
-                if self._is_watched:
-                    WATCHDOG.leave(self._core.endpoint)
+                WATCHDOG.leave(self._core.endpoint)
 
     @property
     def name(self) -> str:

@@ -15,6 +15,8 @@ others, 2004) need a distribution and a threshold instead.
 
 from __future__ import annotations
 
+import math
+
 from aiograd.distributed.rpc.limits import Limits
 
 #: weights of the latest gap in the mean, and of its difference from the mean in the deviation; and how many deviations are waited for
@@ -53,7 +55,9 @@ class FailureDetector:
         self._heartbeat = limits.heartbeat
         self._silence = limits.silence
         self._held = limits.held
+        self._held_since = math.inf
         self.is_patient = False
+        self.held_at: float | None = None
         self.begin(now)
 
     def begin(self, now: float) -> None:
@@ -62,13 +66,13 @@ class FailureDetector:
         Args:
             now: seconds.
         """
-        self.last = now
+        self.last: float = now
         self._let_go()
         self.forget()
 
     def forget(self) -> None:
         """Forget the gaps: the way to the peer is gone, and the whole silence is left to find another."""
-        self.mean = self._silence
+        self.mean: float = self._silence
         self.deviation = 0.0
 
     def heard(self, now: float) -> None:
@@ -101,7 +105,7 @@ class FailureDetector:
         self.held_at, self.held_seconds, self.held_line = now, now - self._held_since, line
 
     def excuse(self, until: float) -> None:
-        """What the peer may have sent until then could not be heard here: the time is no gap, and no silence.
+        """Count a time in which nothing could be heard here neither as a gap nor as silence.
 
         Args:
             until: seconds.
@@ -116,10 +120,13 @@ class FailureDetector:
         return self.last + wait if self.held_at is None else max(self.last + wait, self._held_since + self._held)
 
     def reason(self, now: float) -> str:
-        """Why the peer is lost, as the end of a sentence.
+        """The reason for the loss of the peer, which ends a sentence.
 
         Args:
             now: seconds.
+
+        Returns:
+            The reason.
         """
         if self.held_at is None:
             return f"nothing was heard from it for {now - self.last:.1f} s"
@@ -127,6 +134,4 @@ class FailureDetector:
         return f"its event loop was held up for {now - self._held_since:.1f} s{at} (Limits.held={self._held:g}); move such work to ag.offload"
 
     def _let_go(self) -> None:
-        self.held_at: float | None = None
-        self.held_seconds, self.held_line = 0.0, ""
-        self._held_since = float("inf")
+        self.held_at, self.held_seconds, self.held_line, self._held_since = None, 0.0, "", math.inf

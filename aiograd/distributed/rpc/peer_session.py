@@ -28,7 +28,7 @@ from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Expired,
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.outbound import OutboundRequest
 from aiograd.distributed.rpc.outbound_room import OutboundRoom
-from aiograd.distributed.rpc.pulse import PulseReceiver, PulseSender, pulses
+from aiograd.distributed.rpc.pulse import Pulses
 from aiograd.distributed.rpc.request_handlers import HandlingPeer, RequestHandlers
 from aiograd.distributed.rpc.secure_channel import SecureChannel
 from aiograd.distributed.rpc.session import RpcSession
@@ -92,8 +92,8 @@ class PeerSession:
         now = self._loop.time()
         self.detector.begin(now)
         self.detector.is_patient = True
-        #: both directions of pulses, of the latest handshake
-        self.pulses: tuple[PulseSender, PulseReceiver] | None = None
+        #: of the latest handshake
+        self.pulses: Pulses | None = None
         self.attached_at = -math.inf
         #: the number of short-lived channels in a row
         self.short_lived = 0
@@ -268,7 +268,7 @@ class PeerSession:
             self.rpc_session.detach(now)
             old.close()
         self.attached_at = now
-        self.pulses = pulses(channel.secured.pulses, dialled=channel.is_dialled)
+        self.pulses = channel.secured.pulses
         self.round_trip = channel.round_trip
         self.trouble = None
         self._blocked = False
@@ -372,7 +372,7 @@ class PeerSession:
 
     def pulse(self, message: bytes) -> bool:
         """Take a pulse of the peer's watchdog; False where it is none of this session. See Note [Pulses] in `pulse`."""
-        pulse = None if self.pulses is None else self.pulses[1].open(message)
+        pulse = None if self.pulses is None else self.pulses.take(message)
         if pulse is None:
             return False
         self.detector.is_patient = False

@@ -37,10 +37,9 @@ class SecureChannel:
         channel: a channel with a complete handshake.
         secured: the result of the handshake.
         round_trip: seconds that the handshake's message took to be answered.
-        answered: True on the side that was dialled. Its clock begins with its answer, the dialler's clock with the end of the handshake.
+        answered: True on the dialled side. Its clock begins with its answer, the dialler's clock with the end of the handshake.
 
     Attributes:
-        is_dialled: True on the side that dialled.
         epoch: when this side's clock began of which frames tell, seconds.
         peer_epoch: when that message came which the peer sent as its clock began.
         frame_bytes: bytes after the header of the next frame, at most; see Note [Slow links] in `pacing`.
@@ -48,7 +47,7 @@ class SecureChannel:
     """
 
     __slots__ = (
-        "channel", "secured", "round_trip", "is_dialled", "epoch", "peer_epoch", "frame_bytes", "has_room",
+        "channel", "secured", "round_trip", "epoch", "peer_epoch", "frame_bytes", "has_room",
         "_loop", "_pacer", "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
         "_is_stopped", "_age", "_next_at", "_timer",
     )  # fmt: skip
@@ -57,7 +56,6 @@ class SecureChannel:
         self.channel = channel
         self.secured = secured
         self.round_trip = round_trip
-        self.is_dialled = not answered
         self._loop = asyncio.get_running_loop()
         self.peer_epoch = self._loop.time()
         self.epoch = self.peer_epoch - round_trip if answered else self.peer_epoch

@@ -12,13 +12,14 @@ import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from typing import NamedTuple
 
 from aiohttp import web
 
-from aiograd.distributed.rpc.http.addresses import allowed_addresses, parse_url
+from aiograd.distributed.rpc.http.addresses import PeerAddress, allowed_addresses, parse_url
 from aiograd.distributed.rpc.http.responses import refusal, taken
-from aiograd.distributed.rpc.pulse import Pulse, PulseSender
+from aiograd.distributed.rpc.pulse import Pulse, Pulses
 from aiograd.running.log_fields import structured_logger
 
 PULSE, HEADER = "/pulse", "Aiograd-Pulse"
@@ -43,11 +44,11 @@ def answer_pulse(take: Callable[[bytes], bool] | None, request: web.BaseRequest)
 
 
 class PulseCarrier:
-    """Carries pulses to peers, all at a time, each over a connection of its own. Only one thread uses it; nothing but `work` waits."""
+    """Carries pulses to peers, all at a time, each over a connection of its own. Only one thread uses it."""
 
     def __init__(self) -> None:
         self._selector = selectors.PollSelector()
-        self._posts: dict[PulseSender, _Post] = {}
+        self._posts: dict[Pulses, _Post] = {}
         self._addresses: dict[str, str] = {}
 
     @property
@@ -55,88 +56,87 @@ class PulseCarrier:
         """True while pulses are on their way."""
         return bool(self._posts)
 
-    def post(self, sender: PulseSender, url: str, pulse: Pulse, context: Callable[[], ssl.SSLContext]) -> None:
-        """Send a pulse, unless the one before is still on its way. A host name is looked up at the first one.
-
-        Args:
-            sender: makes it.
-            url: of the peer.
-            pulse: what it says.
-            context: for a peer that speaks TLS.
-        """
-        if sender in self._posts:
+    def post(self, pulses: Pulses, url: str, pulse: Pulse, context: Callable[[], ssl.SSLContext]) -> None:
+        """Send a pulse to `url`, unless the last one is still on its way. A host name is looked up once; `context`: for TLS."""
+        if pulses in self._posts:
             return
         try:
             peer = parse_url(url)
-            if url not in self._addresses:
-                found = socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)
-                self._addresses[url] = allowed_addresses(peer, (str(entry[4][0]) for entry in found))[0] if peer.literal is None else peer.host
-            text = f"POST {PULSE} HTTP/1.1\r\nHost: {peer.authority}\r\n{HEADER}: {base64.b64encode(sender.pulse(pulse)).decode()}\r\n"
-            request = f"{text}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
-            post = _Post((self._addresses[url], peer.port), request, context() if peer.secure else None, peer.host)
+            address = self._addresses[url] = self._addresses.get(url) or _look_up(peer)
+            connection = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+            post = _Post(connection.fileno(), _carry(connection, peer, address, pulses.make(pulse), context), time.monotonic() + PATIENCE)
+            self._selector.register(post.descriptor, next(post.steps), pulses)
         except (OSError, ValueError) as error:
             logger.debug("a pulse to %s cannot be sent: %s", url, error)
             return
-        self._posts[sender] = post
-        self._selector.register(post.socket.fileno(), selectors.EVENT_WRITE, sender)
+        self._posts[pulses] = post
 
     def work(self, seconds: float) -> None:
         """Let pulses go on, for so many seconds at most."""
+        over = []
         for key, _ in self._selector.select(seconds):
-            sender: PulseSender = key.data
             try:
-                self._selector.modify(key.fd, next(self._posts[sender].steps), sender)
+                self._selector.modify(key.fd, next(self._posts[key.data].steps), key.data)
             except StopIteration:
-                self._end(sender)
+                over.append(key.data)
             except (OSError, ValueError) as error:  # of TLS as well
                 logger.debug("a pulse was not taken: %s", error)
-                self._end(sender)
+                over.append(key.data)
         now = time.monotonic()
-        for sender in [sender for sender, post in self._posts.items() if post.until <= now]:
-            self._end(sender)
+        self._end(over + [pulses for pulses, post in self._posts.items() if post.until <= now])
 
     def close(self) -> None:
-        """Give up what is on its way."""
-        for sender in list(self._posts):
-            self._end(sender)
+        """Give up the pulses that are on their way."""
+        self._end(list(self._posts))
         self._selector.close()
 
-    def _end(self, sender: PulseSender) -> None:
-        post = self._posts.pop(sender)
-        self._selector.unregister(post.socket.fileno())
-        post.socket.close()
+    def _end(self, ended: list[Pulses]) -> None:
+        for pulses in ended:
+            post = self._posts.pop(pulses, None)
+            if post is not None:
+                self._selector.unregister(post.descriptor)
+                post.steps.close()
 
 
-class _Post:
-    """One pulse on its way, over a connection that is being made."""
+class _Post(NamedTuple):
+    descriptor: int
+    steps: Generator[int, None, None]
+    until: float
 
-    def __init__(self, address: tuple[str, int], request: bytes, context: ssl.SSLContext | None, host: str) -> None:
-        self.until = time.monotonic() + PATIENCE
-        self.socket = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
-        self.socket.setblocking(False)
-        self.socket.connect_ex(address)  # an error is told when it has ended
-        self.steps = self._go(request, context, host)
 
-    def _go(self, request: bytes, context: ssl.SSLContext | None, host: str) -> Iterator[int]:
-        """Runs each time the socket is ready, and says for what it is to be next."""
-        error = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+def _look_up(peer: PeerAddress) -> str:
+    if peer.literal is not None:
+        return peer.host
+    return allowed_addresses(peer, (str(entry[4][0]) for entry in socket.getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)))[0]
+
+
+def _carry(
+    connection: socket.socket, peer: PeerAddress, address: str, pulse: bytes, context: Callable[[], ssl.SSLContext]
+) -> Generator[int, None, None]:
+    """Runs each time the connection is ready, and says for what it is to be next; closes it in the end."""
+    try:
+        connection.setblocking(False)
+        connection.connect_ex((address, peer.port))  # an error is told when it has ended
+        yield selectors.EVENT_WRITE
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        if context is not None:
-            self.socket = connection = context.wrap_socket(self.socket, server_hostname=host, do_handshake_on_connect=False)
+        if peer.secure:
+            connection = secured = context().wrap_socket(connection, server_hostname=peer.host, do_handshake_on_connect=False)
             while True:
                 try:
-                    connection.do_handshake()
+                    secured.do_handshake()
                     break
                 except ssl.SSLWantReadError:
                     yield selectors.EVENT_READ
-                except ssl.SSLWantWriteError:
-                    yield selectors.EVENT_WRITE
-        self.socket.sendall(request)  # less than a new connection takes
+        head = f"POST {PULSE} HTTP/1.1\r\nHost: {peer.authority}\r\n{HEADER}: {base64.b64encode(pulse).decode()}\r\n"
+        connection.sendall(f"{head}Content-Length: 0\r\nConnection: close\r\n\r\n".encode())  # less than a new connection takes
         while True:  # closing with an answer on its way could take the request back
             yield selectors.EVENT_READ
             try:
-                self.socket.recv(1024)
+                connection.recv(1024)
                 return
             except (BlockingIOError, ssl.SSLWantReadError):
                 continue
+    finally:
+        connection.close()
