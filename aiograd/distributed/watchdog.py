@@ -70,7 +70,7 @@ class LoopWatch:
         self.period = self._late / LOOKS
         self._ticked = self._looked = now
         #: the tick before the hold that peers, and the log, were last told of, and when they were
-        self._told = self._warned = (now, -math.inf)
+        self._told = self._warned = (-math.inf, -math.inf)
 
     def tick(self, now: float) -> None:
         """The loop runs."""

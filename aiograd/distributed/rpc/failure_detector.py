@@ -40,13 +40,13 @@ class FailureDetector:
     >>> detector = dist.FailureDetector(dist.Limits(heartbeat=0.5, missed_heartbeats=3), 0.0)
     >>> detector.deadline
     1.5
-    >>> for number in range(1, 41):
+    >>> for number in range(1, 101):
     ...     detector.heard(0.25 * number)
-    >>> 10.75 < detector.deadline < 10.8
+    >>> 25.75 < detector.deadline < 25.76
     True
-    >>> detector.held(10.4, 0.4, "app/train.py:12")
+    >>> detector.held(25.4, 0.4, "app/train.py:12")
     >>> detector.deadline
-    40.0
+    55.0
     """
 
     __slots__ = ("last", "mean", "deviation", "is_patient", "held_at", "held_seconds", "held_line", "_heartbeat", "_silence", "_held", "_held_since")
@@ -88,7 +88,7 @@ class FailureDetector:
         off = gap - self.mean
         self.mean += MEAN_WEIGHT * off
         self.deviation += DEVIATION_WEIGHT * ((off if off > 0 else -off) - self.deviation)
-        if self.held_at is not None:
+        if self.held_at is not None and now > self.held_at:
             self._let_go()
 
     def held(self, now: float, seconds: float, line: str) -> None:

@@ -429,8 +429,8 @@ class PeerSession:
     def _is_silent(self, channel: SecureChannel, now: float) -> bool:
         """True if no byte has come for too long, also after one more turn of the loop, which reads the bytes that wait in the socket."""
         rpc_session = self.rpc_session
-        if rpc_session.is_silent(now):
-            self.detector.heard(channel.heard_at)
+        if rpc_session.is_silent(now) and (heard_at := channel.heard_at) > self.detector.last:
+            self.detector.heard(heard_at)
         was_doubted, self._is_doubted = self._is_doubted, rpc_session.is_silent(now)
         return was_doubted and self._is_doubted
 
