@@ -32,8 +32,8 @@ from aiograd.distributed.rpc.http.pulse import PulseCarrier
 from aiograd.distributed.rpc.pulse import Pulse, Pulses
 from aiograd.running.log_fields import structured_logger
 
-#: a loop is late after this part of the silence, and is looked at so many times until then
-LATE, LOOKS = 1 / 6, 4
+#: a loop is late after this part of the silence, and ticks so many times until then
+LATE, TICKS = 1 / 6, 2
 #: seconds between two pulses to a peer; after which the log has a hold; and between two entries of the log
 EVERY, WARN, PAUSE = 0.5, 0.25, 5.0
 #: seconds that the thread may take to end
@@ -60,15 +60,17 @@ class LoopWatch:
         now: seconds.
 
     Attributes:
-        period: seconds between two ticks, and between two looks.
+        period: seconds between two ticks.
+        due: when the next look is due.
     """
 
-    __slots__ = ("period", "_late", "_ticked", "_looked", "_told", "_warned")
+    __slots__ = ("period", "due", "_late", "_ticked", "_told", "_warned")
 
     def __init__(self, silence: float, now: float) -> None:
         self._late = min(LATE * silence, WARN)
-        self.period = self._late / LOOKS
-        self._ticked = self._looked = now
+        self.period = self._late / TICKS
+        self._ticked = now
+        self.due = now + self._late
         #: the tick before the hold that peers, and the log, were last told of, and when they were
         self._told = self._warned = (-math.inf, -math.inf)
 
@@ -78,14 +80,14 @@ class LoopWatch:
 
     def look(self, now: float) -> LoopLook | None:
         """Compare; None where the loop is in time."""
-        is_late_itself = now - self._looked - self.period >= self._late
-        self._looked = now
-        ticked = self._ticked
-        seconds = now - ticked - self.period
+        is_late_itself = now - self.due >= self._late
+        ticked, step = self._ticked, self.period / 2
+        seconds = now - ticked - step  # the hold began between two ticks
+        self.due = max(now + self._late - seconds, now + step)
         if seconds < self._late:
             return None
         tells = not is_late_itself and (self._told[0] != ticked or now - self._told[1] >= EVERY)
-        warns = seconds >= WARN and self._warned[0] != ticked and now - self._warned[1] >= PAUSE
+        warns = seconds - step >= WARN and self._warned[0] != ticked and now - self._warned[1] >= PAUSE
         if tells:
             self._told = ticked, now
         if warns:
@@ -216,11 +218,11 @@ class Watchdog:
                         each.look(time.monotonic(), carrier)
                     except Exception:  # the thread goes on
                         logger.exception("looking at an event loop failed")
-                period = min(each.watch.period for each in watched)
+                seconds = max(min(each.watch.due for each in watched) - time.monotonic(), 0.0)
                 if carrier.is_busy:
-                    carrier.work(period)
+                    carrier.work(seconds)
                 else:
-                    ends.wait(period)
+                    ends.wait(seconds)
         finally:
             carrier.close()
 

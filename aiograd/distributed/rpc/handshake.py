@@ -66,7 +66,7 @@ from aiograd.errors import ArgumentError, AuthenticationError, NameTakenError, P
 
 #: the smallest accepted frame size: shorter frames are not worth their headers, and a peer that asks for them is faulty
 MIN_FRAME_BYTES = 64
-#: what pulses have secrets of their own for
+#: the label under which a handshake derives the secrets of pulses
 PULSES = b"aiograd pulses"
 #: used in place of the key if a kid is unknown, so that it takes the same time
 _NOBODY = Key("nobody", bytes(32), "nobody")
