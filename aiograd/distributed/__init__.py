@@ -35,6 +35,7 @@ Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`
 `local_steps`         members that take many steps each between two rounds of exchange
 `cluster`             processes of this machine, workers that join, Ray
 `moe`                 mixtures of experts
+`watchdog`            notices when an event loop is held up
 ====================  ==========================================================================================================
 """
 
@@ -59,6 +60,7 @@ from aiograd.distributed.objects.optimizer import DistributedOptimizer as Distri
 from aiograd.distributed.objects.optimizer_server import register_optimizers as register_optimizers
 from aiograd.distributed.objects.references import RemoteRef as RemoteRef
 from aiograd.distributed.rpc.encodings import Encoding as Encoding
+from aiograd.distributed.rpc.failure_detector import FailureDetector as FailureDetector
 from aiograd.distributed.rpc.http import HttpTransport as HttpTransport
 from aiograd.distributed.rpc.keyring import Keyring as Keyring
 from aiograd.distributed.rpc.keyring_file import read_secret_file as read_secret_file

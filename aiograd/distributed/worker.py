@@ -38,6 +38,7 @@ from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
+from aiograd.distributed.watchdog import WATCHDOG
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
 from aiograd.running.caller import called
@@ -71,6 +72,7 @@ class Worker:
         limits: limits on requests of peers, and timeouts.
         encoding, gradient_encoding: reduced precision for floating-point values that this worker sends; off by default.
         transport: the transport of frames; None: HTTP.
+        watchdog: False: the event loop is not watched, and neither the log nor the peers are told when it is held up.
         dashboard: True, or `DashboardOptions`, to serve a page at `dashboard_url` that shows what this worker and its peers do.
 
     Raises:
@@ -97,6 +99,7 @@ class Worker:
         encoding: Encoding = Encoding.PLAIN,
         gradient_encoding: Encoding = Encoding.PLAIN,
         transport: Transport | None = None,
+        watchdog: bool = True,
         dashboard: bool | DashboardOptions = False,
     ) -> None:
         if service is not None and not isinstance(service, Service):
@@ -125,6 +128,8 @@ class Worker:
         self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
+        #: where the loop is watched
+        self._watched = transport if watchdog and isinstance(transport, HttpTransport) else None
         self._host = host
         self._port = port
         self._peers = dict(peers or {})
@@ -138,6 +143,8 @@ class Worker:
         self._url = await self._core.open(self._host, self._port)
         try:
             self._monitor.open()
+            if self._watched is not None:
+                WATCHDOG.enter(self._core.endpoint, self._watched)
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:
@@ -164,6 +171,7 @@ class Worker:
                 await self._core.aclose()
             finally:
                 self._objects.clear()
+                WATCHDOG.leave(self._core.endpoint)
 
     @property
     def name(self) -> str:

@@ -458,7 +458,7 @@ async def test_a_loop_that_is_really_held_up(is_first: bool) -> None:
 
     thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, serve()))
     await ready.wait()
-    async with dist.Worker("a", secret=SECRET, limits=limits, peers={"hub": hub["url"]}) as a:
+    async with dist.Worker("a", secret=SECRET, limits=limits, peers={"hub": hub["url"]}, watchdog=False) as a:
         with pytest.raises(NotExposedError):
             await a.call("hub", "nothing")
         for _ in range(3):

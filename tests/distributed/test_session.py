@@ -615,7 +615,7 @@ def test_a_channel_without_room_does_not_make_ticks_endless():
 def test_silence():
     near, _ = pair()
     near.receive(pack_header(FrameKind.HEARTBEAT, 0), 1.0)
-    assert near.last_heard == 1.0
+    assert near.detector.last == 1.0
     assert not near.is_silent(2.49)
     assert near.is_silent(2.5)
     near.tick(2.4)

@@ -324,7 +324,8 @@ class LocalCluster(BaseCluster):
                 encoding=self._encoding, gradient_encoding=self._gradient_encoding,
                 dashboard=self._dashboard,
             )  # fmt: skip
-            self._roster = roster = Roster("LocalCluster", await exits.enter_async_context(driver), self._on_lost, self._on_return)
+            await exits.enter_async_context(driver)
+            self._roster = roster = Roster("LocalCluster", driver, self._on_lost, self._on_return, is_local=True)
             for name in self._names:
                 self._admit(name)
             starts = [asyncio.create_task(self._start(name), name=f"start of {name}") for name in self._names]

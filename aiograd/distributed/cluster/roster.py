@@ -53,11 +53,15 @@ class Roster:
         driver: the worker that leads it; opened.
         on_lost: called with name and exit status when a worker is lost.
         on_return: called with name and URL when it is back.
+        is_local: True if all workers reach the driver at its URL. They are told the URL, so that they can tell it when their loops are held up.
     """
 
-    def __init__(self, kind: str, driver: Worker, on_lost: LostCallback | None = None, on_return: ReturnCallback | None = None) -> None:
+    def __init__(
+        self, kind: str, driver: Worker, on_lost: LostCallback | None = None, on_return: ReturnCallback | None = None, *, is_local: bool = False
+    ) -> None:
         self.kind = kind
         self.driver = driver
+        self._known = {driver.name: driver.url} if is_local else {}
         self._on_lost = on_lost
         self._on_return = on_return
         self._members: dict[str, Member] = {}
@@ -107,7 +111,7 @@ class Roster:
             member.ended = asyncio.get_running_loop().create_future()
         member.url = url  # known from here on, so that two workers that are introduced at the same time are told of each other
         self.driver.add_peer(name, url)
-        others = {other: where for other, where in self.urls.items() if other != name}
+        others = self._known | {other: where for other, where in self.urls.items() if other != name}
         for result in await asyncio.gather(self._ask(name, SetPeers({**others})), self._announcements.announce(name, url), return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result

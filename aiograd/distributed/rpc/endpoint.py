@@ -107,6 +107,8 @@ class Endpoint:
         text = f"the request is longer than Limits.message_bytes={limits.message_bytes} of worker {name!r}; send it in parts or raise the limit there"
         self._too_long: Sequence[Buffer] = encode(to_wire(LimitError(text), name, "admission", ""), limits)
         self._is_open = False
+        #: pulses that were refused
+        self.refused_pulses = 0
         self._failed_handshakes = 0
         self._handshake_log = HandshakeLog(self.name)
         self._lost = 0
@@ -288,6 +290,23 @@ class Endpoint:
             failed_handshakes=self._failed_handshakes,
             lost=self._lost,
         )
+
+    def pulse(self, message: bytes) -> bool:
+        """Take a pulse of a peer's watchdog.
+
+        Returns:
+            False where it is refused: it is of no session, forged, altered, or was there before.
+        """
+        is_taken = any(session.pulse(message) for session in self._sessions())
+        self.refused_pulses += not is_taken
+        return is_taken
+
+    def listeners(self) -> Iterator[tuple[PeerSession, str]]:
+        """The sessions with a connection, and the URLs of their peers where they are known. To be called from any thread."""
+        for peer in list(self._peers.values()):
+            url = self.url_of(peer.id)
+            if url is not None:
+                yield from ((session, url) for session in list(peer.sessions) if session.channel is not None)
 
     def _sessions(self) -> Iterator[PeerSession]:
         for peer in self._peers.values():

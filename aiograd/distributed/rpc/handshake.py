@@ -60,11 +60,14 @@ from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import NAME, Key, Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.noise import HandshakeState
+from aiograd.distributed.rpc.pulse import SECRET_BYTES, Pulses
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ArgumentError, AuthenticationError, NameTakenError, ProtocolError, VersionMismatch
 
 #: the smallest accepted frame size: shorter frames are not worth their headers, and a peer that asks for them is faulty
 MIN_FRAME_BYTES = 64
+#: the label under which a handshake derives the secrets of pulses
+PULSES = b"aiograd pulses"
 #: used in place of the key if a kid is unknown, so that it takes the same time
 _NOBODY = Key("nobody", bytes(32), "nobody")
 
@@ -83,6 +86,7 @@ class Secured(NamedTuple):
     frame_bytes: int
     #: the version of the protocol in force
     version: int
+    pulses: Pulses
 
 
 def taken(name: str, peer: str) -> NameTakenError:
@@ -183,7 +187,9 @@ class Dialler:
             raise ProtocolError(f"answer of worker {self._peer_name!r}: it resumes a session that was not asked for", code="handshake_session")
         peer = PeerIdentity(self._peer_name, theirs.incarnation, self._key.principal)
         there, back = noise.split()
-        self._result = _secured(peer, theirs.session, resumed, there.key, back.key, min(self._frame_bytes, theirs.frame_bytes), version)
+        frame_bytes = min(self._frame_bytes, theirs.frame_bytes)
+        made = Pulses(noise.export(PULSES, SECRET_BYTES), dialled=True)
+        self._result = _secured(peer, theirs.session, resumed, there.key, back.key, frame_bytes, version, made)
         return prefix(MessageType.FINISH) + self._result.seal.seal(())
 
     def _reason(self, message: Buffer) -> AuthenticationError | VersionMismatch | NameTakenError:
@@ -329,7 +335,9 @@ class Answerer:
         except ValueError:  # the hello's ephemeral key makes the secret predictable
             raise refused() from None
         there, back = noise.split()
-        self._pending = _secured(peer, session, resumed, back.key, there.key, min(self._frame_bytes, theirs.frame_bytes), version)
+        frame_bytes = min(self._frame_bytes, theirs.frame_bytes)
+        made = Pulses(noise.export(PULSES, SECRET_BYTES), dialled=False)
+        self._pending = _secured(peer, session, resumed, back.key, there.key, frame_bytes, version, made)
         return prefix(MessageType.ANSWER) + answer
 
     @property
@@ -376,9 +384,11 @@ def _read(noise: HandshakeState, message: bytes, peer: str) -> Payload:
     return payload
 
 
-def _secured(peer: PeerIdentity, session: bytes, resumed: bool, sending: bytes, receiving: bytes, frame_bytes: int, version: int) -> Secured:
+def _secured(
+    peer: PeerIdentity, session: bytes, resumed: bool, sending: bytes, receiving: bytes, frame_bytes: int, version: int, pulses: Pulses
+) -> Secured:
     size = frame_bytes + HEADER.size
-    return Secured(peer, session, resumed, Seal(sending, size), Open(receiving, size), frame_bytes, version)
+    return Secured(peer, session, resumed, Seal(sending, size), Open(receiving, size), frame_bytes, version, pulses)
 
 
 def _refusal_mac(key: Key, hello: Buffer, text: bytes) -> bytes:

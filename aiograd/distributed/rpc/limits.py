@@ -76,6 +76,7 @@ class Limits:
         max_deadline: the longest deadline that a peer may ask for.
         heartbeat: time without sending after which a worker sends a heartbeat.
         missed_heartbeats: the number of missed heartbeats after which a worker is lost.
+        held: time for which a worker's event loop may be held up, where the worker can tell its peers so, before it is lost.
         lease: time that a context lives after its opener is lost; None: twice `default_deadline`.
         connections: connections of peers. Connections without a completed handshake are counted separately, and the oldest of them is closed to
             make room.
@@ -112,6 +113,7 @@ class Limits:
     max_deadline: float = 3600.0
     heartbeat: float = 0.5
     missed_heartbeats: int = 3
+    held: float = 30.0
     lease: float | None = None
     connections: int = 1024
     connections_per_address: int = 64

@@ -108,6 +108,10 @@ class SymmetricState:
         derived = self._derive(b"", 2)
         return CipherState(derived[:KEY_BYTES]), CipherState(derived[KEY_BYTES:])
 
+    def export(self, label: bytes, size: int) -> bytes:
+        """A secret of the two sides for something else, which tells nothing of the ciphers: HKDF, as `split` uses it, under a label of its own."""
+        return HKDF(_SHA256, size, self._chaining_key, label).derive(b"")
+
     def _derive(self, secret: bytes, count: int) -> bytes:
         return HKDF(_SHA256, count * KEY_BYTES, self._chaining_key, None).derive(secret)
 
@@ -164,6 +168,10 @@ class HandshakeState:
     def split(self) -> tuple[CipherState, CipherState]:
         """After both messages: the initiator's cipher for sending, and the responder's."""
         return self._symmetric.split()
+
+    def export(self, label: bytes, size: int) -> bytes:
+        """After both messages: a secret of so many bytes for another use, the same on both sides."""
+        return self._symmetric.export(label, size)
 
     def _mix(self, public: bytes) -> None:
         """The tokens of a message: psk and e of the first, e and ee of the second."""

@@ -280,7 +280,7 @@ class Peer:
         url = self.owner.url_of(self.id)
         if session.trouble is None and not session.is_confirmed and url is not None:  # dialling ends in this moment too, or a little later
             session.trouble = TimeoutError(unanswered_text(url, self.limits.silence))
-        self.lose(session, f"nothing was heard from it for {self.limits.silence:g} s", session.trouble)
+        self.lose(session, session.detector.reason(self.loop.time()), session.trouble)
 
     def lose(self, session: PeerSession, reason: str, cause: BaseException | None = None, successor: PeerSession | None = None) -> None:
         """End a session and fail its requests; requests that were not run move to the session `successor`."""

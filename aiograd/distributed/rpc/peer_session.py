@@ -28,11 +28,12 @@ from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Expired,
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.outbound import OutboundRequest
 from aiograd.distributed.rpc.outbound_room import OutboundRoom
+from aiograd.distributed.rpc.pulse import Pulses
 from aiograd.distributed.rpc.request_handlers import HandlingPeer, RequestHandlers
 from aiograd.distributed.rpc.secure_channel import SecureChannel
 from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.transport import Buffer
-from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
+from aiograd.errors import DeadlineError, DistributedError
 
 #: ticks are at least this far apart, in seconds
 TICK = 0.002
@@ -63,8 +64,8 @@ class PeerSession:
     """
 
     __slots__ = (
-        "peer", "rpc_session", "dialled", "id", "identity", "channel", "heard", "attached_at", "short_lived", "round_trip", "trouble",
-        "is_lost", "is_confirmed", "is_used", "successor",
+        "peer", "rpc_session", "dialled", "id", "identity", "channel", "attached_at", "short_lived", "round_trip", "trouble",
+        "detector", "pulses", "is_lost", "is_confirmed", "is_used", "successor",
         "_loop", "_context", "_requests", "_handlers", "_blocked", "_timer", "_timer_at", "_tolerance", "_room", "_earlier",
         "_is_doubted", "spared_since", "_first_spared",
     )  # fmt: skip
@@ -86,8 +87,13 @@ class PeerSession:
         self.successor: PeerSession | None = None
         self._loop = peer.loop
         self._context: contextvars.Context = peer.context
-        #: time at which the peer was last heard or, before that, first dialled
-        self.heard = self._loop.time()
+        #: when the peer is lost: counted from when it was last heard or, before that, first dialled
+        self.detector = rpc_session.detector
+        now = self._loop.time()
+        self.detector.begin(now)
+        self.detector.is_patient = True
+        #: of the latest handshake
+        self.pulses: Pulses | None = None
         self.attached_at = -math.inf
         #: the number of short-lived channels in a row
         self.short_lived = 0
@@ -110,7 +116,7 @@ class PeerSession:
         #: for bytes of unanswered requests
         self._room = OutboundRoom(peer.limits.bytes_per_peer)
         self._earlier = EarlierRequests(self, peer.loop, peer.context, peer.limits.silence)
-        self._arm(self.heard)
+        self._arm(now)
 
     # ---- requests of this side
 
@@ -186,7 +192,6 @@ class PeerSession:
 
     def _frame(self, frame: Buffer, body: memoryview | None) -> None:
         now = self._loop.time()
-        self.heard = now
         self.is_confirmed = True
         rpc_session = self.rpc_session
         rpc_session.receive(frame, now, body)
@@ -262,7 +267,8 @@ class PeerSession:
         if old is not None:
             self.rpc_session.detach(now)
             old.close()
-        self.heard = self.attached_at = now
+        self.attached_at = now
+        self.pulses = channel.secured.pulses
         self.round_trip = channel.round_trip
         self.trouble = None
         self._blocked = False
@@ -279,7 +285,7 @@ class PeerSession:
         self._blocked = False
         now = self._loop.time()
         self._excuse(now)
-        self.heard = max(self.heard, channel.heard_at)
+        self.detector.heard(channel.heard_at)
         self.rpc_session.detach(now)
         self._arm(now)
         self.peer.disconnected(self, why)
@@ -361,9 +367,18 @@ class PeerSession:
 
     def left(self) -> float:
         """Seconds left to reach the peer while there is no channel."""
-        now = self._loop.time()
-        self._excuse(now)
-        return self.heard + self.peer.limits.silence - now
+        self._excuse(now := self._loop.time())
+        return self.detector.deadline - now
+
+    def pulse(self, message: bytes) -> bool:
+        """Take a pulse of the peer's watchdog; False where it is none of this session. See Note [Pulses] in `pulse`."""
+        pulse = None if self.pulses is None else self.pulses.take(message)
+        if pulse is None:
+            return False
+        self.detector.is_patient = False
+        if pulse.seconds:
+            self.detector.held(self._loop.time(), pulse.seconds, pulse.line)
+        return True
 
     def _excuse(self, now: float) -> None:
         """If the tick is late, do not count the delay as silence of the peer. See Note [A blocked loop]."""
@@ -373,8 +388,7 @@ class PeerSession:
         self.spared_since, self._first_spared = self._timer_at, self.rpc_session.next_id
         self._timer_at = now  # once
         is_long = late >= self.peer.limits.silence
-        self.heard = now if is_long else min(self.heard + late, now)
-        self.rpc_session.last_heard = max(self.rpc_session.last_heard, self.heard)
+        self.detector.excuse(now if is_long else min(self.detector.last + late, now))
         if is_long:
             self.rpc_session.test(now)
 
@@ -386,7 +400,7 @@ class PeerSession:
         if self._is_doubted:
             when = now
         if self.channel is None:
-            soon = min(self.heard + self.peer.limits.silence, now + self.peer.limits.heartbeat)  # often enough to notice a late tick
+            soon = min(self.detector.deadline, now + self.peer.limits.heartbeat)  # often enough to notice a late tick
             when = soon if when is None or soon < when else when
         if when is None or (self._timer is not None and self._timer_at <= when):
             return
@@ -407,20 +421,16 @@ class PeerSession:
         if self.is_lost:
             return
         channel = self.channel
-        if channel is None:
-            if now >= self.heard + self.peer.limits.silence:
-                self.peer.timed_out(self)
-                return
-        elif self._is_silent(channel, now):
-            channel.close(WorkerLostError(f"nothing was heard for {now - self.heard:.1f} s", worker=self.peer.name, stage="heartbeat"))
+        if now >= self.detector.deadline if channel is None else self._is_silent(channel, now):
+            self.peer.timed_out(self)
             return
         self.pump(now)
 
     def _is_silent(self, channel: SecureChannel, now: float) -> bool:
         """True if no byte has come for too long, also after one more turn of the loop, which reads the bytes that wait in the socket."""
         rpc_session = self.rpc_session
-        if rpc_session.is_silent(now):
-            self.heard = rpc_session.last_heard = max(rpc_session.last_heard, channel.heard_at)
+        if rpc_session.is_silent(now) and (heard_at := channel.heard_at) > self.detector.last:
+            self.detector.heard(heard_at)
         was_doubted, self._is_doubted = self._is_doubted, rpc_session.is_silent(now)
         return was_doubted and self._is_doubted
 

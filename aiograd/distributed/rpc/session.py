@@ -6,10 +6,9 @@ Requests go both ways at the same time; `outbound` has the requester's side of i
 frames leave.
 
 Note [Heartbeats]
-    A side that has sent nothing for `Limits.heartbeat` sends a heartbeat. A loop may be held up just before it was to send one, and the peer
-    counts from the frame before. So that a loop may be held up for nearly the whole time after which a silent peer is lost, heartbeats are sent
-    each sixth of that time while requests are not resolved, either way, and for a while after the last message. Nothing is lost, then, while no
-    loop is held up for longer than five sixths of that time: 1.25 s by default, less the way of a frame.
+    A side that has sent nothing for `Limits.heartbeat` sends a heartbeat; each sixth of the silence while requests are not resolved, either way, and
+    for a while after the last message. The peer counts from the frame before (Note [When a peer is silent] in `failure_detector`), so where a
+    loop that is held up cannot tell, nothing is lost before five sixths of the silence: 1.25 s by default, less the way of a frame.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from typing import Any
 
 from aiograd.distributed.rpc.budget import PeerBudget
 from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, PeerLeft, SessionEnded
+from aiograd.distributed.rpc.failure_detector import FailureDetector
 from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import HEADER, FrameKind, destination, pack_header, parse
 from aiograd.distributed.rpc.inbound import InboundRequest, InboundRequests
@@ -38,7 +38,7 @@ CONTROL_PER_REQUEST = 4
 CONTROL_ANYWAY = 1024
 #: seconds between signs of life while a channel is tested
 TEST = 0.02
-#: heartbeats in the time after which a peer is silent, at least, while there is work; and how many such times after it
+#: heartbeats in the silence, at least, while there is work, see Note [Heartbeats]; and how many times the silence after it
 WORKING, LINGER = 6, 4
 #: the longest time that fits the header, milliseconds
 LONGEST_MS = 0xFFFF_FFFF
@@ -86,32 +86,30 @@ class RpcSession:
 
     Attributes:
         effects: the commands to the `PeerSession`, in order; it removes them as it carries them out.
-        last_heard: when the last frame came, or the channel, seconds.
+        detector: when the peer is lost, if nothing comes from it.
     """
 
     __slots__ = (
-        "effects", "last_heard",
+        "effects", "detector",
         "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
-        "_silence", "_attached", "_leaving", "_ended", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
+        "_linger", "_attached", "_leaving", "_ended", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
     )  # fmt: skip
 
     def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple, too_long: Any = ()) -> None:
         self.effects: deque[Effect] = deque()
-        self.last_heard = 0.0
+        self.detector = FailureDetector(limits, 0.0)
         self._limits = limits
         self._budget = budget
         self._outbox = SessionOutbox(limits.frame_bytes)
         self._requests = OutboundRequests(limits, budget, self._outbox, self.effects, overloaded)
         self._answers = InboundRequests(limits, budget, self._outbox, self.effects, overloaded, too_long=too_long)
         self._most_control = CONTROL_PER_REQUEST * limits.requests_per_peer + CONTROL_ANYWAY
-        self._silence = limits.silence
+        self._linger = LINGER * limits.silence
         self._attached = False
         self._leaving = False
         self._ended: deque[SessionEnded] = deque()
-        #: since when the channel is tested; infinite: it is not
-        self._tested_at = math.inf
+        self._tested_at = math.inf  # since when the channel is tested
         self._heartbeat_at = 0.0
-        #: seconds between heartbeats while there is work; see Note [Heartbeats]
         self._often = min(limits.heartbeat, limits.silence / WORKING)
         self._busy_until = -math.inf
         #: the start of the clock in the headers of frames; and the ages of the peer's frames
@@ -200,7 +198,8 @@ class RpcSession:
         cut = self._outbox.interrupt(limit if frame_bytes is None else min(frame_bytes, limit))
         self._attached = True
         self._tested_at = math.inf
-        self.last_heard = self._ticked_at = now
+        self._ticked_at = now
+        self.detector.begin(now)
         self._heartbeat_at = now + self._limits.heartbeat
         self._answers.attach(cut)
         self._requests.attach()
@@ -224,6 +223,7 @@ class RpcSession:
     def detach(self, now: float) -> None:
         """The channel is gone. Requests and handlers go on; messages that were arriving do not. Idempotent."""
         self._attached = False
+        self.detector.forget()
         self._outbox.control.clear()
         self._requests.detach()
         self._answers.detach()
@@ -252,7 +252,7 @@ class RpcSession:
         """
         parsed = parse(frame, self._limits, body)
         kind = parsed.kind
-        self.last_heard = now
+        self.detector.heard(now)
         age = self._age.of(parsed.sent_ms, now)
         if now > self._tested_at + TEST / 2:  # not one that had been waiting
             self._tested_at = math.inf
@@ -262,7 +262,7 @@ class RpcSession:
         if parsed.watermark > answers.watermark:
             answers.resolved_below(parsed.watermark)
         if kind is _REQUEST:
-            self._busy_until = now + LINGER * self._silence
+            self._busy_until = now + self._linger
             self._heartbeat_at = min(self._heartbeat_at, now + self._often)
             answers.request(parsed, now, age)
         elif kind is _RESPONSE or kind is _FAILURE:
@@ -324,7 +324,7 @@ class RpcSession:
         while (taken := outbox.take()) is not None:
             message, offset, parts = taken
             deadline_ms = 0
-            self._busy_until = now + LINGER * self._silence
+            self._busy_until = now + self._linger
             if type(message) is OutboundRequest:
                 left = message.deadline - now
                 if left <= 0:  # its expiry is in the timer queue
@@ -392,8 +392,7 @@ class RpcSession:
                 soonest = self._heartbeat_at
             if self._outbox.held_until < soonest:
                 soonest = self._outbox.held_until
-            when = self.last_heard + self._silence
-            if self._ticked_at < when < soonest:
+            if self._ticked_at < (when := self.detector.deadline) < soonest:
                 soonest = when
         return soonest
 
@@ -407,8 +406,8 @@ class RpcSession:
         )
 
     def is_silent(self, now: float) -> bool:
-        """True if the peer has sent nothing for `Limits.silence`, although there is a channel."""
-        return self._attached and now - self.last_heard >= self._silence
+        """True if the peer is lost, although there is a channel: nothing came from it for too long."""
+        return self._attached and now >= self.detector.deadline
 
     # ---- end
 

@@ -10,6 +10,7 @@
 `channel`            frames over a connection that has become a WebSocket
 `framing`            the bytes around a frame
 `addresses`          URLs of peers, and names of this worker
+`pulse`              what a worker tells while its loop is held up
 `admission`          how many connections are let in
 `tls`                contexts, and what is said when TLS fails
 `aiohttp_internals`  what is needed of the HTTP library beyond what it documents

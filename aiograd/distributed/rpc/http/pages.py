@@ -10,7 +10,7 @@ Note [Rules for pages]
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
@@ -71,11 +71,13 @@ class Site:
 
     Attributes:
         dashboard, metrics: answer the routes, or None.
+        take_pulse: takes the pulses of peers, and returns False for what is none; None: they are not taken.
     """
 
     def __init__(self) -> None:
         self.dashboard: Pages | None = None
         self.metrics: Pages | None = None
+        self.take_pulse: Callable[[bytes], bool] | None = None
 
     def pages_of(self, path: str) -> Pages | None:
         """The pages that a path belongs to."""

@@ -17,6 +17,13 @@ def healthy() -> web.Response:
     return web.Response(body=b"ok", headers=_HEADERS, content_type="text/plain")
 
 
+def taken() -> web.Response:
+    """A pulse was taken."""
+    response = web.Response(status=204, headers=_HEADERS)
+    response.force_close()
+    return response
+
+
 def refusal(status: int) -> web.Response:
     """Says `status` and no more, and ends the connection."""
     response = web.Response(status=status, body=_BODIES[status], headers=_HEADERS, content_type="text/plain")

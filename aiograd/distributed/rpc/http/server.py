@@ -22,6 +22,7 @@ from aiograd.distributed.rpc.http.addresses import HostAllowList, is_loopback
 from aiograd.distributed.rpc.http.admission import ConnectionPermit
 from aiograd.distributed.rpc.http.connection import HttpConnection
 from aiograd.distributed.rpc.http.pages import Site, refuses_browser, respond
+from aiograd.distributed.rpc.http.pulse import PULSE, answer_pulse
 from aiograd.distributed.rpc.http.responses import Upgraded, healthy, refusal
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.running.log_fields import structured_logger
@@ -83,6 +84,8 @@ class HttpServer:
             return self._open_channel(request, connection)
         if path == HEALTH:
             return healthy()
+        if path == PULSE:
+            return answer_pulse(self._site.take_pulse, request)
         pages = self._site.pages_of(path)
         if pages is not None:
             port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
@@ -104,7 +107,7 @@ class HttpServer:
                 return 403
         elif "Origin" in request.headers or any(name.lower().startswith("sec-fetch-") for name in request.headers):
             return 403
-        if request.method != "GET":
+        if request.method != ("POST" if path == PULSE else "GET"):
             return 405
         if request.body_exists:
             return 413

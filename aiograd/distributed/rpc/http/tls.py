@@ -34,10 +34,11 @@ _context: ssl.SSLContext | None = None
 
 async def default_context() -> ssl.SSLContext:
     """The context for peers where none was given: the authorities of the system, TLS 1.3. See Note [Made once]. Cancelling abandons the wait."""
-    return await asyncio.to_thread(_make) if _context is None else _context
+    return await asyncio.to_thread(make_context) if _context is None else _context
 
 
-def _make() -> ssl.SSLContext:
+def make_context() -> ssl.SSLContext:
+    """The same, in a thread that may wait for it."""
     global _context
     with _lock:
         if _context is None:

@@ -16,7 +16,7 @@ from aiograd.distributed.rpc.http.client import HttpClient
 from aiograd.distributed.rpc.http.connection import MAX_LINE
 from aiograd.distributed.rpc.http.pages import Site
 from aiograd.distributed.rpc.http.server import HttpServer, certified_names
-from aiograd.distributed.rpc.http.tls import TLS_WANTED, default_context, speaks_tls
+from aiograd.distributed.rpc.http.tls import TLS_WANTED, default_context, make_context, speaks_tls
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.shared.memory import IS_SUPPORTED
@@ -92,6 +92,14 @@ class HttpTransport:
             The bytes.
         """
         return os.urandom(count)
+
+    def client_context(self) -> tls.SSLContext:
+        """The context for peers whose URL says ``https``, in a thread that may wait for it.
+
+        Returns:
+            The context.
+        """
+        return self._client_ssl or make_context()
 
     @property
     def connections(self) -> int:
