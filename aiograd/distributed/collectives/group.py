@@ -165,6 +165,37 @@ class Group:
         operation = Operation(OperationKind.ALL_REDUCE, reduction, 0, specs_of(values))
         return called(self.operations.begin(operation, values, timeout, _is_single(arrays)), "Group.all_reduce")
 
+    def sum_in_turn(self, arrays: Sequence[Sequence[Any]], *, timeout: float | None = None) -> Coroutine[Any, Any, list[Array]]:
+        """The sum of lists of arrays, of which a rank may have several: the list of rank 0, then those of rank 1 one after another, and so on.
+
+        So the bits depend on the lists and their order, and not on how they are divided among the ranks after rank 0. They go along a ring, as many
+        bytes as with one list for each rank.
+
+        Args:
+            arrays: lists of arrays, of the same shapes and dtypes in every list and on every rank; of rank 0 one list.
+            timeout: as of `all_reduce`.
+
+        Returns:
+            To be awaited: new arrays, the same on every rank to the bit. Cancelling makes the group fail on every member.
+
+        Raises:
+            As `all_reduce`.
+            ArgumentError: no list, several on rank 0, or lists that differ.
+
+        >>> two = [[np.full(1, 2.0)], [np.full(1, 3.0)]]
+        >>> await asyncio.gather(groups[0].sum_in_turn([[np.full(1, 1.0)]]), groups[1].sum_in_turn(two))
+        [[array([6.])], [array([6.])]]
+        """
+        values = [_data_of("sum_in_turn", each, REDUCED_KINDS["sum"]) for each in arrays]
+        specs = [specs_of(each) for each in values]
+        if not specs or specs.count(specs[0]) < len(specs) or (len(specs) > 1 and self.rank == 0):
+            raise ArgumentError(
+                f"sum_in_turn: got lists of {', '.join(str(len(each)) for each in values) or 'no'} arrays on rank {self.rank}; expected one list, or on "
+                "other ranks than 0 several, of the same shapes and dtypes"
+            )
+        operation = Operation(OperationKind.SUM_IN_TURN, "sum", 0, specs[0])
+        return called(self.operations.begin(operation, [each for found in values for each in found], timeout), "Group.sum_in_turn")
+
     def reduce_scatter(self, array: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Array]:
         """Combine arrays over all ranks, and return this rank's rows of the result.
 

@@ -24,10 +24,11 @@ from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import WITNESSES, StepWork
+from aiograd.distributed.data_parallel.dealing import dealt
 from aiograd.distributed.data_parallel.module_coordinator import ModuleCoordinator
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
-from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
+from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion, ShardRun
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
 from aiograd.distributed.messages.library import CreateOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
@@ -286,7 +287,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         """Take a step on all replicas, or on none.
 
         Returns:
-            The loss of each.
+            The loss of each shard.
 
         Raises:
             As `DataParallel.step`.
@@ -294,12 +295,14 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         await self.get_ready()
         self._steps += 1
         decision = self.decisions.begin(StepWork(self._steps), self.remotes)
+        runs = dealt(len(shards), len(self.remotes))
+        is_in_turn = any(len(run) > 1 for run in runs[1:])
+        draws = [*seed, self.version[1]]
         try:
-            work = [
-                self._run(replica, decision, shard, weight, [*seed, self.version[1], rank])
-                for rank, (replica, shard, weight) in enumerate(zip(self.remotes, shards, weights, strict=True))
+            told = [
+                ShardRun(self._steps, run.start, [shards[i] for i in run], [weights[i] for i in run], draws, is_in_turn) for run in runs
             ]
-            losses = await together(work)
+            losses = await together([self._run(replica, decision, run) for replica, run in zip(self.remotes, told, strict=True)])
             while asked := self._to_ask(decision):
                 await self._collect(decision, asked)
         except BaseException as error:
@@ -309,24 +312,26 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
                 raise self.explained(error) from error
             raise
         await self.commit(decision)
-        return losses
+        return [loss for found in losses for loss in found]
 
     async def evaluate(self, shards: Sequence[list[Any]]) -> list[Any]:
-        """The output of each replica for its shard."""
+        """The output for each shard."""
         await self.get_ready()
+        runs = dealt(len(shards), len(self.remotes))
+        asked = [self.ask(each, "evaluate", shards[run.start : run.stop]) for each, run in zip(self.remotes, runs, strict=True) if run]
         try:
-            return await together([self.ask(each, "evaluate", shard) for each, shard in zip(self.remotes, shards, strict=True)])
+            return [output for found in await together(asked) for output in found]
         except WorkerLostError as error:
             self._is_ready = False
             raise self.explained(error) from error
 
-    async def _run(self, replica: RemoteReplica, decision: ReplicaDecision, shard: list[Any], weight: float, seed: list[int]) -> Any:
+    async def _run(self, replica: RemoteReplica, decision: ReplicaDecision, run: ShardRun) -> list[Any]:
         now = asyncio.get_running_loop().time
         began = now()
-        result = parse(ReplicaResult, await self.ask(replica, "run", decision.step, shard, weight, seed), replica.owner)
+        result = parse(ReplicaResult, await self.ask(replica, "run", decision.step, encode(run)), replica.owner)
         decision.drive.handle(Prepared(began + result.kept, replica.name))
         self._promised, self._took = result.kept, now() - began
-        return result.loss
+        return result.losses
 
     async def commit(self, decision: ReplicaDecision) -> None:
         """Take a prepared step on every replica. Cancelling does not stop it once it has begun. See Note [Lost after the decision].
