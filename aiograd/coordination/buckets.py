@@ -60,8 +60,9 @@ class Bucket:
         return grads
 
     def arrays(self, marks: Sequence[bool] = ()) -> list[list[Array]]:
-        """The arrays to be reduced, a list for each addend: gradients, -0.0 where there is none (which changes no sum, not even the sign of a zero),
-        and flags.
+        """The arrays to be reduced, a list for each addend: gradients, and flags.
+
+        Where there is no gradient it is -0.0, which changes no sum, not even the sign of a zero.
 
         Args:
             marks: further flags at the end.

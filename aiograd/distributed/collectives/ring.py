@@ -11,9 +11,9 @@ Note [A ring in the order of ranks]
     last rank has the result, which goes on around the ring, from rank 0 to the last but one. Pieces follow each other, so all ranks are busy as
     soon as there are as many pieces as ranks. A rank sends each element at most twice, and so n / (n - 1) times as much as is possible at least.
 
-    A rank may have several contributions (`SUM_IN_TURN`). It adds them to the sum of the ranks before, one after another, so no more travels than with
-    one, and the sum is the same however contributions are divided among the ranks. Every rank to which every other one sends would have to
-    get all of them: so small groups, too, exchange along a ring then, whatever the size of the arrays.
+    A rank may have several contributions (`SUM_IN_TURN`). It adds them to the sum of the ranks before, one after another, so no more travels than
+    with one, and the sum is the same however contributions are divided among the ranks. Where every rank sends to every other one, or to rank
+    0, each contribution would travel by itself: so small groups and small arrays, too, go along the ring then.
 
     A piece of a reduce-scatter goes around only until it has reached the rank that owns its rows. An all-gather is the second round alone, begun
     at every rank with its own array; of a broadcast the root sends pieces around.
@@ -70,8 +70,8 @@ def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Ar
 class RingExchange(CollectiveExchange):
     """One operation on one rank of a group of at least two; see Note [A ring in the order of ranks].
 
-    It takes the arguments of `CollectiveExchange`. The arrays of a SUM_IN_TURN are several lists of them, one after another. Pieces have at least `piece` bytes where there are that many, and operations on at most `direct`
-    bytes go by way of rank 0.
+    It takes the arguments of `CollectiveExchange`. The arrays of a SUM_IN_TURN are several lists of them, one after another. Pieces have at least
+    `piece` bytes where there are that many, and operations on at most `direct` bytes go by way of rank 0.
     """
 
     def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = SMALLEST, direct: int = DIRECT) -> None:

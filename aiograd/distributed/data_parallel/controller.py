@@ -49,7 +49,7 @@ class DataParallel:
     are compressed.
 
     A worker that is lost makes the step fail on all replicas; then `remove` it, or wait until it runs again and `add` it, and take the step again.
-    The state of a new replica comes from one that is there.
+    The state of a new replica comes from one that is there. With ``absorb=True`` the step goes on without the worker instead, and has the same bits.
 
     Args:
         coordinator, seed: as `create` makes them.
@@ -80,6 +80,7 @@ class DataParallel:
         bucket_bytes: int = BUCKET_BYTES,
         shard_optimizer: bool = False,
         compress: Compressor | None = None,
+        absorb: bool = False,
         timeout: float | None = None,
     ) -> Self:
         """Make replicas on workers; all begin with the state of the first.
@@ -107,6 +108,8 @@ class DataParallel:
             compress: `TopK` or `Blockwise`: gradients travel between the workers as its payloads; None: as they are. Each replica keeps the
                 values that its payloads have left out and adds them to its next gradients; a step that fails leaves them as they were. A replica
                 that is made anew, or that gets another state, begins without.
+            absorb: True: a replica that is lost before a step is decided is left out, and the others compute its shards in the same call of `step`;
+                see `lost`. Replicas keep the gradients of each of their shards until a step is committed.
             timeout: seconds for each request to a worker; None: the worker's default.
 
         Returns:
@@ -123,7 +126,7 @@ class DataParallel:
         given = checked_workers("DataParallel", driver, names)
         optimizer_name = name_of_optimizer("DataParallel", "optimizer", optimizer)
         options = {
-            "absorb": False,
+            "absorb": _checked_absorb(absorb, given),
             "method": checked_method("DataParallel", "method", method),
             "clip_norm": checked_norm("DataParallel", clip_norm),
             "accumulate": checked_count("DataParallel", "accumulate", accumulate),
@@ -167,14 +170,19 @@ class DataParallel:
         """Names of the workers, in the order of their shards."""
         return tuple(each.owner for each in self._coordinator.remotes)
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """With ``absorb=True``: names of the workers that were lost and left out, and not taken in again with `add` or given up with `remove`."""
+        return tuple(self._coordinator.lost)
+
     # ---------------------------------------------------------------- training
 
     async def step(self, shards: Sequence[Any]) -> list[Any]:
         """Forward, backward and a step of the optimizer, for one batch.
 
         Either all replicas have taken the step, or it raises and none has: parameters, optimizer and buffers are as they were. No ``grad`` is
-        touched. Steps run one after the other. Cancelling withdraws the step, unless it is decided already: then it is carried out, and the error that
-        is raised has ``committed`` True.
+        touched. Steps run one after the other. Cancelling withdraws the step, unless it is decided already: then it is carried out, and the error
+        that is raised has ``committed`` True.
 
         Shards are dealt to the replicas in contiguous runs, as evenly as possible. A replica computes its shards in turn, and one without a shard
         takes the step of the others. Each shard begins with the same buffers, such as running statistics; all replicas have the values of the first
@@ -189,9 +197,10 @@ class DataParallel:
             The loss of each shard, the mean over its rows: 0-d Tensors, NaN where there are none.
 
         Raises:
-            WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. RemoteError: the loss
-            failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm
-            it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
+            WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. With ``absorb=True``:
+            no other replica is left. RemoteError: the loss failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided,
+            and no replica could be reached to confirm it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad
+            mode is off.
 
         >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
         [tensor(4.), tensor(1.)]
@@ -336,7 +345,7 @@ class DataParallel:
         With ``shard_optimizer`` the others divide the state of the optimizer anew, at once if all of them can be reached. Remove lost replicas before
         others.
 
-        Cancelled, the replica is removed all the same, but its worker may not know.
+        A name in `lost` is taken out of there. Cancelled, the replica is removed all the same, but its worker may not know.
 
         Args:
             name: of the worker.
@@ -350,7 +359,7 @@ class DataParallel:
         """
         async with self._turn:
             coordinator = self._open()
-            await coordinator.leave(coordinator.find_removable("DataParallel", "replica", name))
+            await coordinator.leave(coordinator.lost.get(name) or coordinator.find_removable("DataParallel", "replica", name))
 
     async def add(self, name: str) -> None:
         """Take in another replica, with the state of one that is there. Its rank is the last.
@@ -408,6 +417,14 @@ def _rows_of(index: int, shard: Sequence[Any]) -> int:
         found = "nothing" if not shard else "a 0-d Tensor" if isinstance(first, TensorCore) else f"a {type(first).__name__}"
         raise ArgumentError(f"DataParallel.step: shard {index} begins with {found}; expected an array with rows along its first axis")
     return int(first.shape[0])
+
+
+def _checked_absorb(absorb: Any, names: Sequence[str]) -> bool:
+    if not isinstance(absorb, bool):
+        raise ArgumentTypeError(f"DataParallel(absorb={absorb!r}): expected True or False")
+    if absorb and len(names) == 1:
+        raise ArgumentError(f"DataParallel(absorb=True): {names[0]} is the only replica, so no other can compute its shards; name at least two")
+    return absorb
 
 
 def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:

@@ -27,7 +27,7 @@ from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatt
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from aiograd.distributed.data_parallel.sharded_optimizer import sent_stamp, stamp_of
 from aiograd.distributed.objects.adapter_worker import AdapterWorker
-from aiograd.errors import ArgumentError, DistributedError
+from aiograd.errors import ArgumentError, CollectiveError, DistributedError
 from aiograd.running.offloading import offload
 
 SUBJECT = "data-parallel replicas"
@@ -224,6 +224,16 @@ class ReplicaMember(StepMember[StepWork]):
             raise
         session.prepared(execution)
         return encode(ReplicaResult(losses, kept_for(worker.lease)))  # type: ignore[no-any-return]
+
+    async def give_up(self, step: int) -> bool:
+        """End the sums of a step that cannot succeed, since another replica is lost. `run` raises once the shards of this one are computed.
+
+        Args:
+            step: its number.
+        """
+        if self._group is not None and self._session is not None and self._session.step == step:
+            self._group.fail(CollectiveError(f"a step of {SUBJECT} was given up: a replica is lost"))
+        return True
 
     async def evaluate(self, shards: list[list[Any]]) -> list[Any]:
         """See `Replica.evaluate`; the output for each shard."""

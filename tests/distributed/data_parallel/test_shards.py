@@ -58,7 +58,7 @@ def given(module: Any, steps: int = STEPS) -> list[list[Any]]:
     return batches(steps, rows)
 
 
-def trained(name: str, size: int, *, seed: int = 1) -> Any:
+def trained(name: str, size: int) -> Any:
     """Losses, states of all replicas and the state of the optimizer after some steps of so many replicas."""
     module, arguments, options = TRAININGS[name]
 
@@ -69,18 +69,7 @@ def trained(name: str, size: int, *, seed: int = 1) -> Any:
         assert states == states[:1] * size
         return np.array(losses).tobytes(), states[0], comparable(await replicas.optimizer_state_dict())
 
-    def model(*_: Any) -> Any:
-        return module(*arguments)
-
-    class Trained(World):
-        async def drive(self, main: Callable[[World], Any]) -> Any:
-            ag.seed(seed)
-            async with self.worker("driver") as self.driver:
-                making = dist.DataParallel.create(self.driver, self.first, module, *arguments, **self.options)
-                async with await making as self.replicas:
-                    return await main(self)
-
-    return Trained(names(size), module=model, **options).simulate(main)
+    return World(names(size), module=module, arguments=arguments, **options).simulate(main)
 
 
 @pytest.mark.sim
@@ -207,13 +196,7 @@ def test_three_shards_on_a_replica_take_the_memory_of_two_more_gradients() -> No
             finally:
                 tracemalloc.stop()
 
-        class Wide(World):
-            async def drive(self, main: Callable[[World], Any]) -> Any:
-                async with self.worker("driver") as self.driver:
-                    async with await dist.DataParallel.create(self.driver, self.first, Net, 0, width, **self.options) as self.replicas:
-                        return await main(self)
-
-        found: int = Wide(names(2), **SGD).simulate(main)
+        found: int = World(names(2), arguments=(0, width), **SGD).simulate(main)
         return found
 
     one, three = peak(2), peak(6)
