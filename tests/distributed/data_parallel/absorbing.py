@@ -63,9 +63,10 @@ class AbsorbRun(SeededRun):
             "optimizer": random.choice((ag.optim.AdamW, ag.optim.SGD)),
             **options,
         }
+        self.is_sharded = self.only_kills and random.random() < 0.25
         module, arguments = random.choice(((Net, ()), (BatchNet, (0.5,))))
         names = tuple(f"w{i}" for i in range(random.randint(2, 5)))
-        self.world = World(names, module=module, arguments=arguments, seed=seed, absorb=True, **chosen)
+        self.world = World(names, module=module, arguments=arguments, seed=seed, absorb=True, shard_optimizer=self.is_sharded, **chosen)
         self.given = [batches(1, [random.randint(2, 4) for _ in range(random.randint(1, 8))], seed=number)[0] for number in range(steps)]
         #: steps that were taken, and whether that is known
         self.history: list[tuple[Any, bool]] = []
@@ -140,9 +141,19 @@ class AbsorbRun(SeededRun):
     # ---------------------------------------------------------------- trouble
 
     def may_be_killed(self, world: World) -> list[str]:
-        """Workers of which another one lives that has the state of all."""
-        living = [name for name in world.replicas.names if name not in self.dead]
+        """Workers without which the state of all is still there."""
+        living = [name for name in world.replicas.names if name not in self.dead and self.has_replica(name)]
+        if self.is_sharded and self.seen["killed"]:
+            return []
         return living if len(living) > 1 else [name for name in world.names if name not in self.dead and name not in living]
+
+    def has_replica(self, name: str) -> bool:
+        """True if a replica of the driver is on a worker, and not of one that was there before a restart."""
+        try:
+            self.world.host(name)
+        except (AssertionError, KeyError):
+            return False
+        return True
 
     def kill(self, name: str) -> None:
         self.dead.add(name)
@@ -152,7 +163,6 @@ class AbsorbRun(SeededRun):
 
     def restart(self, name: str) -> None:
         self.world.restart(name)
-        # its replica is gone: until that is noticed, it has no state of which another could begin
         self.dead.discard(name)
 
     async def trouble(self, world: World) -> None:
