@@ -20,7 +20,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aiograd.coordination.coordinator import restarted
+from aiograd.coordination.coordinator import GONE, restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import WITNESSES, StepWork
@@ -332,8 +332,12 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
                 lost = self.find(error.worker)
                 if not self.absorbs or lost is None or len(self.remotes) == 1:
                     raise
-                self._leave_out(lost)
-                self.lost[lost.owner] = lost
+                self._absorb(lost)
+
+    def _absorb(self, replica: RemoteReplica) -> None:
+        """Leave out a replica that is lost."""
+        self._leave_out(replica)
+        self.lost[replica.owner] = replica
 
     async def _attempt(self, runs: Sequence[ShardRun]) -> list[Any]:
         self._steps += 1
@@ -397,6 +401,9 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
             loads, taken = self.version
             self.version = loads, taken + 1
             self._is_ready = not failed
+            for replica, error in failed.items():
+                if self.absorbs and isinstance(error, GONE):
+                    self._absorb(replica)
             return
         unknown = self.decisions.unconfirmed()
         first = next(iter(failed.values()))
