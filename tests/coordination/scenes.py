@@ -397,7 +397,7 @@ SCENES: Mapping[str, type[Scene]] = {
     "pass": PassScene,
     "pipeline": PipelineScene,
     "replicas": ReplicaScene,
-    "absorbing replicas": AbsorbingScene,
+    "absorbing": AbsorbingScene,
     "replicated pipeline": ReplicatedPipelineScene,
     "agreement": AgreementScene,
     "gradients": GradientScene,
