@@ -1,7 +1,7 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
-The parts ``--only-seeds --cells --ablations --cancel --replicas --absorb --groups --serving --local-steps --replay`` run on virtual time; ``--proxied``
-and ``--processes`` run in real time, and want a machine that is not busy with something else.
+The parts ``--only-seeds --cells --ablations --cancel --replicas --absorb --groups --serving --local-steps --replay`` run on virtual time;
+``--proxied`` and ``--processes`` run in real time, and want a machine that is not busy with something else.
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.

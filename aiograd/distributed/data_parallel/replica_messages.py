@@ -29,7 +29,7 @@ class ReplicaOptions(WireMessage):
     bucket_bytes: Positive
     shard_optimizer: bool
     optimizer: RemoteRef
-    #: what is computed is kept until a step is committed, for the next attempt
+    #: losses and gradients are kept until a step is committed, for the next attempt
     absorb: bool
     #: None: gradients are sent as they are
     compress: CompressorForm | None = None

@@ -1,4 +1,4 @@
-"""ShardGradients: what a replica has computed for the shards of one step.
+"""ShardGradients: the losses and gradients of one replica for its shards of one step.
 
 Note [By shard]
     Gradients are added up by shard, ((shard 0 + shard 1) + shard 2) + ..., whichever replica computes them. The replica with the first shards adds
