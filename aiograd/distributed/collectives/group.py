@@ -21,8 +21,17 @@ from typing import Any, Protocol, Self
 
 from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.collectives.agreement import GroupAgreements
-from aiograd.distributed.collectives.arguments import data_of, data_of_lists, is_single
-from aiograd.distributed.collectives.operation import REDUCED_KINDS, SENDABLE_KINDS, Operation, OperationKind, check_reduction, specs_of
+from aiograd.distributed.collectives.operation import (
+    REDUCED_KINDS,
+    SENDABLE_KINDS,
+    Operation,
+    OperationKind,
+    check_reduction,
+    data_of,
+    data_of_lists,
+    is_single,
+    specs_of,
+)
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
 from aiograd.distributed.error_wire import to_wire
@@ -164,12 +173,8 @@ class Group:
             arrays: lists of arrays, of the same shapes and dtypes in every list and on every rank; of rank 0 one list.
             timeout: as of `all_reduce`.
 
-        Returns:
-            To be awaited: new arrays, the same on every rank to the bit. Cancelling makes the group fail on every member.
-
-        Raises:
-            As `all_reduce`.
-            ArgumentError: no list, several on rank 0, or lists that differ.
+        Returns, Raises:
+            As `all_reduce`. ArgumentError: no list, several on rank 0, or lists that differ.
 
         >>> two = [[np.full(1, 2.0)], [np.full(1, 3.0)]]
         >>> await asyncio.gather(groups[0].sum_in_turn([[np.full(1, 1.0)]]), groups[1].sum_in_turn(two))
