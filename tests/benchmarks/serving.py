@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
-from aiohttp import ClientSession, TCPConnector
 
 import aiograd as ag
 from aiograd import distributed as dist
@@ -53,85 +52,148 @@ def run(settings: Settings) -> Iterator[Table]:
 
 
 @contextlib.asynccontextmanager
-async def _service(side: str, rate: float, tiny: bool) -> AsyncIterator[str]:
-    """A service in a process of its own; gives its URL."""
+async def _service(side: str, rate: float, tiny: bool) -> AsyncIterator[int]:
+    """A service in a process of its own; gives its port."""
     command = (sys.executable, "-m", "tests.benchmarks.serving_sides", side, str(rate), str(int(tiny)))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env={**os.environ, **ONE_THREAD})
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("no pipes")
     try:
-        yield f"http://127.0.0.1:{json.loads(await process.stdout.readline())['port']}"
+        yield json.loads(await process.stdout.readline())["port"]
     finally:
         process.stdin.close()
         await process.wait()
 
 
-class _Client:
-    """Asks a service, and keeps latencies and the answers to one probe by version."""
+class _Connection(asyncio.Protocol):
+    """A connection of HTTP/1.1 with one request at a time. aiohttp's client takes more processor time for a request than a service for its answer."""
 
-    def __init__(self, session: ClientSession, url: str) -> None:
-        self._session, self._url = session, url
-        self.row = np.random.default_rng(7).standard_normal(FEATURES).round(4).tolist()
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._answer: asyncio.Future[bytes] | None = None
+        self._data = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, found, body = self._data.partition(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        if self._answer is None or not found or len(body) < next(int(line[15:]) for line in lines if line.startswith(b"content-length:")):
+            return
+        self._data = b""
+        if b" 200 " in lines[0]:
+            self._answer.set_result(body)
+        else:
+            self._answer.set_exception(RuntimeError(f"the service answered {head + body!r}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError("the service has closed the connection"))
+
+    async def request(self, message: bytes) -> bytes:
+        """The body of the answer to a request."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        return await self._answer
+
+    def close(self) -> None:
+        """End the connection."""
+        self._transport.close()
+
+
+def _message(method: str, path: str, body: bytes = b"") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class _Client:
+    """Asks a service, and keeps latencies and the answers to one probe by version, which are compared after each run."""
+
+    def __init__(self, connections: list[_Connection]) -> None:
+        self._connections = connections
+        self._free: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
+        for connection in connections:
+            self._free.put_nowait(connection)
+        row = np.random.default_rng(7).standard_normal(FEATURES).round(4).tolist()
+        self._request = _message("POST", "/predict", json.dumps({"x": row}).encode())
         self.latencies: list[float] = []
+        self._bodies: list[bytes] = []
         self.probes: dict[int, list[float]] = {}
         self.torn = 0
 
     async def ask(self, planned: float) -> None:
         """One request, which was planned for this moment."""
-        async with self._session.post(f"{self._url}/predict", json={"x": self.row}) as response:
-            answer = await response.json()
+        connection = await self._free.get()
+        self._bodies.append(await connection.request(self._request))
         self.latencies.append(time.perf_counter() - planned)
-        if len(answer["scores"]) != CLASSES:
-            raise RuntimeError(f"the service answered {answer}")
-        self.torn += not np.allclose(self.probes.setdefault(answer["version"], answer["scores"]), answer["scores"], rtol=1e-4, atol=1e-5)
+        self._free.put_nowait(connection)
 
     async def spent(self) -> dict[str, float]:
         """Steps of training and CPU seconds of the service so far."""
-        async with self._session.get(f"{self._url}/spent") as response:
-            return dict(await response.json())
+        connection = await self._free.get()
+        found = json.loads(await connection.request(_message("GET", "/spent")))
+        self._free.put_nowait(connection)
+        return dict(found)
 
-    async def flat_out(self, seconds: float, connections: int) -> dict[str, float]:
+    async def flat_out(self, seconds: float) -> dict[str, float]:
         """Each connection sends the next request when it has the answer."""
 
         async def connection() -> None:
             while (now := time.perf_counter()) < until:
                 await self.ask(now)
 
-        before, began = await self.spent(), time.perf_counter()
+        before, began, own = await self._begin()
         until = began + seconds
-        self.latencies.clear()
-        await asyncio.gather(*[connection() for _ in range(connections)])
-        return await self._figures(began, before)
+        await asyncio.gather(*[connection() for _ in self._connections])
+        return await self._figures(began, before, own)
 
     async def poisson(self, seconds: float, rate: float) -> dict[str, float]:
         """Requests at planned moments, however long the answers take."""
         gaps = np.random.default_rng(3).exponential(1 / rate, int(seconds * rate))
-        before, began = await self.spent(), time.perf_counter()
-        self.latencies.clear()
+        before, began, own = await self._begin()
         async with asyncio.TaskGroup() as group:
             for moment in began + np.cumsum(gaps):
                 if (rest := moment - time.perf_counter()) > 0:
                     await asyncio.sleep(rest)
                 group.create_task(self.ask(float(moment)))
-        return await self._figures(began, before)
+        return await self._figures(began, before, own)
 
-    async def _figures(self, began: float, before: dict[str, float]) -> dict[str, float]:
-        took, after = time.perf_counter() - began, await self.spent()
+    async def _begin(self) -> tuple[dict[str, float], float, float]:
+        self.latencies.clear()
+        self._bodies.clear()
+        return await self.spent(), time.perf_counter(), time.process_time()
+
+    async def _figures(self, began: float, before: dict[str, float], own: float) -> dict[str, float]:
+        took, load, after = time.perf_counter() - began, time.process_time() - own, await self.spent()
+        for body in self._bodies:
+            answer = json.loads(body)
+            if len(answer["scores"]) != CLASSES:
+                raise RuntimeError(f"the service answered {answer}")
+            probe = self.probes.setdefault(answer["version"], answer["scores"])
+            self.torn += probe != answer["scores"] and not np.allclose(probe, answer["scores"], rtol=1e-4, atol=1e-5)
         p50, p99 = (float(np.percentile(self.latencies, q)) * 1e3 for q in (50, 99))
         steps, cpu = (after["steps"] - before["steps"]) / took, 1e6 * (after["cpu"] - before["cpu"]) / len(self.latencies)
-        counts = {"torn": self.torn, "versions": len(self.probes)}
+        counts = {"torn": self.torn, "versions": len(self.probes), "load": load / took}
         return {"rate": len(self.latencies) / took, "p50": p50, "p99": p99, "steps": steps, "cpu": cpu, **counts}
 
 
 @contextlib.asynccontextmanager
 async def _client(side: str, rate: float, settings: Settings, connections: int) -> AsyncIterator[_Client]:
-    async with _service(side, rate, settings.tiny) as url, ClientSession(connector=TCPConnector(limit=connections)) as session:
-        client = _Client(session, url)
-        for count in 2 * [*range(1, connections + 1)]:  # programs of all sizes of batches are recorded, connections made
-            await asyncio.gather(*[client.ask(time.perf_counter()) for _ in range(count)])
-        await client.flat_out(0.1 if settings.tiny else 1.0, connections)
-        yield client
+    async with _service(side, rate, settings.tiny) as port:
+        loop = asyncio.get_running_loop()
+        opened = [(await loop.create_connection(_Connection, "127.0.0.1", port))[1] for _ in range(connections)]
+        try:
+            client = _Client(opened)
+            for count in 2 * [*range(1, connections + 1)]:  # programs of all sizes of batches are recorded
+                await asyncio.gather(*[client.ask(time.perf_counter()) for _ in range(count)])
+            await client.flat_out(0.1 if settings.tiny else 1.0)
+            yield client
+        finally:
+            for each in opened:
+                each.close()
 
 
 def _sides(settings: Settings) -> list[str]:
@@ -151,7 +213,7 @@ async def _flat_out(settings: Settings) -> Table:
     for _ in range(rounds):
         for side, found in runs.items():
             async with _client(side.removesuffix(FROZEN), 0 if side.endswith(FROZEN) else RATE, settings, connections) as client:
-                found.append(await client.flat_out(seconds, connections))
+                found.append(await client.flat_out(seconds))
     middle = {side: {key: statistics.median(each[key] for each in found) for key in found[0]} for side, found in runs.items()}
     for side, m in middle.items():
         counts = (f"{m[key]:.0f}" for key in ("steps", "cpu", "versions", "torn"))
@@ -177,7 +239,7 @@ async def _at_half(settings: Settings) -> Table:
     )
     side = f"{OURS}/aiohttp"
     async with _client(side, 0, settings, connections) as client:
-        rate = (await client.flat_out(seconds / 2, connections))["rate"] / 2
+        rate = (await client.flat_out(seconds / 2))["rate"] / 2
     runs: dict[str, list[dict[str, float]]] = {"frozen": [], "learning": []}
     for _ in range(rounds):
         for name, found in runs.items():
