@@ -39,8 +39,9 @@ async def copy_of_state(
 
     def copy() -> tuple[dict[str, Array], str, bool]:
         arrays = snapshot(_arrays(tensors), base, precision)
-        is_finite = all_finite(arrays, base)
-        return arrays, _digest(arrays, base), is_finite
+        if base is not None and _is_state_of(base, arrays):
+            return arrays, base.digest, base.is_finite
+        return arrays, state_digest(arrays), all_finite(arrays, base)
 
     for _ in range(MOST_COPIES):
         own = model.state_dict()
@@ -61,15 +62,17 @@ async def copy_of_state(
                 copied = 0
                 await asyncio.sleep(0)
         if counters == _counters(tensors):
-            digest = _digest(arrays, base)
+            if base is not None and _is_state_of(base, arrays):
+                return arrays, base.digest, base.is_finite
+            await asyncio.sleep(0)
+            digest = state_digest(arrays)
             await asyncio.sleep(0)
             return arrays, digest, is_finite
     return copy()
 
 
-def _digest(arrays: Mapping[str, Array], base: Version | None) -> str:
-    is_base = base is not None and all(base.state.get(path) is array for path, array in arrays.items())
-    return base.digest if base is not None and is_base else state_digest(arrays)
+def _is_state_of(version: Version, arrays: Mapping[str, Array]) -> bool:
+    return all(version.state.get(path) is array for path, array in arrays.items())
 
 
 def _arrays(tensors: Mapping[str, Any]) -> dict[str, Array]:
