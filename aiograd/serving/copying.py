@@ -34,7 +34,6 @@ async def copy_of_state(
 
     Returns the arrays by path, their digest, and True if they are finite. Raises `ArgumentError` for other paths, shapes or dtypes than the model's.
     """
-
     tensors: Mapping[str, Any] = {}
 
     def copy() -> tuple[dict[str, Array], str, bool]:
