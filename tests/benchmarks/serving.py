@@ -93,11 +93,21 @@ class _Connection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(ConnectionError("the service has closed the connection"))
 
+    @classmethod
+    async def open(cls, port: int) -> _Connection:
+        """Connect to a service on this host."""
+        return (await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port))[1]
+
     async def request(self, message: bytes) -> bytes:
         """The body of the answer to a request."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(message)
         return await self._answer
+
+    @property
+    def is_closed(self) -> bool:
+        """True where the service has closed it, as some do with idle ones."""
+        return bool(self._transport.is_closing())
 
     def close(self) -> None:
         """End the connection."""
@@ -112,31 +122,40 @@ def _message(method: str, path: str, body: bytes = b"") -> bytes:
 class _Client:
     """Asks a service, and keeps latencies and the answers to one probe by version, which are compared after each run."""
 
-    def __init__(self, connections: list[_Connection]) -> None:
-        self._connections = connections
-        self._free: asyncio.LifoQueue[_Connection] = asyncio.LifoQueue()
-        for connection in connections:
-            self._free.put_nowait(connection)
+    def __init__(self, port: int, connections: int) -> None:
+        self._port, self._count = port, connections
+        self._free: asyncio.LifoQueue[_Connection | None] = asyncio.LifoQueue()
+        for _ in range(connections):
+            self._free.put_nowait(None)
         row = np.random.default_rng(7).standard_normal(FEATURES).round(4).tolist()
-        self._request = _message("POST", "/predict", json.dumps({"x": row}).encode())
+        self._message = _message("POST", "/predict", json.dumps({"x": row}).encode())
         self.latencies: list[float] = []
         self._bodies: list[bytes] = []
         self.probes: dict[int, list[float]] = {}
         self.torn = 0
 
+    async def _request(self, message: bytes) -> bytes:
+        connection = await self._free.get()
+        if connection is None or connection.is_closed:
+            connection = await _Connection.open(self._port)
+        body = await connection.request(message)
+        self._free.put_nowait(connection)
+        return body
+
     async def ask(self, planned: float) -> None:
         """One request, which was planned for this moment."""
-        connection = await self._free.get()
-        self._bodies.append(await connection.request(self._request))
+        self._bodies.append(await self._request(self._message))
         self.latencies.append(time.perf_counter() - planned)
-        self._free.put_nowait(connection)
 
     async def spent(self) -> dict[str, float]:
         """Steps of training and CPU seconds of the service so far."""
-        connection = await self._free.get()
-        found = json.loads(await connection.request(_message("GET", "/spent")))
-        self._free.put_nowait(connection)
-        return dict(found)
+        return dict(json.loads(await self._request(_message("GET", "/spent"))))
+
+    def close(self) -> None:
+        """End the connections."""
+        while not self._free.empty():
+            if (connection := self._free.get_nowait()) is not None:
+                connection.close()
 
     async def flat_out(self, seconds: float) -> dict[str, float]:
         """Each connection sends the next request when it has the answer."""
@@ -147,7 +166,7 @@ class _Client:
 
         before, began, own = await self._begin()
         until = began + seconds
-        await asyncio.gather(*[connection() for _ in self._connections])
+        await asyncio.gather(*[connection() for _ in range(self._count)])
         return await self._figures(began, before, own)
 
     async def poisson(self, seconds: float, rate: float) -> dict[str, float]:
@@ -183,17 +202,14 @@ class _Client:
 @contextlib.asynccontextmanager
 async def _client(side: str, rate: float, settings: Settings, connections: int) -> AsyncIterator[_Client]:
     async with _service(side, rate, settings.tiny) as port:
-        loop = asyncio.get_running_loop()
-        opened = [(await loop.create_connection(_Connection, "127.0.0.1", port))[1] for _ in range(connections)]
+        client = _Client(port, connections)
         try:
-            client = _Client(opened)
             for count in 2 * [*range(1, connections + 1)]:  # programs of all sizes of batches are recorded
                 await asyncio.gather(*[client.ask(time.perf_counter()) for _ in range(count)])
             await client.flat_out(0.1 if settings.tiny else 1.0)
             yield client
         finally:
-            for each in opened:
-                each.close()
+            client.close()
 
 
 def _sides(settings: Settings) -> list[str]:
