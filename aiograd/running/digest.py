@@ -6,6 +6,7 @@ import hashlib
 import struct
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,12 +42,19 @@ def state_digest(state: Mapping[str, np.ndarray[Any, Any]]) -> str:
     """
     digest = hashlib.sha256(b"aiograd state 1\n")
     for path, array in state.items():
-        if not isinstance(path, str) or not isinstance(array, np.ndarray) or array.dtype.name not in STATE_DTYPES:
+        dtype = _name_of(array.dtype) if isinstance(array, np.ndarray) else b""
+        if not isinstance(path, str) or not dtype:
             found = f"an array of {array.dtype}" if isinstance(array, np.ndarray) else f"a {type(array).__name__}"
             raise ArgumentTypeError(f"state_digest: expected arrays of numbers by paths that are strings, found {path!r} with {found}")
-        name, dtype = path.encode("utf-8", "surrogatepass"), array.dtype.name.encode()
+        name = path.encode("utf-8", "surrogatepass")
         header = struct.pack("<QBB", len(name), len(dtype), array.ndim)
         digest.update(b"".join((header, name, dtype, struct.pack(f"<{array.ndim}Q", *array.shape))))
         is_big = array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big")
         digest.update(np.ascontiguousarray(array.byteswap() if is_big else array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype[Any]) -> bytes:
+    """The name of a dtype that a state may have, else nothing; numpy makes the name anew each time, in microseconds."""
+    return dtype.name.encode() if dtype.name in STATE_DTYPES else b""

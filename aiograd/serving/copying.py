@@ -1,9 +1,9 @@
 """Copies of a model's state while the model trains.
 
 Note [The copy]
-    Small states are copied on the loop in one section, others on the executor. There the modification counters of the Tensors are compared before
-    and after: if one moved, a step has run meanwhile and the copy is made again; after `MOST_COPIES` tries it is made on the loop. On the loop
-    other tasks get their turn between the copy, its digest and the look at its numbers, which are the longest parts (``make bench ARGS=serving``).
+    Small states are copied on the loop, with a turn for other tasks after each `TURN_BYTES` and around the digest, others on the executor. The
+    modification counters of the Tensors are compared before and after: if one moved, a step has run meanwhile and the copy is made again; after
+    `MOST_COPIES` tries it is made in one section. The look at the numbers comes right after the copy, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError
 from aiograd.nn.module import Module
 from aiograd.running.digest import state_digest
-from aiograd.serving.versions import Array, Precision, Version, all_finite, check_fits, snapshot
+from aiograd.serving.versions import Array, Precision, Version, all_finite, check_fits, copies, snapshot
 from aiograd.tensors.core import TensorCore, host_array
 
-#: bytes of a state that is copied and hashed on the event loop
-ON_LOOP_BYTES = 1 << 19
-#: copies on the executor before the copy is made on the loop
+#: bytes of a state that is copied and hashed on the event loop, and bytes that are copied there between two turns of other tasks
+ON_LOOP_BYTES, TURN_BYTES = 1 << 19, 1 << 16
+#: copies that a step may spoil before one is made in one section
 MOST_COPIES = 5
 
 
@@ -34,8 +34,9 @@ async def copy_of_state(
 
     Returns the arrays by path, their digest, and True if they are finite. Raises `ArgumentError` for other paths, shapes or dtypes than the model's.
     """
+    tensors: Mapping[str, Any] = {}
 
-    def copy(tensors: Mapping[str, Any]) -> tuple[dict[str, Array], str, bool]:
+    def copy() -> tuple[dict[str, Array], str, bool]:
         arrays = snapshot(_arrays(tensors), base, precision)
         if base is not None and _is_state_of(base, arrays):
             return arrays, base.digest, base.is_finite
@@ -43,20 +44,30 @@ async def copy_of_state(
 
     for _ in range(MOST_COPIES):
         own = model.state_dict()
-        tensors = own if state is None else {path: state[path] for path in check_fits(_arrays(state), _arrays(own))}
-        if sum(array.nbytes for array in _arrays(own).values()) <= ON_LOOP_BYTES:
-            break
+        own_arrays = _arrays(own)
+        tensors = own if state is None else {path: state[path] for path in check_fits(_arrays(state), own_arrays)}
         counters = _counters(tensors)
-        found = await current_engine().offload(lambda tensors=tensors: copy(tensors))  # type: ignore[misc]
+        if sum([array.nbytes for array in own_arrays.values()]) > ON_LOOP_BYTES:
+            found = await current_engine().offload(copy)
+            if counters == _counters(tensors):
+                return found  # type: ignore[no-any-return]
+            continue
+        arrays, is_finite, copied = dict[str, Array](), True, 0
+        for path, array in copies(_arrays(tensors), base, precision):
+            arrays[path] = array
+            is_finite = is_finite and all_finite({path: array}, base)
+            copied += array.nbytes
+            if copied >= TURN_BYTES and len(counters) == len(tensors):  # arrays have no counters
+                copied = 0
+                await asyncio.sleep(0)
         if counters == _counters(tensors):
-            return found  # type: ignore[no-any-return]
-    arrays = snapshot(_arrays(tensors), base, precision)
-    if base is not None and _is_state_of(base, arrays):
-        return arrays, base.digest, base.is_finite
-    await asyncio.sleep(0)
-    digest = state_digest(arrays)
-    await asyncio.sleep(0)
-    return arrays, digest, all_finite(arrays, base)
+            if base is not None and _is_state_of(base, arrays):
+                return arrays, base.digest, base.is_finite
+            await asyncio.sleep(0)
+            digest = state_digest(arrays)
+            await asyncio.sleep(0)
+            return arrays, digest, is_finite
+    return copy()
 
 
 def _is_state_of(version: Version, arrays: Mapping[str, Array]) -> bool:

@@ -135,7 +135,7 @@ def _words(array: Array) -> Array:
 def _encode(difference: Array) -> tuple[int, int, list[bytes]]:
     """The bytes of a gap, the number of words, and the compressed planes, in the shorter of the two forms."""
     count, size = len(difference), difference.itemsize
-    places = np.flatnonzero(difference)
+    places = np.flatnonzero(difference != 0)  # of bools it takes an eighth of the time
     gaps = np.diff(places, prepend=-1) - 1
     gap_bytes = next((width for width in (1, 2, 4) if int(gaps.max()) < 256**width), 8)
     sparse: list[bytes] = []

@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -26,6 +26,8 @@ Precision = Literal["exact", "bfloat16"]
 
 #: words that are compared or rounded at once, so that temporary arrays stay in the cache
 _CHUNK = 1 << 16
+#: words that are compared first: of an array that has changed, these differ in most cases
+_FIRST = 1 << 8
 #: differences that an error names
 _NAMED = 3
 
@@ -86,21 +88,24 @@ class Version:
         return cls(number, digest, parent, MappingProxyType(dict(state)), MappingProxyType(measured), created, nbytes, finite)
 
 
-def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> dict[str, Array]:
-    """Read-only copies of arrays in C order by path; an array with the bits of base's array of that path is base's array.
+def copies(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> Iterator[tuple[str, Array]]:
+    """Paths and read-only copies of arrays in C order, one after the other; an array with the bits of base's of that path is base's array.
 
     Paths that share one array share one copy, as tied weights do. With the precision "bfloat16", float32 arrays are rounded to the nearest
     bfloat16, ties to even, and stay float32 arrays with low 16 bits of zero.
     """
     before: Mapping[str, Array] = {} if base is None else base.state
-    copies: dict[str, Array] = {}
     copied: dict[object, Array] = {}
     for path, array in tensors.items():
         memory = (array.__array_interface__["data"][0], array.strides, array.shape, array.dtype)
         if memory not in copied:
             copied[memory] = _copy_on_write(array, before.get(path), precision)
-        copies[path] = copied[memory]
-    return copies
+        yield path, copied[memory]
+
+
+def snapshot(tensors: Mapping[str, Array], base: Version | None = None, precision: Precision = "exact") -> dict[str, Array]:
+    """All `copies`."""
+    return dict(copies(tensors, base, precision))
 
 
 def _copy_on_write(array: Array, before: Array | None, precision: Precision) -> Array:
@@ -134,25 +139,31 @@ def _same_bits(left: Array, right: Array) -> bool:
     bytes_left, bytes_right = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in (left, right))
     whole = left.nbytes & ~7
     words_left, words_right = bytes_left[:whole].view(np.uint64), bytes_right[:whole].view(np.uint64)
-    chunks = (slice(start, start + _CHUNK) for start in range(0, len(words_left), _CHUNK))
-    return np.array_equal(bytes_left[whole:], bytes_right[whole:]) and all(np.array_equal(words_left[s], words_right[s]) for s in chunks)
+    chunks = pairwise((0, _FIRST, *range(_CHUNK, len(words_left), _CHUNK), len(words_left)))
+    is_same = (bytes_left[whole:] == bytes_right[whole:]).all()
+    return bool(is_same and all((words_left[start:stop] == words_right[start:stop]).all() for start, stop in chunks))
 
 
 def all_finite(state: Mapping[str, Array], base: Version | None = None) -> bool:
     """True if a state has neither NaN nor infinity; arrays of a `base` that is finite are not looked at again."""
-    known = {id(array) for array in base.state.values()} if base is not None and base.is_finite else set[int]()
-    return all(is_finite(array) for array in state.values() if id(array) not in known)
+    known: Mapping[str, Array] = base.state if base is not None and base.is_finite else {}
+    return all(known.get(path) is array or is_finite(array) for path, array in state.items())
 
 
 def is_finite(array: Array) -> bool:
     """True if an array has neither NaN nor infinity."""
-    if array.dtype.kind in "biu" or not array.size:
+    dtype = array.dtype
+    if dtype.kind in "biu" or not array.size:
         return True
-    if array.dtype.name == "bfloat16":
-        return bool(((array.view(np.uint16) & 0x7F80) != 0x7F80).all())
-    parts = (array.real, array.imag) if array.dtype.kind == "c" else (array,)
-    with np.errstate(all="ignore"):  # a NaN among the numbers is the minimum, so no array of bools is made
-        return all(math.isfinite(part.min()) and math.isfinite(part.max()) for part in parts)
+    with np.errstate(all="ignore"):
+        if dtype.char in "fd" and array.flags.c_contiguous:
+            flat = array.reshape(-1)
+            if math.isfinite(flat.dot(flat)):  # a sum of squares is finite only if all of them are; of large numbers it may be infinite
+                return True
+        if dtype.name == "bfloat16":
+            return bool(((array.view(np.uint16) & 0x7F80) != 0x7F80).all())
+        parts = (array.real, array.imag) if dtype.kind == "c" else (array,)
+        return all(math.isfinite(part.min()) and math.isfinite(part.max()) for part in parts)  # a NaN among the numbers is the minimum
 
 
 def check_fits(state: Mapping[str, Array], template: Mapping[str, Array]) -> dict[str, Array]:

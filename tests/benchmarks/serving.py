@@ -20,7 +20,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
-from aiohttp import ClientSession, TCPConnector
 
 import aiograd as ag
 from aiograd import distributed as dist
@@ -53,85 +52,164 @@ def run(settings: Settings) -> Iterator[Table]:
 
 
 @contextlib.asynccontextmanager
-async def _service(side: str, rate: float, tiny: bool) -> AsyncIterator[str]:
-    """A service in a process of its own; gives its URL."""
+async def _service(side: str, rate: float, tiny: bool) -> AsyncIterator[int]:
+    """A service in a process of its own; gives its port."""
     command = (sys.executable, "-m", "tests.benchmarks.serving_sides", side, str(rate), str(int(tiny)))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, env={**os.environ, **ONE_THREAD})
     if process.stdin is None or process.stdout is None:
         raise RuntimeError("no pipes")
     try:
-        yield f"http://127.0.0.1:{json.loads(await process.stdout.readline())['port']}"
+        yield json.loads(await process.stdout.readline())["port"]
     finally:
         process.stdin.close()
         await process.wait()
 
 
-class _Client:
-    """Asks a service, and keeps latencies and the answers to one probe by version."""
+class _Connection(asyncio.Protocol):
+    """A connection of HTTP/1.1 with one request at a time. aiohttp's client takes more processor time for a request than a service for its answer."""
 
-    def __init__(self, session: ClientSession, url: str) -> None:
-        self._session, self._url = session, url
-        self.row = np.random.default_rng(7).standard_normal(FEATURES).round(4).tolist()
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._answer: asyncio.Future[bytes] | None = None
+        self._data = b""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, found, body = self._data.partition(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        if self._answer is None or not found or len(body) < next(int(line[15:]) for line in lines if line.startswith(b"content-length:")):
+            return
+        self._data = b""
+        if b" 200 " in lines[0]:
+            self._answer.set_result(body)
+        else:
+            self._answer.set_exception(RuntimeError(f"the service answered {head + body!r}"))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(ConnectionError("the service has closed the connection"))
+
+    @classmethod
+    async def open(cls, port: int) -> _Connection:
+        """Connect to a service on this host."""
+        return (await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port))[1]
+
+    async def request(self, message: bytes) -> bytes:
+        """The body of the answer to a request."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(message)
+        return await self._answer
+
+    @property
+    def is_closed(self) -> bool:
+        """True where the service has closed it, as some do with idle ones."""
+        return bool(self._transport.is_closing())
+
+    def close(self) -> None:
+        """End the connection."""
+        self._transport.close()
+
+
+def _message(method: str, path: str, body: bytes = b"") -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+class _Client:
+    """Asks a service, and keeps latencies and the answers to one probe by version, which are compared after each run."""
+
+    def __init__(self, port: int, connections: int) -> None:
+        self._port, self._count = port, connections
+        self._free: asyncio.LifoQueue[_Connection | None] = asyncio.LifoQueue()
+        for _ in range(connections):
+            self._free.put_nowait(None)
+        row = np.random.default_rng(7).standard_normal(FEATURES).round(4).tolist()
+        self._message = _message("POST", "/predict", json.dumps({"x": row}).encode())
         self.latencies: list[float] = []
+        self._bodies: list[bytes] = []
         self.probes: dict[int, list[float]] = {}
         self.torn = 0
 
+    async def _request(self, message: bytes) -> bytes:
+        connection = await self._free.get()
+        if connection is None or connection.is_closed:
+            connection = await _Connection.open(self._port)
+        body = await connection.request(message)
+        self._free.put_nowait(connection)
+        return body
+
     async def ask(self, planned: float) -> None:
         """One request, which was planned for this moment."""
-        async with self._session.post(f"{self._url}/predict", json={"x": self.row}) as response:
-            answer = await response.json()
+        self._bodies.append(await self._request(self._message))
         self.latencies.append(time.perf_counter() - planned)
-        if len(answer["scores"]) != CLASSES:
-            raise RuntimeError(f"the service answered {answer}")
-        self.torn += not np.allclose(self.probes.setdefault(answer["version"], answer["scores"]), answer["scores"], rtol=1e-4, atol=1e-5)
 
     async def spent(self) -> dict[str, float]:
         """Steps of training and CPU seconds of the service so far."""
-        async with self._session.get(f"{self._url}/spent") as response:
-            return dict(await response.json())
+        return dict(json.loads(await self._request(_message("GET", "/spent"))))
 
-    async def flat_out(self, seconds: float, connections: int) -> dict[str, float]:
+    def close(self) -> None:
+        """End the connections."""
+        while not self._free.empty():
+            if (connection := self._free.get_nowait()) is not None:
+                connection.close()
+
+    async def flat_out(self, seconds: float) -> dict[str, float]:
         """Each connection sends the next request when it has the answer."""
 
         async def connection() -> None:
             while (now := time.perf_counter()) < until:
                 await self.ask(now)
 
-        before, began = await self.spent(), time.perf_counter()
+        before, began, own = await self._begin()
         until = began + seconds
-        self.latencies.clear()
-        await asyncio.gather(*[connection() for _ in range(connections)])
-        return await self._figures(began, before)
+        await asyncio.gather(*[connection() for _ in range(self._count)])
+        return await self._figures(began, before, own)
 
     async def poisson(self, seconds: float, rate: float) -> dict[str, float]:
         """Requests at planned moments, however long the answers take."""
         gaps = np.random.default_rng(3).exponential(1 / rate, int(seconds * rate))
-        before, began = await self.spent(), time.perf_counter()
-        self.latencies.clear()
+        before, began, own = await self._begin()
         async with asyncio.TaskGroup() as group:
             for moment in began + np.cumsum(gaps):
                 if (rest := moment - time.perf_counter()) > 0:
                     await asyncio.sleep(rest)
                 group.create_task(self.ask(float(moment)))
-        return await self._figures(began, before)
+        return await self._figures(began, before, own)
 
-    async def _figures(self, began: float, before: dict[str, float]) -> dict[str, float]:
-        took, after = time.perf_counter() - began, await self.spent()
+    async def _begin(self) -> tuple[dict[str, float], float, float]:
+        self.latencies.clear()
+        self._bodies.clear()
+        return await self.spent(), time.perf_counter(), time.process_time()
+
+    async def _figures(self, began: float, before: dict[str, float], own: float) -> dict[str, float]:
+        took, load, after = time.perf_counter() - began, time.process_time() - own, await self.spent()
+        for body in self._bodies:
+            answer = json.loads(body)
+            if len(answer["scores"]) != CLASSES:
+                raise RuntimeError(f"the service answered {answer}")
+            probe = self.probes.setdefault(answer["version"], answer["scores"])
+            self.torn += probe != answer["scores"] and not np.allclose(probe, answer["scores"], rtol=1e-4, atol=1e-5)
         p50, p99 = (float(np.percentile(self.latencies, q)) * 1e3 for q in (50, 99))
         steps, cpu = (after["steps"] - before["steps"]) / took, 1e6 * (after["cpu"] - before["cpu"]) / len(self.latencies)
-        counts = {"torn": self.torn, "versions": len(self.probes)}
+        counts = {"torn": self.torn, "versions": len(self.probes), "load": load / took}
         return {"rate": len(self.latencies) / took, "p50": p50, "p99": p99, "steps": steps, "cpu": cpu, **counts}
 
 
 @contextlib.asynccontextmanager
 async def _client(side: str, rate: float, settings: Settings, connections: int) -> AsyncIterator[_Client]:
-    async with _service(side, rate, settings.tiny) as url, ClientSession(connector=TCPConnector(limit=connections)) as session:
-        client = _Client(session, url)
-        for count in 2 * [*range(1, connections + 1)]:  # programs of all sizes of batches are recorded, connections made
-            await asyncio.gather(*[client.ask(time.perf_counter()) for _ in range(count)])
-        await client.flat_out(0.1 if settings.tiny else 1.0, connections)
-        yield client
+    async with _service(side, rate, settings.tiny) as port:
+        client = _Client(port, connections)
+        try:
+            for count in 2 * [*range(1, connections + 1)]:  # programs of all sizes of batches are recorded
+                await asyncio.gather(*[client.ask(time.perf_counter()) for _ in range(count)])
+            await client.flat_out(0.1 if settings.tiny else 1.0)
+            yield client
+        finally:
+            client.close()
 
 
 def _sides(settings: Settings) -> list[str]:
@@ -151,7 +229,7 @@ async def _flat_out(settings: Settings) -> Table:
     for _ in range(rounds):
         for side, found in runs.items():
             async with _client(side.removesuffix(FROZEN), 0 if side.endswith(FROZEN) else RATE, settings, connections) as client:
-                found.append(await client.flat_out(seconds, connections))
+                found.append(await client.flat_out(seconds))
     middle = {side: {key: statistics.median(each[key] for each in found) for key in found[0]} for side, found in runs.items()}
     for side, m in middle.items():
         counts = (f"{m[key]:.0f}" for key in ("steps", "cpu", "versions", "torn"))
@@ -177,7 +255,7 @@ async def _at_half(settings: Settings) -> Table:
     )
     side = f"{OURS}/aiohttp"
     async with _client(side, 0, settings, connections) as client:
-        rate = (await client.flat_out(seconds / 2, connections))["rate"] / 2
+        rate = (await client.flat_out(seconds / 2))["rate"] / 2
     runs: dict[str, list[dict[str, float]]] = {"frozen": [], "learning": []}
     for _ in range(rounds):
         for name, found in runs.items():
@@ -381,11 +459,11 @@ async def _followers(settings: Settings) -> Table:
     arrays, versions, rate = settings.of(10, 1), settings.of(100, 4), 20
     table = Table(
         f"Followers of {arrays * 100_000:,} weights in bfloat16, {rate} versions/s with steps of 1e-6",
-        ["followers", "behind p50 ms", "behind p99 ms", "bytes per version, % of the model in bfloat16"],
+        ["followers", "behind p50 ms", "behind p99 ms", "bytes per version, % of the model in bfloat16", "CPU ms per version: leader", "follower"],
     )
     for count in settings.of(8, 1), settings.of(1, 1):
         found = await _behind(count, arrays, versions, rate)
-        table.add(count, f"{found['p50']:.1f}", f"{found['p99']:.1f}", f"{found['bytes']:.2f}")
+        table.add(count, f"{found['p50']:.1f}", *(f"{found[key]:.{2 if key == 'bytes' else 1}f}" for key in ("p99", "bytes", "leader", "follower")))
         if not settings.tiny:
             goal = goal_cells(found["p99"], 50.0, None)
             table.notes.append(f"{count} followers: p99 target {goal[0]}: {goal[2]}")
@@ -394,6 +472,7 @@ async def _followers(settings: Settings) -> Table:
 
 async def _behind(count: int, arrays: int, versions: int, rate: int) -> dict[str, float]:
     model, service, random = Weights(arrays), dist.Service(), np.random.default_rng(0)
+    steps = (1e-6 * random.standard_normal(200_000)).astype(np.float32)  # drawn before: drawing takes longer than all that is measured
     os.environ.setdefault("AIOGRAD_SECRET", secrets.token_hex(32))  # the followers inherit it
     names, processes = [f"follower{n}" for n in range(count)], []
     async with serving.Server(model, precision="bfloat16") as server, dist.Worker("leader", service=service) as worker:
@@ -409,13 +488,16 @@ async def _behind(count: int, arrays: int, versions: int, rate: int) -> dict[str
                         await worker.call(name, "report", True)
                         break
                     await asyncio.sleep(0.1)
+            own = time.process_time()
             for _ in range(versions):
                 due = asyncio.get_running_loop().time() + 1 / rate
                 with ag.no_grad():
                     for parameter in model.parameters():
-                        parameter.add_(ag.asarray(1e-6 * random.standard_normal(parameter.shape).astype(np.float32)))
+                        start = random.integers(0, len(steps) - parameter.shape[0])
+                        parameter.add_(ag.asarray(steps[start : start + parameter.shape[0]]))
                 await server.publish()
                 await asyncio.sleep(max(0.0, due - asyncio.get_running_loop().time()))
+            own = time.process_time() - own
             await asyncio.sleep(0.5)
             reports = [await worker.call(name, "report", False) for name in names]
         finally:
@@ -424,8 +506,10 @@ async def _behind(count: int, arrays: int, versions: int, rate: int) -> dict[str
                     process.stdin.close()
                 await process.wait()
     behind = [1e3 * each for report in reports for each in report["behind"]]
-    share = sum(report["bytes"] for report in reports) / max(1, len(behind)) / (arrays * 2e5) * 100
-    return {"p50": float(np.percentile(behind, 50)), "p99": float(np.percentile(behind, 99)), "bytes": share}
+    received = max(1, len(behind))
+    share = sum(report["bytes"] for report in reports) / received / (arrays * 2e5) * 100
+    own, follower = 1e3 * own / versions, 1e3 * sum(report["cpu"] for report in reports) / received
+    return {"p50": float(np.percentile(behind, 50)), "p99": float(np.percentile(behind, 99)), "bytes": share, "leader": own, "follower": follower}
 
 
 def _rounded(values: Any, precision: str) -> Any:

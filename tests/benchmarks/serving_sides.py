@@ -218,15 +218,16 @@ async def follow(name: str, url: str, arrays: int) -> None:
     closed = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     service = dist.Service()
     async with dist.Worker(name, service=service, peers={"leader": url}) as worker, serving.Follower(worker, "leader", Weights(arrays)) as follower:
-        ready = follower.bytes_received
+        bytes_before, cpu_before = follower.bytes_received, 0.0
 
         @service.function
         async def report(begins: bool) -> dict[str, Any]:
-            nonlocal ready
+            nonlocal bytes_before, cpu_before
             if begins:
-                ready = follower.bytes_received
+                bytes_before, cpu_before = follower.bytes_received, time.process_time()
                 follower.behind.clear()
-            return {"behind": list(follower.behind), "bytes": follower.bytes_received - ready}
+            cpu = time.process_time() - cpu_before
+            return {"behind": list(follower.behind), "bytes": follower.bytes_received - bytes_before, "cpu": cpu}
 
         await closed
 

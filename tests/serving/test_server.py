@@ -272,6 +272,42 @@ async def test_a_step_during_the_copy_is_noticed(is_given: bool, monkeypatch: py
         assert {path: array.tolist() for path, array in version.state.items()} == {"first": [2.0], "second": [2.0]}
 
 
+@pytest.mark.parametrize("steps", [1, 100])
+async def test_a_step_between_the_turns_of_a_copy_is_noticed(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks have a turn after each array; with steps in every one of them the copy is made in one section at last."""
+    from aiograd.serving import copying
+
+    monkeypatch.setattr(copying, "TURN_BYTES", 1)
+    model = Two(0.0)
+    async with serving.Server(model) as server:
+        published = asyncio.ensure_future(server.publish())
+        await asyncio.sleep(0)
+        taken = 0
+        while not published.done():
+            if taken < steps:
+                taken += 1
+                model.set(float(taken))
+            await asyncio.sleep(0)
+        first, second = (array.item() for array in published.result().state.values())
+        assert first == second and 1.0 <= first <= taken and (steps == 1 or copying.MOST_COPIES <= taken < steps)
+
+
+async def test_arrays_that_are_given_are_copied_in_one_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no counters by which a change between turns would be noticed."""
+    from aiograd.serving import copying
+
+    monkeypatch.setattr(copying, "TURN_BYTES", 1)
+    given = state(1.0)
+    async with serving.Server(Two()) as server:
+        published = asyncio.ensure_future(server.publish(given))
+        while not published.done():
+            await asyncio.sleep(0)
+            for array in given.values():
+                array += 1.0
+        found = {array.item() for array in published.result().state.values()}
+        assert len(found) == 1
+
+
 # ---------------------------------------------------------------- split and shadow
 
 

@@ -101,6 +101,15 @@ def test_bits_of_bfloat16() -> None:
     assert snapshot({"w": values[:0]}, precision="bfloat16")["w"].shape == (0,)
 
 
+@pytest.mark.parametrize("place", [0, 255, 256, 65_535, 65_536, 70_000, 140_000])
+def test_a_change_of_one_word_is_found_wherever_it_is(place: int) -> None:
+    state = {"w": np.zeros(140_001, np.float64)}
+    base = Version.of(1, snapshot(state), digest="")
+    assert snapshot(state, base)["w"] is base.state["w"]
+    state["w"][place] = -0.0
+    assert snapshot(state, base)["w"] is not base.state["w"]
+
+
 def test_bfloat16_rounds_float32_only_and_shares_with_the_base() -> None:
     state = {"w": np.full((70_000, 2), 1.001, np.float32), "x": np.array(1.001), "n": np.array(70_001)}
     base = Version.of(1, snapshot(state, None, "bfloat16"), digest="")
@@ -114,6 +123,15 @@ def test_bfloat16_rounds_float32_only_and_shares_with_the_base() -> None:
 def test_finite(array: Any) -> None:
     assert all_finite({"w": array}) is bool(np.isfinite(array).all())
     assert Version.of(1, {"w": array.copy()}, digest="").is_finite is bool(np.isfinite(array).all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_numbers_whose_squares_are_too_large_are_finite(dtype: str) -> None:
+    array = np.full((300, 300), np.finfo(dtype).max, dtype)
+    assert all_finite({"w": array}) and all_finite({"w": -array[:, ::2]})
+    for value in (np.nan, np.inf, -np.inf):
+        array[-1, -1] = value
+        assert not all_finite({"w": array}) and not all_finite({"w": array[:, ::-1]})
 
 
 def test_arrays_of_a_finite_base_are_not_looked_at() -> None:
