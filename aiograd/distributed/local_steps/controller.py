@@ -264,7 +264,7 @@ class LocalSteps:
         True
         """
         async with self._turn:
-            coordinator = self._open()
+            coordinator = await self._told()
             members = [each for each in coordinator.remotes if each.version == coordinator.base.version]
             found: dict[str, str] = {}
 
@@ -307,7 +307,7 @@ class LocalSteps:
         (0, ['weight'])
         """
         async with self._turn:
-            coordinator = self._open()
+            coordinator = await self._told()
             states = {"members": await members_of(coordinator)} if members else {}
             return checkpoint_of(coordinator) | states
 
@@ -330,7 +330,7 @@ class LocalSteps:
         0
         """
         async with self._turn, self._entering:
-            coordinator = self._open()
+            coordinator = await self._told()
             await coordinator.replace_base(*restored(coordinator, state))
             await restore_members(coordinator, state.get("members", {}))
             await coordinator.update_all()
@@ -387,6 +387,12 @@ class LocalSteps:
         async with self._turn:
             coordinator = self._open()
             coordinator.leave(coordinator.find_removable("LocalSteps", "member", name))
+
+    async def _told(self) -> RoundCoordinator:
+        """The coordinator, when the members have confirmed the last round."""
+        coordinator = self._open()
+        await coordinator.told()
+        return coordinator
 
     def _open(self) -> RoundCoordinator:
         if self._is_closed:

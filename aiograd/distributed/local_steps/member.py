@@ -9,6 +9,7 @@ Note [Order of a member's life]
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -63,6 +64,8 @@ class LocalStepsMember(StepMember[StepWork]):
 
     def __init__(self, modules: list[Any], options: dict[str, Any], worker: Any) -> None:
         super().__init__(worker)
+        #: a round is over here
+        self._settled = asyncio.Event()
         if len(modules) != 1:
             raise ArgumentError(f"a member of LocalSteps of {len(modules)} modules; expected one")
         found = parse(MemberOptions, options)
@@ -74,6 +77,10 @@ class LocalStepsMember(StepMember[StepWork]):
 
     def _others(self, session: StepSession[StepWork]) -> Iterable[Any]:
         return ()
+
+    def _ended(self, session: StepSession[StepWork]) -> None:
+        super()._ended(session)
+        self._settled.set()
 
     # ---------------------------------------------------------------- the state
 
@@ -170,6 +177,9 @@ class LocalStepsMember(StepMember[StepWork]):
         """
         training = self._training
         dealt = [parse(DealtBatch, each) for each in batches]
+        while carried is None and training.base.version < version and self._session is not None and self._session.transaction.is_prepared:
+            self._settled.clear()  # the outcome of the round is on its way
+            await self._settled.wait()
         async with training.alone():
             if carried is None and training.base.version != version:
                 raise DistributedError(f"the base on {self._worker.name} has version {training.base.version}, expected {version}")
