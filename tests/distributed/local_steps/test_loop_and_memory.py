@@ -128,7 +128,7 @@ def test_packing_and_adding_up_copy_a_model_as_often_as_they_have_to(compress: A
     random = np.random.default_rng(0)
     bases, mine = ([random.standard_normal(SIZE).astype(np.float32) for _ in range(COUNT)] for _ in range(2))
     form = PayloadForm(SPECS, compress)
-    form.pack(bases, (), compress)
+    form.unpack(make(form.pack(bases, (), compress)[0]), compress)  # compiles
     peak, left, (payload, residuals) = peak_of(lambda: form.pack((one - other for one, other in zip(bases, mine, strict=True)), (), compress))
     kept, piece = payload.nbytes / MODEL + len(residuals) / COUNT, 1 / COUNT
     assert kept <= left < kept + 0.01 and peak < kept + 3 * piece, (peak, left)
