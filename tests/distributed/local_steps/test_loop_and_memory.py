@@ -107,7 +107,7 @@ async def test_the_loop_writes_no_values_in_a_round(overlap: int, monkeypatch: p
 
 # ---------------------------------------------------------------- memory
 
-COUNT, SIZE = 8, 1 << 18
+COUNT, SIZE = 16, 1 << 17
 SPECS = {f"layer{number}": ParameterSpec((SIZE,), np.dtype(np.float32)) for number in range(COUNT)}
 MODEL = 4 * COUNT * SIZE
 
@@ -134,11 +134,11 @@ def test_packing_and_adding_up_copy_a_model_as_often_as_they_have_to(compress: A
     assert kept <= left < kept + 0.01 and peak < kept + 3 * piece, (peak, left)
     payloads, rows = [make(payload)] * 4, [1, 2, 3, 4]
     peak, left, _ = peak_of(lambda: [each.shape for each in form.sums(payloads, rows)])
-    assert left < 0.01 and peak < 7 * piece, ("sums are in float64, one after the other", peak, left)
+    assert left < 0.01 and peak < 12 * piece, ("sums are in float64, one after the other", peak, left)
     peak, left, _ = peak_of(lambda: form.means("each", payloads, rows))
-    assert left < 1.01 and peak < 1 + 7 * piece, (peak, left)
+    assert left < 1.01 and peak < 1 + 12 * piece, (peak, left)
     peak, left, _ = peak_of(lambda: form.formed(payloads, rows, ()))
-    assert peak < (1 + 8 * piece if compress is None else 0.01), ("the mean where it is shorter; payloads as they are are not added up", peak, left)
+    assert peak < (1 + 12 * piece if compress is None else 0.01), ("the mean where it is shorter; payloads as they are are not added up", peak, left)
 
 
 class Large(nn.Module):
