@@ -43,7 +43,7 @@ RESULTS = Path(__file__).with_name("frontier.jsonl")
 WINDOWS, CHARACTERS = 1024, 4_000_000
 
 TOP4, TOP8, INT4 = dist.TopK(1 / 16, bits=4), dist.TopK(1 / 8, bits=4), dist.Blockwise(4)
-HALF, THIRD = dist.TopK(1 / 2, bits=2), dist.TopK(1 / 3, bits=2)
+HALF, THIRD, THIRD4 = dist.TopK(1 / 2, bits=2), dist.TopK(1 / 3, bits=2), dist.TopK(1 / 3, bits=4)
 PLAIN: dict[str, Any] = {"lr": 1.0}
 MILD: dict[str, Any] = {"lr": 0.9, "momentum": 0.5, "nesterov": True}
 HEAVY: dict[str, Any] = {"lr": 0.9, "momentum": 0.5}
@@ -104,13 +104,17 @@ def up(steps: int, compress: dist.Compressor | None, outer: Mapping[str, Any] = 
 
 #: the order of the sweep: the promising ones first
 POINTS = (
-    both(91, INT4, STRONG),
+    both(57, HALF, FIRM),
     both(60, HALF, FIRM),
+    both(42, THIRD, FIRM),
+    both(57, HALF, {**FIRM, "momentum": 0.7}),
+    both(57, THIRD4, FIRM),
+    both(57, HALF, FIRM, rate=4e-3),
     both(91, INT4, FIRM, rate=4.5e-3),
-    both(60, HALF, STRONG),
+    both(91, INT4, STRONG),
     both(100, INT4, FIRM),
     up(30, None, FIRM),
-    both(91, INT4, FIRM, total=9000),
+    both(57, HALF, FIRM, total=9000),
     both(100, INT4),
     both(30, TOP8),
     up(100, None),
