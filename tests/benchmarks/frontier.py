@@ -178,8 +178,7 @@ async def by_local_steps(text: Text, point: Point, windows: Any) -> float:
         digests = set()
         for training in trainings:
             digests.add(training.base.stage(training.form.means(kind, answer, rows), {}))
-            training.base.commit()
-            training.exchanged(training.contribution(number))
+            training.go_on(training.contribution(number))
         assert len(digests) == 1, "members have different bases"
     first = trainings[0]
     first._reset(False)

@@ -23,39 +23,19 @@ from aiograd.coordination.member import follow
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import StepWork
 from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
+from aiograd.distributed.local_steps.member import StagedRound
 from aiograd.distributed.local_steps.remote_local_member import RemoteContribution, RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, DealtBatch, LocalResult, PreparedRound, RoundAnswer
 from aiograd.distributed.local_steps.round_record import RoundRecord
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.failures import first_of, mark_committed
 from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
-from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
 from aiograd.running.scalars import log
 from aiograd.running.types import Array
 from aiograd.transaction import Prepared
 
 RoundDecision = StepDecision[StepWork, RemoteLocalMember]
-
-
-class DecidedRound:
-    """The work of the coordinating process for a round.
-
-    Args:
-        decide: goes on to the next base.
-        tell: called after it.
-    """
-
-    #: gradients stay out of leaves
-    leaves: frozenset[AccumulateGrad] = frozenset()
-
-    def __init__(self, decide: Callable[[], None], tell: Callable[[], None]) -> None:
-        self.commit = decide
-        self._tell = tell
-
-    async def after_commit(self) -> None:
-        """Tell the program of the round."""
-        self._tell()
 
 
 class RoundCoordinator(BaseCoordinator):
@@ -326,7 +306,7 @@ class RoundCoordinator(BaseCoordinator):
             await self.abort(decision)
             self._lose_all(lost)
             return None
-        decision.prepared(DecidedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals), self._log))
+        decision.prepared(StagedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals), self._log))
         await self.commit(decision)
         return self._record
 

@@ -10,7 +10,8 @@ Note [Order of a member's life]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from aiograd.coordination.member import StepMember
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession, StepWork, kept_for
-from aiograd.distributed.local_steps.local_training import Contribution, LocalTraining
+from aiograd.distributed.local_steps.local_training import LocalTraining
 from aiograd.distributed.local_steps.round_messages import (
     ChangedBuffer,
     DealtBatch,
@@ -98,11 +99,7 @@ class LocalStepsMember(StepMember[StepWork]):
         Args:
             only_changed: True: only buffers that local steps have changed.
         """
-        training = self._training
-        if only_changed:
-            found = training.changed_buffers()
-        else:
-            found = training.buffers
+        found = self._training.changed_buffers() if only_changed else self._training.buffers
         return [encode(ChangedBuffer(path, make(values))) for path, values in found.items()]
 
     async def adopt(self, version: int, seed: list[int], buffers: list[Any], is_new: bool) -> str:
@@ -213,33 +210,28 @@ class LocalStepsMember(StepMember[StepWork]):
         except BaseException:
             session.failed()
             raise
-        session.prepared(StagedRound(training, contribution))
+        session.prepared(StagedRound(functools.partial(training.go_on, contribution)))
         return encode(PreparedRound(kept_for(self._worker.lease), digest))  # type: ignore[no-any-return]
 
 
 class StagedRound:
-    """A round of a member, up to the commit.
+    """A round of one process, up to the commit.
 
     Args:
-        training: its state.
-        contribution: of this member, in the answer; None: there is none.
+        commit: goes on to the next base.
+        tell: called after it.
     """
 
     #: gradients stay out of leaves
     leaves: frozenset[AccumulateGrad] = frozenset()
 
-    def __init__(self, training: LocalTraining, contribution: Contribution | None) -> None:
-        self._training = training
-        self._contribution = contribution
-
-    def commit(self) -> None:
-        """Go on to the next base."""
-        self._training.base.commit()
-        if self._contribution is not None:
-            self._training.exchanged(self._contribution)
+    def __init__(self, commit: Callable[[], None], tell: Callable[[], None] = lambda: None) -> None:
+        self.commit = commit
+        self._tell = tell
 
     async def after_commit(self) -> None:
-        """Nothing follows."""
+        """Tell of the round."""
+        self._tell()
 
 
 async def _stage(training: LocalTraining, answer: RoundAnswer, own: Any = None) -> str:

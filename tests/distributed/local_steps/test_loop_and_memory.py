@@ -178,8 +178,7 @@ async def test_a_member_keeps_as_many_copies_of_the_parameters_as_the_guide_says
                 await asyncio.sleep(0.05)
             last = training.contribution(number)
             training.base.stage(training.form.means("each", [last.payload], [1]), {})
-            training.base.commit()
-            training.exchanged(last)
+            training.go_on(last)
             del last
             await (computing or training.compute(number + 1, [(0, number)], is_fresh=False, carried=None, overlap=0))
             found.append(tracemalloc.get_traced_memory()[0] / size)
