@@ -1,22 +1,11 @@
-"""Local steps: the held-out loss over the bytes that members exchange, beside steps that average every gradient, and the bytes of both for real.
-
-Note [One process]
-    The members of the frontier are `LocalTraining` objects of this process, and payloads, means and outer steps are the library's. So a point has the
-    bits of a training over workers, and costs its local steps only. Bytes are `packed_size` and the measured bytes of a round of workers beyond it.
-
-Note [Equal samples]
-    Both sides read the same batches: a step of the averaged side reads the batches of one local step of all four members. The optimizer is
-    the same class with the same options, its decay included.
-"""
+"""Local steps: the bytes of rounds and of steps that average every gradient, for real, and the frontier of loss over bytes."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-import time
+import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,132 +13,32 @@ import numpy as np
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import nn
-from aiograd.distributed.local_steps.local_training import LocalTraining
 from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from tests.benchmarks.frontier import (
+    AVERAGED_BYTES,
+    INT4,
+    MEMBERS,
+    POINTS,
+    RESULTS,
+    STRONG,
+    TOP4,
+    TOP8,
+    Point,
+    Sweep,
+    round_payloads,
+    shown,
+    trained,
+)  # fmt: skip
 from tests.benchmarks.harness import Settings, Table, goal_cells, threads
-from tests.benchmarks.text_model import BATCH, DecayingAdamW, Learner, Text
 
-MEMBERS = 4
 NAMES = tuple(f"m{index}" for index in range(MEMBERS))
-#: bytes that a member sends and receives for each parameter and step where every gradient is averaged: in a ring of four 3/4 of all float32 twice
-AVERAGED_BYTES = 12
 #: the width of the layer that bytes are measured with, and the number of its parameters
 WIDTH = 500
 MEASURED = WIDTH * WIDTH + WIDTH
+#: points of a run that says whether it works
+TINY = (Point(total=4, steps=2, compress=TOP8, answer=INT4), Point(total=4, steps=2, outer=STRONG))
 SECRET = bytes(range(32))
 service = dist.Service()
-
-TOP4, TOP8, INT4 = dist.TopK(1 / 16, bits=4), dist.TopK(1 / 8, bits=4), dist.Blockwise(4)
-PLAIN: dict[str, Any] = {"lr": 1.0}
-MILD: dict[str, Any] = {"lr": 0.9, "momentum": 0.5, "nesterov": True}
-HEAVY: dict[str, Any] = {"lr": 0.9, "momentum": 0.5}
-FIRM: dict[str, Any] = {"lr": 0.9, "momentum": 0.8, "nesterov": True}
-STRONG: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One training of the frontier: `LocalSteps.create` with these arguments.
-
-    Attributes:
-        decays: the inner learning rate falls with a cosine.
-    """
-
-    steps: int
-    compress: dist.Compressor | None
-    answer: dist.Compressor | None = None
-    outer: Mapping[str, Any] = field(default_factory=lambda: MILD)
-    decays: bool = True
-
-
-#: the order of the sweep: the promising ones first
-POINTS = (
-    Point(100, INT4, INT4),
-    Point(100, INT4, INT4, FIRM),
-    Point(30, TOP8, TOP8),
-    Point(100, None),
-    Point(100, TOP8),
-    Point(100, INT4, INT4, STRONG),
-    Point(30, None),
-    Point(100, INT4, INT4, PLAIN),
-    Point(167, INT4, INT4),
-    Point(100, TOP8, TOP8),
-    Point(30, TOP4),
-    Point(30, TOP4, TOP4),
-    Point(30, dist.TopK()),
-    Point(167, INT4),
-    Point(167, TOP8),
-    Point(100, TOP4),
-    Point(100, TOP8, None, STRONG),
-    Point(100, TOP8, None, PLAIN),
-    Point(100, TOP8, None, HEAVY),
-    Point(100, INT4, INT4, MILD, decays=False),
-    Point(100, TOP8, None, MILD, decays=False),
-    Point(100, None, None, STRONG),
-    Point(167, None),
-    Point(100, dist.TopK()),
-    Point(167, TOP4),
-    Point(167, dist.TopK()),
-)
-
-
-# -------------------------------------------------------------------- the two sides
-
-
-async def held_out(module: Learner, windows: Any) -> float:
-    """The mean loss of the held-out windows."""
-    with ag.no_grad():
-        losses = [module.predictor(part).item() for part in np.array_split(windows, max(1, len(windows) // 128))]
-    return float(np.mean(losses))
-
-
-def member_of(text: Text, point: Point, total: int) -> LocalTraining:
-    """A member that has adopted its first base."""
-    module = Learner(text)
-    inner = DecayingAdamW(module.parameters(), total=total if point.decays else None)
-    holders = (SimpleNamespace(optimizer=each) for each in (inner, ag.optim.SGD(module.parameters(), **point.outer)))
-    training = LocalTraining(module, *holders, "loss", "data", None, (point.compress, point.answer))
-    training.adopt(0, (0,), {}, is_new=True)
-    return training
-
-
-async def by_local_steps(text: Text, point: Point, steps: int, windows: Any) -> tuple[float, LocalTraining]:
-    """The held-out loss after about so many local steps of each member, and a member."""
-    rounds = max(1, round(steps / point.steps))
-    trainings = [member_of(text, point, rounds * point.steps) for _ in range(MEMBERS)]
-    read = 0
-    rest: list[Any] = []
-    for number in range(rounds):
-        results = []
-        for training in trainings:
-            batches = [(0, read + index) for index in range(point.steps)]
-            results.append(await training.compute(number, batches, is_fresh=False, carried=None, overlap=0))
-            read += point.steps
-        payloads, rows = [each.payload for each in results], [each.rows for each in results]
-        kind, answer, rest = trainings[0].form.formed(payloads, rows, rest)
-        digests = set()
-        for training in trainings:
-            digests.add(training.base.stage(training.form.means(kind, answer, rows), {}))
-            training.base.commit()
-            training.exchanged(training.contribution(number))
-        assert len(digests) == 1, "members have different bases"
-    first = trainings[0]
-    first._reset(False)
-    return await held_out(first.module, windows), first
-
-
-async def by_averages(text: Text, decays: bool, steps: int, windows: Any) -> float:
-    """The held-out loss after so many steps with the mean gradient of all four batches."""
-    module = Learner(text)
-    optimizer = DecayingAdamW(module.parameters(), total=steps if decays else None)
-    training = member_of(text, Point(1, None), steps)
-    for step in range(steps):
-        indices = [index for member in range(MEMBERS) for index in training.order.indices(0, step * MEMBERS + member)]
-        loss = await module.loss(await training.loader.read(indices))
-        optimizer.zero_grad()
-        await loss.backward()
-        optimizer.step()
-    return await held_out(module, windows)
 
 
 # -------------------------------------------------------------------- bytes
@@ -282,106 +171,12 @@ def bytes_table(settings: Settings) -> tuple[Table, tuple[float, float]]:
     return table, (beyond[steps] - steps * each_step, each_step)
 
 
-def round_payloads(sizes: list[int], compress: dist.Compressor | None, answer: dist.Compressor | None) -> int:
-    """The bytes of the payloads of a round: each member sends its own, and gets the answer, or all of them, or the mean where that is shorter."""
-    whole = 4 * sum(sizes)
-    payload = whole if compress is None else sum(map(compress.packed_size, sizes))
-    return MEMBERS * (payload + (min(whole, MEMBERS * payload) if answer is None else sum(map(answer.packed_size, sizes))))
-
-
-# -------------------------------------------------------------------- the frontier
-
-
-@dataclass(slots=True)
-class Row:
-    """The results of a point.
-
-    Attributes:
-        payloads: bytes of the averaged side over bytes of the payloads.
-        ratio: the same, over all bytes of members with `MEASURED` parameters.
-        share: the loss over the loss of the averaged side.
-    """
-
-    point: Point
-    payloads: float
-    ratio: float
-    loss: float
-    share: float
-
-
-async def frontier(settings: Settings, beyond: tuple[float, float]) -> Table:
-    """The held-out loss of every point. All of a step runs on the loop: it is short, and a change of threads costs more."""
-    ag.tune_malloc()
-    text = Text.read(settings.of(4_000_000, 20_000))
-    windows = text.windows(settings.of(1024, 8))
-    steps = settings.of(3000, 4)
-    points = list(POINTS)
-    if settings.tiny:
-        points = [Point(2, TOP8, INT4), Point(2, None, None, STRONG)]
-    averages: dict[bool, float] = {}
-    rows: list[Row] = []
-    sizes: list[int] = []
-    for point in points:
-        began = time.perf_counter()
-        if point.decays not in averages:
-            averages[point.decays] = await by_averages(text, point.decays, steps, windows)
-            progress(f"mean gradients, decays={point.decays}: {averages[point.decays]:.4f}", began, settings)
-            began = time.perf_counter()
-        loss, member = await by_local_steps(text, point, steps, windows)
-        sizes = [each.size for each in member.base.arrays]
-        payloads = round_payloads(sizes, point.compress, point.answer) / MEMBERS / sum(sizes)
-        others = (beyond[0] + point.steps * beyond[1]) / MEASURED
-        gradients = point.steps * AVERAGED_BYTES
-        row = Row(point, gradients / payloads, gradients / (payloads + others), loss, loss / averages[point.decays])
-        rows.append(row)
-        progress(f"{point}: {row.payloads:.0f} x, {row.ratio:.0f} x, {loss:.4f}, {row.share:.4f}", began, settings)
-    return frontier_table(rows, averages, sum(sizes), steps)
-
-
-def frontier_table(rows: list[Row], averages: Mapping[bool, float], size: int, steps: int) -> Table:
-    """Rows by ratio; a mark for each row that no other row beats in both ratio and loss."""
-    table = Table(
-        f"Held-out loss over bytes, {MEMBERS} members, {size:,} parameters, {steps:,} steps of {BATCH} windows each",
-        ["H", "compressor", "answer", "outer optimizer", "inner rate", "DDP / payloads", "DDP / all bytes", "loss", "/ DDP", "frontier"],
-    )
-    for row in sorted(rows, key=lambda each: each.ratio):
-        outer = ", ".join(f"{name} {value}" for name, value in row.point.outer.items() if value is not True)
-        outer += ", Nesterov" if row.point.outer.get("nesterov") else ""
-        beaten = any(other.ratio >= row.ratio and other.share < row.share for other in rows)
-        cells = f"{row.payloads:,.0f}", f"{row.ratio:,.0f}", f"{row.loss:.4f}", f"{row.share:.4f}", "" if beaten else "*"
-        table.add(row.point.steps, shown(row.point.compress), shown(row.point.answer), outer, shown_rate(row.point.decays), *cells)
-    found = ", ".join(f"{loss:.4f} ({shown_rate(decays)} rate)" for decays, loss in averages.items())
-    table.notes.append(f"all bytes: with frames and heartbeats at {MEASURED:,} parameters and 0.3 s a step; DDP without either")
-    table.notes.append(f"DDP: {found}; wanted: at least 1,000 times fewer bytes at a loss of at most 1.01 times")
-    return table
-
-
-def shown(compress: dist.Compressor | None) -> str:
-    """A compressor in a cell."""
-    if isinstance(compress, dist.TopK):
-        return f"TopK(1/{1 / compress.fraction:.0f}, bits={compress.bits})"
-    return "none" if compress is None else f"Blockwise({compress.bits})"
-
-
-def shown_rate(decays: bool) -> str:
-    """The course of the inner learning rate in a cell."""
-    return "cosine" if decays else "constant"
-
-
-def progress(text: str, began: float, settings: Settings) -> None:
-    """Say on standard error how far the sweep is: it takes an hour."""
-    if not settings.tiny:
-        print(f"{text} ({time.perf_counter() - began:.0f} s)", file=sys.stderr, flush=True)
-
-
 def run(settings: Settings) -> Iterator[Table]:
-    """Bytes, and the frontier."""
+    """Bytes, and the frontier. The sweep goes on where it was stopped, and takes hours."""
     with threads(1):
         table, beyond = bytes_table(settings)
-        yield table
-        yield ag.run(_on_the_loop(settings, beyond))
-
-
-async def _on_the_loop(settings: Settings, beyond: tuple[float, float]) -> Table:
-    async with ag.Engine(inline_ns=1e9):
-        return await frontier(settings, beyond)
+    yield table
+    with tempfile.TemporaryDirectory() as folder:
+        sweep, points = (Sweep(Path(folder) / "points.jsonl", 20_000, 8), TINY) if settings.tiny else (Sweep(RESULTS), POINTS)
+        trained(sweep, points)
+    yield sweep.table(points, beyond, MEASURED)

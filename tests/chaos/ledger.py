@@ -22,16 +22,86 @@ ROOT = Path(__file__).parents[2]
 NOTHING: Mapping[str, int] = {}
 
 
-class Ledger:
-    """The pieces of one run. A piece is a value that JSON has, or a tuple of such.
+class LineFile:
+    """The pieces of one run, with a line for each that is done; see Note [A line for each piece]. A piece is a value that JSON has.
+
+    Args:
+        path: of the file; made, with its folder, if it is not there.
+        head: the run, by name: values that JSON has.
+
+    Attributes:
+        path: the file.
+        lines: dicts with the name ``piece``, in the order of the file.
+
+    Raises:
+        ArgumentError: the file has pieces of a run with another head, or a line in the midst of it is damaged.
+    """
+
+    def __init__(self, path: Path, head: Mapping[str, Any]) -> None:
+        self.path = path
+        self.lines: list[dict[str, Any]] = []
+        self._done: set[str] = set()
+        expected = json.loads(json.dumps(head))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        lines = self._read()
+        if lines:
+            self._compare(json.loads(lines[0]), expected)
+            for line in lines[1:]:
+                self._add(json.loads(line))
+        else:
+            self._write(expected)
+
+    def todo(self, pieces: Iterable[Any]) -> list[Any]:
+        """The pieces that are not done, in their order."""
+        return [piece for piece in pieces if json.dumps(piece) not in self._done]
+
+    def add(self, line: dict[str, Any]) -> None:
+        """The piece of a line is done; the line is on the disk when this returns. It is ignored if the piece is done already."""
+        if json.dumps(line["piece"]) not in self._done:
+            self._write(line)
+            self._add(line)
+
+    def _read(self) -> list[bytes]:
+        """Whole lines; the file is cut behind them."""
+        try:
+            found = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        *lines, torn = found.split(b"\n")
+        if torn:
+            os.truncate(self.path, len(found) - len(torn))
+        for number, line in enumerate(lines, 1):
+            try:
+                json.loads(line)
+            except ValueError:
+                raise ArgumentError(f"{self.path}: line {number} of {len(lines)} is damaged; remove the file to begin again") from None
+        return lines
+
+    def _write(self, line: Any) -> None:
+        with self.path.open("ab") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _compare(self, found: Any, expected: dict[str, Any]) -> None:
+        for name, value in expected.items():
+            if found.get(name) != value:
+                raise ArgumentError(f"{self.path} has pieces of a run whose {name} is {found.get(name)}, expected {value}; choose another folder")
+
+    def _add(self, line: dict[str, Any]) -> None:
+        self.lines.append(line)
+        self._done.add(json.dumps(line["piece"]))
+
+
+class Ledger(LineFile):
+    """The pieces of one run of chaos, and what came of them.
 
     Args:
         folder: where ``pieces.jsonl`` lies; made if it is not there.
         size: how much of everything the whole run is, a value that JSON has.
 
     Attributes:
-        path: the file.
-        commit: the commit that it names.
+        commit: the commit that the file names.
         lines: for each piece that is done the arguments of `done`, in the order of the file.
 
     Raises:
@@ -39,23 +109,8 @@ class Ledger:
     """
 
     def __init__(self, folder: Path | str, size: Any) -> None:
-        self.path = Path(folder) / "pieces.jsonl"
-        self.commit = _commit()
-        self.lines: list[dict[str, Any]] = []
-        self._done: set[str] = set()
-        head = {"size": json.loads(json.dumps(size)), "commit": self.commit}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        lines = self._read()
-        if lines:
-            self._compare(json.loads(lines[0]), head)
-            for line in lines[1:]:
-                self._add(json.loads(line))
-        else:
-            self._write(head)
-
-    def todo(self, pieces: Iterable[Any]) -> list[Any]:
-        """The pieces that are not done, in their order."""
-        return [piece for piece in pieces if json.dumps(piece) not in self._done]
+        self.commit = current_commit()
+        super().__init__(Path(folder) / "pieces.jsonl", {"size": size, "commit": self.commit})
 
     def done(
         self, piece: Any, *, runs: int, failures: Sequence[str] = (), virtual: float = 0.0, real: float = 0.0, coverage: Mapping[str, int] = NOTHING
@@ -69,11 +124,7 @@ class Ledger:
             virtual, real: seconds.
             coverage: counts under names.
         """
-        if json.dumps(piece) in self._done:
-            return
-        line = {"piece": piece, "runs": runs, "failures": [*failures], "virtual": virtual, "real": real, "coverage": {**coverage}}
-        self._write(line)
-        self._add(line)
+        self.add({"piece": piece, "runs": runs, "failures": [*failures], "virtual": virtual, "real": real, "coverage": {**coverage}})
 
     @property
     def runs(self) -> int:
@@ -98,41 +149,6 @@ class Ledger:
         """Virtual seconds for one real second; 0 where there is none."""
         return ratio(self.lines)
 
-    # ---- the file
-
-    def _read(self) -> list[bytes]:
-        """Whole lines; the file is cut behind them."""
-        try:
-            found = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
-        *lines, torn = found.split(b"\n")
-        if torn:
-            os.truncate(self.path, len(found) - len(torn))
-        for number, line in enumerate(lines, 1):
-            try:
-                json.loads(line)
-            except ValueError:
-                raise ArgumentError(f"{self.path}: line {number} of {len(lines)} is damaged; remove the file to begin again") from None
-        return lines
-
-    def _write(self, line: Any) -> None:
-        with self.path.open("ab") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _compare(self, found: Any, expected: Any) -> None:
-        for name in ("size", "commit"):
-            if found.get(name) != expected[name]:
-                raise ArgumentError(
-                    f"{self.path} has pieces of a run whose {name} is {found.get(name)}, expected {expected[name]}; choose another folder"
-                )
-
-    def _add(self, line: dict[str, Any]) -> None:
-        self.lines.append(line)
-        self._done.add(json.dumps(line["piece"]))
-
 
 def ratio(lines: Iterable[Mapping[str, Any]]) -> float:
     """Virtual seconds of some pieces for one real second; 0 where there is none."""
@@ -140,7 +156,7 @@ def ratio(lines: Iterable[Mapping[str, Any]]) -> float:
     return virtual / real if real else 0.0
 
 
-def _commit() -> str:
+def current_commit() -> str:
     """The commit of the working tree, with a mark if it has changes; empty where git does not tell."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

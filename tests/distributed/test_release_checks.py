@@ -62,7 +62,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path, monkeypatch: pytest.
     carry_out(Ledger(tmp_path, 7))
     with pytest.raises(ArgumentError, match="whose size is 7, expected 8"):
         Ledger(tmp_path, 8)
-    monkeypatch.setattr(ledger, "_commit", lambda: "another")
+    monkeypatch.setattr(ledger, "current_commit", lambda: "another")
     with pytest.raises(ArgumentError, match="whose commit is .*expected another"):
         Ledger(tmp_path, 7)
 

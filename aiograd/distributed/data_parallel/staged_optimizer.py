@@ -111,3 +111,10 @@ class StagedOptimizer:
             inplace.write(parameter, self._copies[index]._data)
             self._versions[index] = counter_of(parameter)[0]
         self.current, self._next = self._next, self.current
+
+    def swap(self) -> None:
+        """As `commit`, for parameters whose memory nothing else uses: they change places with their copies, which copies no values."""
+        for index in self._updated:
+            parameter, mine = self._parameters[index], self._copies[index]
+            parameter._data, mine._data = mine._data, parameter._data
+        self.current, self._next = self._next, self.current

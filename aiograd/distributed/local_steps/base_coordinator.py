@@ -76,6 +76,11 @@ class TrainingOptions:
     seed: tuple[int, ...]
 
 
+def copies(values: Mapping[str, Array], state: Any) -> tuple[dict[str, Array], Any]:
+    """Copies of arrays by path, and of the state of an optimizer. May run on any thread."""
+    return {path: each.copy() for path, each in values.items()}, plain(state)
+
+
 @contextlib.contextmanager
 def _reaching(remote: RemoteLocalMember) -> Iterator[None]:
     """Requests to a member within the block raise a WorkerLostError if they get no answer, for any reason."""
@@ -237,9 +242,10 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
             is_new: nothing of the member's own state is kept.
             is_made: it has just been made, so it probably has the base before the first round.
         """
-        version, digest = self.base.version, self.digest
-        values = {path: each.copy() for path, each in self.base.values().items()}
-        optimizer = plain(self.base.outer.state_dict())
+        version = -1
+        while version != self.base.version:  # copied on a thread, while rounds are committed
+            version, digest = self.base.version, self.digest
+            values, optimizer = await offload(copies, self.base.values(), self.base.outer.state_dict())
         buffers = [encode(ChangedBuffer(path, make(values[path]))) for path in self.base.buffers]
         state = {path: values[mine] for path, mine in self.outline.state.items()}
         seconds = self.seconds_for(2 * self.form.size)

@@ -73,8 +73,8 @@ class BaseState:
         return state_digest(values | self._next_buffers)
 
     def commit(self) -> None:
-        """Go on to the state that was staged last."""
-        self._outer.commit()
+        """Go on to the state that was staged last. No values are copied: arrays of before may be written to by the next `stage`."""
+        self._outer.swap()
         self.buffers = self._next_buffers
         self.version += 1
 

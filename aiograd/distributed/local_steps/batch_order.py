@@ -7,6 +7,7 @@ Note [The order of an epoch]
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -79,19 +80,12 @@ def order_of(loader: Any, what: str) -> BatchOrder:
         raise ArgumentError(f"{what} returned a loader with no batch in an epoch ({len(loader.source)} examples)")
     generator = json.dumps((loader.generator or default_generator()).state_dict()) if loader.shuffle else ""
     order = BatchOrder(
-        LoaderOutline(
-            examples=len(loader.source),
-            batches=len(loader),
-            batch_size=loader.batch_size or 0,
-            drop_last=loader.drop_last,
-            generator=generator,
-            sampler="",
-        ),
+        LoaderOutline(len(loader.source), len(loader), loader.batch_size or 0, loader.drop_last, generator, ""),
         None if sampler is None else lambda: _sampled(sampler, what, len(loader)),
     )
     if sampler is not None:
         first = (order.indices(0, number) for number in range(len(loader)))
-        order.outline = LoaderOutline(**{name: getattr(order.outline, name) for name in order.outline.form.names} | {"sampler": _digest(first)})
+        order.outline = dataclasses.replace(order.outline, sampler=_digest(first))
     return order
 
 

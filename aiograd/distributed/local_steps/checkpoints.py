@@ -9,14 +9,15 @@ import numpy as np
 
 from aiograd.coordination.message_form import encode, parse
 from aiograd.data.ledger import BatchLedger, BatchPlace
+from aiograd.distributed.local_steps.base_coordinator import copies
 from aiograd.distributed.local_steps.base_state import BaseState
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.remote_local_member import RemoteContribution
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, LocalResult, MemberProgress
 from aiograd.distributed.messages.library import LoadModule, ReadModule, ReadOptimizer
-from aiograd.distributed.objects.object_server import plain
 from aiograd.distributed.objects.parameter_stream import fetch, store, store_optimizer
 from aiograd.errors import ArgumentError, ModeError
+from aiograd.running.offloading import offload
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 
@@ -24,8 +25,8 @@ from aiograd.tensors.core import TensorCore, make
 PARTS = ("version", "seed", "parameters", "buffers", "outer", "answer", "data", "order")
 
 
-def checkpoint_of(coordinator: RoundCoordinator) -> dict[str, Any]:
-    """The checkpoint of a training.
+async def checkpoint_of(coordinator: RoundCoordinator) -> dict[str, Any]:
+    """The checkpoint of a training, of which no round is under way.
 
     Args:
         coordinator: of the training.
@@ -34,14 +35,19 @@ def checkpoint_of(coordinator: RoundCoordinator) -> dict[str, Any]:
         Copies of arrays as Tensors, numbers, texts, and dicts and lists of them.
     """
     base, loader = coordinator.base, coordinator.outline.loader
+    residuals = {path: each for path, each in zip(base.trained, coordinator.residuals, strict=False) if each is not None}
+    data, seed = coordinator.ledger.state_dict(), list(coordinator.seed)
+    values, outer = await offload(copies, base.values(), base.outer.state_dict())
+    answer, _ = await offload(copies, residuals, None)
+    tensors = {path: make(each) for path, each in values.items()}
     return {
         "version": base.version,
-        "seed": list(coordinator.seed),
-        "parameters": {path: make(each._data.copy()) for path, each in base.parameters.items()},
-        "buffers": {path: make(values.copy()) for path, values in base.buffers.items()},
-        "outer": {name: _by_text(value) for name, value in plain(base.outer.state_dict()).items()},
-        "answer": {path: make(each.copy()) for path, each in zip(base.trained, coordinator.residuals, strict=False) if each is not None},
-        "data": coordinator.ledger.state_dict(),
+        "seed": seed,
+        "parameters": {path: tensors[path] for path in base.parameters},
+        "buffers": {path: tensors[path] for path in base.buffers},
+        "outer": {name: _by_text(value) for name, value in outer.items()},
+        "answer": {path: make(each) for path, each in answer.items()},
+        "data": data,
         "order": {name: getattr(loader, name) for name in loader.form.names},
     }
 

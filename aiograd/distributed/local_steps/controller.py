@@ -12,7 +12,7 @@ from aiograd.coordination.compressed_pass import checked_compressor
 from aiograd.coordination.compression import Compressor, TopK
 from aiograd.coordination.message_form import parse
 from aiograd.distributed.data_parallel.controller_arguments import checked_count, checked_method, checked_workers, name_of_optimizer
-from aiograd.distributed.local_steps.base_coordinator import TrainingOptions
+from aiograd.distributed.local_steps.base_coordinator import TrainingOptions, copies
 from aiograd.distributed.local_steps.checkpoints import checkpoint_of, members_of, restore_members, restored
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.remote_local_member import RemoteLocalMember
@@ -26,6 +26,7 @@ from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, EngineClosedError, ModeError
 from aiograd.running import tracing
 from aiograd.running.modes import current_mode
+from aiograd.running.offloading import offload
 from aiograd.running.random import forked_seed
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import checked_norm
@@ -264,7 +265,7 @@ class LocalSteps:
         True
         """
         async with self._turn:
-            coordinator = self._open()
+            coordinator = await self._told()
             members = [each for each in coordinator.remotes if each.version == coordinator.base.version]
             found: dict[str, str] = {}
 
@@ -287,8 +288,9 @@ class LocalSteps:
         """
         async with self._turn:
             coordinator = self._open()
-            values = coordinator.base.values()
-            return {path: make(values[mine].copy()) for path, mine in coordinator.outline.state.items()}
+            paths, values = coordinator.outline.state, coordinator.base.values()
+            found, _ = await offload(copies, {path: values[mine] for path, mine in paths.items()}, None)
+            return {path: make(each) for path, each in found.items()}
 
     async def checkpoint(self, members: bool = False) -> dict[str, Any]:
         """A copy of the state that all members share: base, buffers, outer optimizer, and the place in the data. Cancelling changes nothing.
@@ -307,9 +309,9 @@ class LocalSteps:
         (0, ['weight'])
         """
         async with self._turn:
-            coordinator = self._open()
+            coordinator = await self._told()
             states = {"members": await members_of(coordinator)} if members else {}
-            return checkpoint_of(coordinator) | states
+            return await checkpoint_of(coordinator) | states
 
     async def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint: all members begin at its base and read the batches that it has not read.
@@ -330,7 +332,7 @@ class LocalSteps:
         0
         """
         async with self._turn, self._entering:
-            coordinator = self._open()
+            coordinator = await self._told()
             await coordinator.replace_base(*restored(coordinator, state))
             await restore_members(coordinator, state.get("members", {}))
             await coordinator.update_all()
@@ -387,6 +389,12 @@ class LocalSteps:
         async with self._turn:
             coordinator = self._open()
             coordinator.leave(coordinator.find_removable("LocalSteps", "member", name))
+
+    async def _told(self) -> RoundCoordinator:
+        """The coordinator, when the members have confirmed the last round."""
+        coordinator = self._open()
+        await coordinator.told()
+        return coordinator
 
     def _open(self) -> RoundCoordinator:
         if self._is_closed:

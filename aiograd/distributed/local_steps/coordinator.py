@@ -6,6 +6,9 @@ Note [A round]
     results, since these wait here and on the members until a round has them. Its batches go back, and are dealt before all others. A member that is
     lost after the decision counted. A member that was not asked to prepare a round gets its answer later, before it computes or prepares again.
 
+    Once it is decided, a round is over for the program. Its members are told so together with their next batches, which saves a round trip: a member
+    computes when it has committed.
+
     With overlap the exchange of the last results runs beside the next computations, which wait for it after so many local steps.
 """
 
@@ -20,38 +23,19 @@ from aiograd.coordination.member import follow
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import StepWork
 from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
+from aiograd.distributed.local_steps.member import StagedRound
 from aiograd.distributed.local_steps.remote_local_member import RemoteContribution, RemoteLocalMember
 from aiograd.distributed.local_steps.round_messages import ChangedBuffer, DealtBatch, LocalResult, PreparedRound, RoundAnswer
 from aiograd.distributed.local_steps.round_record import RoundRecord
+from aiograd.engine.run import current_engine
 from aiograd.engine.run.failures import first_of, mark_committed
 from aiograd.errors import DistributedError, ProtocolError, QuorumError, WorkerLostError
-from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
 from aiograd.running.scalars import log
 from aiograd.running.types import Array
 from aiograd.transaction import Prepared
 
 RoundDecision = StepDecision[StepWork, RemoteLocalMember]
-
-
-class DecidedRound:
-    """The work of the coordinating process for a round.
-
-    Args:
-        decide: goes on to the next base.
-        tell: called after it.
-    """
-
-    #: gradients stay out of leaves
-    leaves: frozenset[AccumulateGrad] = frozenset()
-
-    def __init__(self, decide: Callable[[], None], tell: Callable[[], None]) -> None:
-        self.commit = decide
-        self._tell = tell
-
-    async def after_commit(self) -> None:
-        """Tell the program of the round."""
-        self._tell()
 
 
 class RoundCoordinator(BaseCoordinator):
@@ -66,6 +50,8 @@ class RoundCoordinator(BaseCoordinator):
     #: the time of the loop up to which `figures` have the time of members
     _counted_to = 0.0
     _record: RoundRecord | None = None
+    #: tells the members of the last round that it is committed
+    _telling: asyncio.Task[None] | None = None
 
     async def round(self, before: int | None) -> RoundRecord | None:
         """Take a round.
@@ -161,6 +147,10 @@ class RoundCoordinator(BaseCoordinator):
             member.can_carry, member.is_fresh = True, False
         except WorkerLostError as error:
             self.lose(member, error)
+        except Exception:
+            await self.told()  # a member that has not gone on to the base is lost, whatever it says
+            if member in self.remotes:
+                raise
 
     async def _gather(self, *, raises: bool = True) -> None:
         """Wait until the results of a round are there.
@@ -255,6 +245,7 @@ class RoundCoordinator(BaseCoordinator):
     async def _exchange(self) -> RoundRecord | None:
         """Take the results that are there into a round; None: no result is left."""
         while True:
+            await self.told()
             self._check_quorum()
             if not self.decisions.are_acknowledged:
                 for member, error in (await self.decisions.attempt()).items():
@@ -315,7 +306,7 @@ class RoundCoordinator(BaseCoordinator):
             await self.abort(decision)
             self._lose_all(lost)
             return None
-        decision.prepared(DecidedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals), self._log))
+        decision.prepared(StagedRound(lambda: self._decided(members, contributors, answer, sent, digest, residuals), self._log))
         await self.commit(decision)
         return self._record
 
@@ -377,14 +368,25 @@ class RoundCoordinator(BaseCoordinator):
         return RoundRecord(self.base.version, self.ledger.first.epoch, (), (), (), {}, {}, {}, {})
 
     async def commit(self, decision: RoundDecision) -> None:
-        """Commit a prepared round on every member. Cancelling does not stop it once it has begun. Members that do not confirm it are lost."""
+        """Commit a prepared round here, which decides it. The members are told beside what follows; see `told`."""
         after_commit = await self._decide(decision)
-        try:
-            self._lose_all(list((await self._to_its_end(self.decisions.attempt(decision.step))).items()))
-        except BaseException as error:
-            mark_committed(error)
-            raise
+        self._telling = asyncio.get_running_loop().create_task(self._tell_members(decision), name="aiograd:local steps:commit")
         await follow(after_commit)
+
+    async def _tell_members(self, decision: RoundDecision) -> None:
+        self._lose_all(list((await self.decisions.attempt(decision.step)).items()))
+
+    async def told(self) -> None:
+        """Wait until the members have confirmed the last round; members that do not are lost. Cancelling does not stop that."""
+        if self._telling is not None:
+            await asyncio.shield(self._telling)
+
+    async def aclose(self) -> None:
+        """See `BaseCoordinator.aclose`; the last round is told before."""
+        if self._telling is not None:
+            await asyncio.wait([self._telling], timeout=current_engine().cancel_grace)
+        await self._end(self._telling)
+        await super().aclose()
 
     def _log(self) -> None:
         """Log the loss and the figures of the round, for the dashboard and ``/metrics``."""

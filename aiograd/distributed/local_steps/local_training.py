@@ -221,10 +221,12 @@ class LocalTraining(LossModule):
             raise DistributedError(f"the contribution {number} to a round is not here any more")
         return last
 
-    def exchanged(self, contribution: Contribution) -> None:
-        """A contribution is in a round that is committed."""
-        self._residuals = contribution.residuals
-        contribution.exchanged.set()
+    def go_on(self, contribution: Contribution | None) -> None:
+        """Go on to the base that is staged, of a round that has the contribution, or none."""
+        self.base.commit()
+        if contribution is not None:
+            self._residuals = contribution.residuals
+            contribution.exchanged.set()
 
     def _reset(self, is_fresh: bool) -> None:
         """Begin at the base."""

@@ -9,7 +9,9 @@ Note [Order of a member's life]
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from aiograd.coordination.member import StepMember
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession, StepWork, kept_for
-from aiograd.distributed.local_steps.local_training import Contribution, LocalTraining
+from aiograd.distributed.local_steps.local_training import LocalTraining
 from aiograd.distributed.local_steps.round_messages import (
     ChangedBuffer,
     DealtBatch,
@@ -63,6 +65,8 @@ class LocalStepsMember(StepMember[StepWork]):
 
     def __init__(self, modules: list[Any], options: dict[str, Any], worker: Any) -> None:
         super().__init__(worker)
+        #: a round is over here
+        self._settled = asyncio.Event()
         if len(modules) != 1:
             raise ArgumentError(f"a member of LocalSteps of {len(modules)} modules; expected one")
         found = parse(MemberOptions, options)
@@ -74,6 +78,10 @@ class LocalStepsMember(StepMember[StepWork]):
 
     def _others(self, session: StepSession[StepWork]) -> Iterable[Any]:
         return ()
+
+    def _ended(self, session: StepSession[StepWork]) -> None:
+        super()._ended(session)
+        self._settled.set()
 
     # ---------------------------------------------------------------- the state
 
@@ -91,11 +99,7 @@ class LocalStepsMember(StepMember[StepWork]):
         Args:
             only_changed: True: only buffers that local steps have changed.
         """
-        training = self._training
-        if only_changed:
-            found = training.changed_buffers()
-        else:
-            found = training.buffers
+        found = self._training.changed_buffers() if only_changed else self._training.buffers
         return [encode(ChangedBuffer(path, make(values))) for path, values in found.items()]
 
     async def adopt(self, version: int, seed: list[int], buffers: list[Any], is_new: bool) -> str:
@@ -170,6 +174,9 @@ class LocalStepsMember(StepMember[StepWork]):
         """
         training = self._training
         dealt = [parse(DealtBatch, each) for each in batches]
+        while carried is None and training.base.version < version and self._session is not None and self._session.transaction.is_prepared:
+            self._settled.clear()  # the outcome of the round is on its way
+            await self._settled.wait()
         async with training.alone():
             if carried is None and training.base.version != version:
                 raise DistributedError(f"the base on {self._worker.name} has version {training.base.version}, expected {version}")
@@ -203,33 +210,28 @@ class LocalStepsMember(StepMember[StepWork]):
         except BaseException:
             session.failed()
             raise
-        session.prepared(StagedRound(training, contribution))
+        session.prepared(StagedRound(functools.partial(training.go_on, contribution)))
         return encode(PreparedRound(kept_for(self._worker.lease), digest))  # type: ignore[no-any-return]
 
 
 class StagedRound:
-    """A round of a member, up to the commit.
+    """A round of one process, up to the commit.
 
     Args:
-        training: its state.
-        contribution: of this member, in the answer; None: there is none.
+        commit: goes on to the next base.
+        tell: called after it.
     """
 
     #: gradients stay out of leaves
     leaves: frozenset[AccumulateGrad] = frozenset()
 
-    def __init__(self, training: LocalTraining, contribution: Contribution | None) -> None:
-        self._training = training
-        self._contribution = contribution
-
-    def commit(self) -> None:
-        """Go on to the next base."""
-        self._training.base.commit()
-        if self._contribution is not None:
-            self._training.exchanged(self._contribution)
+    def __init__(self, commit: Callable[[], None], tell: Callable[[], None] = lambda: None) -> None:
+        self.commit = commit
+        self._tell = tell
 
     async def after_commit(self) -> None:
-        """Nothing follows."""
+        """Tell of the round."""
+        self._tell()
 
 
 async def _stage(training: LocalTraining, answer: RoundAnswer, own: Any = None) -> str:

@@ -114,18 +114,21 @@ class PayloadForm:
 
     # ---------------------------------------------------------------- means
 
-    def total(self, payloads: Sequence[Any], rows: Sequence[int]) -> list[Array]:
-        """The weighted sum by parameter, in float64; see Note [The same mean everywhere]."""
-        total: list[Any] = [None] * len(self._specs)
-        for payload, count in zip(payloads, rows, strict=True):
-            for index, value in enumerate(self._unpacked(payload, self.compress)):  # one at a time
-                term = np.asarray(value.astype(np.float64) * count)
-                total[index] = term if total[index] is None else np.add(total[index], term, out=total[index])
-        return total
+    def sums(self, payloads: Sequence[Any], rows: Sequence[int]) -> Iterator[Array]:
+        """The weighted sums in float64, one parameter after the other; see Note [The same mean everywhere]."""
+        unpacked = [self._unpacked(payload, self.compress) for payload in payloads]
+        for _ in self._specs:
+            total: Any = None
+            term: Any = None
+            for values, count in zip(unpacked, rows, strict=True):  # one at a time
+                term = np.asarray(np.multiply(next(values), np.float64(count), out=term, dtype=np.float64))
+                total, term = (term, None) if total is None else (np.add(total, term, out=total), term)
+            term = None
+            yield total
 
-    def divided(self, total: Sequence[Array], rows: Sequence[int]) -> list[Array]:
+    def _divided(self, sums: Iterable[Array], rows: Sequence[int]) -> Iterator[Array]:
         """The means of weighted sums."""
-        return [np.asarray(each / sum(rows), spec.dtype) for each, spec in zip(total, self._specs.values(), strict=True)]
+        return (np.asarray(each / sum(rows), spec.dtype) for each, spec in zip(sums, self._specs.values(), strict=True))
 
     def formed(self, payloads: Sequence[Any], rows: Sequence[int], residuals: Residuals) -> tuple[str, list[Any], list[Array | None]]:
         """The kind and the payloads of an answer, and the new residuals of the compressor of answers.
@@ -134,13 +137,12 @@ class PayloadForm:
             payloads, rows: of the contributors.
             residuals: of the answer before.
         """
-        total = self.total(payloads, rows)
         if self.answer is not None:
-            payload, rest = self.pack(total, residuals, self.answer)
+            payload, rest = self.pack(self.sums(payloads, rows), residuals, self.answer)
             return "sum", [make(payload)], rest
         if sum(each._data.nbytes for each in payloads) <= self.size:
             return "each", list(payloads), []
-        return "mean", [make(self.pack(self.divided(total, rows))[0])], []
+        return "mean", [make(self.pack(self._divided(self.sums(payloads, rows), rows))[0])], []
 
     def means(self, kind: str, payloads: Sequence[Any], rows: Sequence[int]) -> list[Array]:
         """The means of an answer.
@@ -152,5 +154,5 @@ class PayloadForm:
             raise ProtocolError(f"the answer of a round has {len(payloads)} payloads ({kind}) of {len(rows)} contributors", code="local-steps")
         if kind == "mean":
             return self.unpack(payloads[0])
-        total = self.unpack(payloads[0], self.answer, np.float64) if kind == "sum" else self.total(payloads, rows)
-        return self.divided(total, rows)
+        sums = self._unpacked(payloads[0], self.answer, np.float64) if kind == "sum" else self.sums(payloads, rows)
+        return list(self._divided(sums, rows))

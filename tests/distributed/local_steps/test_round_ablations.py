@@ -13,7 +13,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.local_steps.base_coordinator import BaseCoordinator
 from aiograd.distributed.local_steps.coordinator import RoundCoordinator
 from aiograd.distributed.local_steps.local_training import LocalTraining
-from aiograd.distributed.local_steps.member import LocalStepsMember, StagedRound
+from aiograd.distributed.local_steps.member import LocalStepsMember
 from tests.distributed.local_steps.scenario import LocalStepsRun
 
 #: seeds until which a missing protection has to be noticed
@@ -47,14 +47,14 @@ def _residuals_at_once() -> Any:
 
 def _no_residuals() -> Any:
     """Residuals are not kept when a round is committed."""
-    commit = StagedRound.commit
+    go_on = LocalTraining.go_on
 
-    def forgetful(self: StagedRound) -> None:
-        before = self._training._residuals
-        commit(self)
-        self._training._residuals = before
+    def forgetful(self: LocalTraining, contribution: Any) -> None:
+        before = self._residuals
+        go_on(self, contribution)
+        self._residuals = before
 
-    return mock.patch.object(StagedRound, "commit", forgetful)
+    return mock.patch.object(LocalTraining, "go_on", forgetful)
 
 
 def _no_replay() -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.errors import QuorumError, RemoteError
+from aiograd.errors import DistributedError, QuorumError, RemoteError
 from tests.distributed.local_steps.learners import Dropping
 from tests.distributed.local_steps.simulated import World, in_world
 
@@ -23,6 +23,7 @@ METHODS = ["compute", "prepare", "commit", "buffers"]
 def test_a_member_that_is_killed_is_left_out(method: str, is_before: bool, silent: bool, name: str) -> None:
     async def main(world: World) -> None:
         await world.training.round()
+        await world.coordinator.told()  # the next commit is of the next round
         if method == "buffers" and name != "w0":
             return
         world.around(name, method, lambda: world.network.kill(name, silent=silent), is_before=is_before)
@@ -41,6 +42,79 @@ def test_a_member_that_is_killed_is_left_out(method: str, is_before: bool, silen
         await world.oracle()
 
     World(module=Dropping, steps=2).simulate(main)
+
+
+def delayed(world: World, name: str, method: str, seconds: float) -> None:
+    """Let a member wait before it does what it is asked for, once."""
+    member = world.member(name)
+    original = getattr(member, method)
+
+    async def late(*args: Any) -> Any:
+        vars(member).pop(method, None)
+        await asyncio.sleep(seconds)
+        return await original(*args)
+
+    setattr(member, method, late)
+
+
+@in_world()
+async def test_a_round_is_over_when_it_is_decided_and_a_member_computes_when_it_has_committed(world: World) -> None:
+    """The outcome travels beside the next request to compute, which may come first."""
+    now = asyncio.get_running_loop().time
+    await world.training.round()
+    await world.training.round()
+    await world.coordinator.told()
+    delayed(world, "w1", "commit", 0.5)
+    began = now()
+    record = await world.training.round()
+    assert now() - began < 0.5 and not world.coordinator.decisions.are_acknowledged, "nothing waits for the commit"
+    following = await world.training.round()
+    assert following.members == record.members and 0.5 < now() - began < 0.9, "no request was tried again"
+    assert set(await world.training.digests()) == {"w0", "w1", "w2"}, "it waits until all have the base"
+    assert world.coordinator.decisions.are_acknowledged
+    await world.oracle()
+
+
+@pytest.mark.parametrize("use", ["digests", "checkpoint", "restore", "aclose"])
+def test_what_uses_members_waits_for_the_outcome_of_the_last_round(use: str) -> None:
+    async def main(world: World) -> None:
+        training = world.training
+        await training.round()
+        await world.coordinator.told()
+        state = await training.checkpoint()
+        delayed(world, "w1", "commit", 0.5)
+        await training.round()
+        committed = world.member("w1")._training.base
+        if use == "digests":
+            assert set(await training.digests()) == {"w0", "w1", "w2"}
+        elif use == "checkpoint":
+            assert set((await training.checkpoint(members=True))["members"]) == {"w0", "w1", "w2"}
+        elif use == "restore":
+            await training.restore(state)
+            assert training.names == ("w0", "w1", "w2") and (await training.round()).number == 2
+        else:
+            await training.aclose()
+        assert committed.version == 2, "it has committed the round"
+
+    World().simulate(main)
+
+
+@in_world()
+async def test_a_member_that_does_not_commit_is_lost_whatever_it_says_about_its_next_batches(world: World) -> None:
+    """It refuses the commit and then the local steps from the base that it does not have: no error of the round, the others go on."""
+    await world.training.round()
+    await world.coordinator.told()
+    member = world.member("w1")
+
+    async def refuses(step: int) -> bool:
+        member._forget_step()
+        raise DistributedError("no")
+
+    member.commit = refuses
+    assert (await world.training.round()).members == ("w0", "w1", "w2"), "it counted"
+    record = await world.training.round()
+    assert record.members == ("w0", "w2") and record.lost == ("w1",)
+    await world.oracle()
 
 
 @in_world()

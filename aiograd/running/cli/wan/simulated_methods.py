@@ -184,18 +184,18 @@ async def local_steps(lines: SimulatedLines, coordinator: dist.Worker, overlap: 
 
 
 async def payload_round(lines: SimulatedLines, coordinator: dist.Worker, sizes: tuple[int, int]) -> Measurement:
-    """The requests of a round of LocalSteps with payloads of these sizes: local steps, then the answer, then the outcome."""
+    """The requests of rounds of LocalSteps with payloads of these sizes: the outcome of the last one with local steps, then the answer."""
     setting, (sent, answered) = lines.setting, sizes
     answer = ag.zeros(answered, dtype=ag.uint8)
 
     async def ask(function: str, *args: Any) -> None:
         await asyncio.gather(*(coordinator.call(name, function, *args) for name in lines.names))
 
-    for _ in range(RUN):
+    for number in range(RUN):
         lines.begin()
-        await ask("local_steps", setting.steps * setting.step_seconds, sent)
+        told = [ask("commit")] if number else []
+        await asyncio.gather(*told, ask("local_steps", setting.steps * setting.step_seconds, sent))
         await ask("prepare", answer)
-        await ask("commit")
     return lines.end(setting.steps)
 
 
