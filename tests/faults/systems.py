@@ -89,8 +89,8 @@ def free_port() -> int:
 
 def _install(system: System, folder: Path, command: list[str]) -> None:
     try:
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS)
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS, cwd=ROOT)
+        for words in ([sys.executable, "-m", "venv", "--without-pip", str(folder)], command):
+            subprocess.run(words, check=True, capture_output=True, text=True, timeout=INSTALL_SECONDS, cwd=ROOT)
     except subprocess.CalledProcessError as error:
         said = [line for line in (error.stderr or error.stdout or "").splitlines() if line.strip()]
         raise UnavailableError(f"{system.name} is not installed: {said[-1] if said else error}") from error
@@ -113,7 +113,9 @@ SYSTEMS = {
         System("aiograd", "aiograd_data_parallel", joins=True),
         System("aiograd-ray", "aiograd_data_parallel", (f"{ROOT}[ray]",), ("--on", "ray"), joins=True),
         System("torchft", "torchft_replicas", ("torch==2.13.0", "torchft==0.2.0", "numpy"), has_ranks=True, meeting=_lighthouse, joins=True),
+        System("hivemind", "hivemind_peers", ("torch==2.13.0", "hivemind==1.1.12", "setuptools<81"), has_ranks=True, joins=True),
         System("ddp", "ddp", ("torch==2.13.0", "numpy"), launcher=_torchrun),
+        System("ray-train", "ray_train", ("torch==2.13.0", "ray[train]==2.60.0", "numpy")),
     )
 }
 

@@ -20,6 +20,8 @@ import numpy as np
 #: of the network: inputs, hidden, outputs
 SIZES = (64, 128, 10)
 ROWS, BATCH, SEED, LR = 4096, 128, 7, 0.05
+#: a hash of the weights is taken in each step that this divides
+SEEN = 10
 
 
 def data() -> tuple[Any, Any]:
@@ -77,9 +79,10 @@ class Lines:
         line = {"t": time.monotonic(), "kind": kind, **fields}
         os.write(self._file, json.dumps(line).encode() + b"\n")
 
-    def step(self, began: float, step: int, first: int, count: int, bits: str = "") -> None:
-        """Add the line of a committed step."""
-        self.write("step", began=began, step=step, first=first, count=count, bits=bits)
+    def step(self, began: float, step: int, first: int, count: int, weights: Iterable[Any] = ()) -> None:
+        """Add the line of a committed step, with a hash of the weights if there are any."""
+        arrays = list(weights)
+        self.write("step", began=began, step=step, first=first, count=count, bits=bits(arrays) if arrays else "")
 
     def runs(self, who: str, pid: int) -> None:
         """Add the line of a process that takes part from now on: faults may strike it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
@@ -14,6 +15,9 @@ from aiograd import nn
 from aiograd.errors import DistributedError
 from aiograd.nn import functional as F
 from tests.faults import task
+
+#: shards for each replica: three others share those of a lost one evenly
+SHARDS = 3
 
 service = dist.Service()
 
@@ -40,42 +44,40 @@ class Network(nn.Module):
         return F.cross_entropy(self.layers(inputs), classes)
 
 
-async def answered(driver: dist.Worker, name: str) -> tuple[str, int]:
-    """Wait until a worker answers; returns its name and process."""
+async def answered(cluster: Any, name: str, after: float = 0.0) -> tuple[str, int]:
+    """Wait until a worker knows the others and answers; returns its name and process."""
+    await asyncio.sleep(after)
     while True:
-        try:
-            return name, await driver.call(name, "process_number", timeout=1.0)
-        except DistributedError:
-            await asyncio.sleep(0.05)
+        with contextlib.suppress(DistributedError):
+            await cluster.wait_running(name)
+            return name, await cluster.driver.call(name, "process_number", timeout=1.0)
+        await asyncio.sleep(0.05)
 
 
 async def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
-    lines, (inputs, classes) = task.Lines(options.lines, "driver"), task.data()
+    lines, (inputs, classes), parts = task.Lines(options.lines, "driver"), task.data(), SHARDS * options.replicas
     names = [f"replica{number}" for number in range(options.replicas + (options.join > 0))]
     cluster = dist.make_cluster(options.on, len(names), names=names, service="tests.faults.peers.aiograd_data_parallel:service", max_restarts=1000)
-    optimizer: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": task.LR}}
-    create = dist.DataParallel.create
-    async with cluster, await create(cluster.driver, names[: options.replicas], Network, options.work, absorb=True, **optimizer) as replicas:
-        returning = {name: asyncio.ensure_future(answered(cluster.driver, name)) for name in replicas.names}
-        joins_at = time.monotonic() + (options.join or float("inf"))
+    given: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": task.LR}, "absorb": True}
+    create, first = dist.DataParallel.create, names[: options.replicas]
+    async with cluster, await create(cluster.driver, first, Network, options.work / SHARDS, **given) as replicas:
+        returning = {name: asyncio.ensure_future(answered(cluster, name)) for name in replicas.names}
+        if options.join:
+            returning[names[-1]] = asyncio.ensure_future(answered(cluster, names[-1], options.join))
         for step in itertools.count():
-            if time.monotonic() >= joins_at:
-                joins_at = float("inf")
-                returning[names[-1]] = asyncio.ensure_future(answered(cluster.driver, names[-1]))
-                lines.write("joins")
             for name in [name for name, answer in returning.items() if answer.done()]:
                 lines.runs(*returning.pop(name).result())
                 if name not in replicas.names:
+                    lines.write("joins")
                     await replicas.add(name)
             began = time.monotonic()
-            shards = [task.rows(*task.share(step, part, options.replicas)) for part in range(options.replicas)]
-            await replicas.step([(inputs[rows], classes[rows]) for rows in shards])
-            weights = await replicas.state_dict() if step % 10 == 0 else {}
-            lines.step(began, step, *task.share(step, 0, 1), bits=task.bits(each.numpy() for each in weights.values()) if weights else "")
+            await replicas.step([(inputs[rows], classes[rows]) for rows in (task.rows(*task.share(step, part, parts)) for part in range(parts))])
+            weights = await replicas.state_dict() if step % task.SEEN == 0 else {}
+            lines.step(began, step, *task.share(step, 0, 1), [each.numpy() for each in weights.values()])
             for name in replicas.lost:
-                returning.setdefault(name, asyncio.ensure_future(answered(cluster.driver, name)))
+                returning.setdefault(name, asyncio.ensure_future(answered(cluster, name)))
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def main() -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(parallel(inputs[rows]), classes[rows]).backward()
         optimizer.step()
-        is_seen = rank == 0 and step % 10 == 0
-        lines.step(began, step, first, count, bits=task.bits(each.detach().numpy() for each in model.parameters()) if is_seen else "")
+        weights = [each.detach().numpy() for each in model.parameters()] if rank == 0 and step % task.SEEN == 0 else ()
+        lines.step(began, step, first, count, weights)
         step += 1
         if rank == 0 and step % EVERY == 0:
             save(model, step, path)

@@ -49,8 +49,7 @@ def main() -> None:
         takes_part = manager.is_participating()
         optimizer.step()
         if manager.current_step() > step and takes_part:
-            is_seen = step % 10 == 0
-            lines.step(began, step, first, count, bits=task.bits(each.detach().numpy() for each in model.parameters()) if is_seen else "")
+            lines.step(began, step, first, count, [each.detach().numpy() for each in model.parameters()] if step % task.SEEN == 0 else ())
 
 
 if __name__ == "__main__":
