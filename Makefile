@@ -16,6 +16,7 @@
 #   make release-checks              the same, as much as before a release: many hours; goes on where it was stopped (ARGS="--hours 1 --jobs 2")
 #   make wan                         four processes train over shaped links of 1 Mbit/s; one is killed and joins again (ARGS=--small for seconds' worth)
 #   make scale                       1,000 workers on the simulated network, training while workers are lost; tables (ARGS=--small for a minute's worth)
+#   make faults                      training under kills, freezes and joins, here and in torchft, DDP and others; a table (ARGS="--systems aiograd")
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments
@@ -34,7 +35,7 @@ HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importli
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all simulator ptx ray interop browser cpus lint format docs chaos release-checks scale wan gpu bench parity examples clean
+.PHONY: demo test test-all simulator ptx ray interop browser cpus lint format docs chaos release-checks scale wan faults gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -102,6 +103,10 @@ scale: $(VENV)/.installed-dev
 
 wan: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.wan $(ARGS)
+
+# Every other system has an environment of its own, .venv-faults-NAME.
+faults: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.faults $(ARGS)
 
 # PyTorch with CUDA is large: it is installed only where there is a driver.
 gpu: $(VENV)/.installed-dev

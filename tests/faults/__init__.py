@@ -1,0 +1,1 @@
+"""How training goes on under faults, here and elsewhere: ``python -m tests.faults``."""

@@ -1,0 +1,103 @@
+"""The supervisor of the table of faults, with a system that only sleeps and writes lines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.faults.__main__ import main, summary
+from tests.faults.injection import FAULTS, Fault, Process, is_running, send, victim
+from tests.faults.supervisor import FailedRunError, Supervisor
+from tests.faults.systems import SYSTEMS, System
+
+pytestmark = pytest.mark.proc
+
+
+def sleeper(script, **options):
+    return System("sleeper", script, launcher=lambda python, replicas: [sys.executable, "-m"], has_ranks=True, **options)
+
+
+def test_a_killed_rank_is_started_again_and_its_recovery_is_seen():
+    run = Supervisor(sleeper("sleeper"), Fault("kill", 1.5, begins=signal.SIGKILL), 3.0, 2, 0.02).run()
+    assert len(run.faults) == 2
+    assert run.restarted == 0
+    pids = {(each["who"], each["pid"]) for each in run.lines if each["kind"] == "runs"}
+    assert len(pids) == 4  # each of two was killed once
+    assert not any(is_running(pid) for _, pid in pids)
+
+
+def test_a_frozen_process_goes_on_after_its_time():
+    run = Supervisor(sleeper("sleeper"), Fault("freeze", 2.0, 0.5, signal.SIGSTOP, signal.SIGCONT), 2.5, 2, 0.02).run()
+    (struck,) = run.faults
+    frozen = [each for each in run.lines if each["kind"] == "step" and each["who"] == "rank0"]
+    gap, at = max((after["t"] - before["t"], before["t"]) for before, after in itertools.pairwise(frozen))
+    assert gap >= 0.45
+    assert at <= struck + 0.1
+    assert max(each["t"] for each in frozen) > struck + 0.5
+    assert len({each["pid"] for each in run.lines}) == 2
+
+
+def test_a_rank_that_ends_by_itself_is_counted():
+    assert Supervisor(sleeper("sleeper", arguments=("--on", "ends")), None, 2.0, 2, 0.02).run().restarted >= 1
+
+
+def test_a_script_that_fails_says_why():
+    with pytest.raises(FailedRunError, match=r"sleeper took no 10 steps: .*RuntimeError: it cannot"):
+        Supervisor(sleeper("sleeper", arguments=("--on", "fails")), None, 1.0, 2, 0.0).run()
+
+
+def test_the_figures_of_two_runs():
+    calm, disturbed = (Supervisor(sleeper("sleeper"), fault, 2.0, 2, 0.02).run() for fault in (None, FAULTS["join"]))
+    assert len(disturbed.faults) == 1
+    found = summary([(calm, disturbed)])
+    assert found["useful"] > 0
+    assert found["faults"] == 1
+    assert 0.02 <= found["step_seconds"] < found["longest"] + 10
+
+
+def test_victims_are_the_running_processes_in_turn():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        processes = [Process("b", os.getpid()), Process("a", 2**22 + 1), Process("a", other.pid)]
+        assert [victim(processes, number).who for number in range(3)] == ["a", "b", "a"]
+        other.stdin.close()
+    assert victim(processes, 0).who == "b"
+    assert victim([], 0) is None
+    assert not send(other.pid, signal.SIGCONT)
+
+
+def test_faults_leave_time_for_what_comes_after():
+    assert FAULTS["kill"].times(100.0, 175.0) == [105.0, 120.0, 135.0, 150.0, 165.0]
+    assert FAULTS["kill"].times(0.0, 9.0) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--systems", "deepspeed"], "no system is called deepspeed; there are aiograd"),
+        (["--faults", "flood"], "no fault is called flood; there are kill"),
+        (["--seconds", "0"], "expected --seconds"),
+        (["--replicas", "1"], "--replicas from 2"),
+    ],
+)
+def test_bad_words_name_what_there_is(arguments, said, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
+def test_a_system_that_cannot_be_installed_is_a_row(monkeypatch, tmp_path, capsys):
+    system = System("absent", "sleeper", ("./no-such-folder",))
+    monkeypatch.setattr("tests.faults.systems.ROOT", tmp_path)
+    monkeypatch.setitem(SYSTEMS, "absent", system)
+    assert main(["--systems", "absent", "--faults", "kill", "join", "--out", str(tmp_path / "out")]) == 0
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
+    assert [row["fault"] for row in rows] == ["kill", "join"]
+    assert all(row["skipped"] for row in rows)
+    assert "skipped: absent is not installed" in capsys.readouterr().out
+    assert {each.name for each in (tmp_path / "out").iterdir()} == {"results.json", "table.md", "useful.svg", "next_step.svg"}
