@@ -56,10 +56,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
         *(f"distributed.{name}" for name in (
-            "worker worker_core watchdog calls loop_lag membership multicast autograd objects cluster data_parallel local_steps "
-            "collectives.agreement collectives.forming collectives.group collectives.group_server collectives.running moe.runtime rpc.http "
-            "rpc.endpoint rpc.earlier_requests rpc.handshake_log rpc.loopback rpc.outbound_room rpc.peer rpc.peer_session rpc.request_handlers "
-            "rpc.secure_channel rpc.shared.lane rpc.timers"
+            "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel local_steps collectives.agreement "
+            "collectives.forming collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint "
+            "rpc.earlier_requests rpc.handshake_log rpc.loopback rpc.outbound_room rpc.peer rpc.peer_session rpc.request_handlers rpc.secure_channel "
+            "rpc.shared.lane rpc.timers watchdog"
         ).split()),
     ),
     "uvloop": ("engine.run", "running.cli", "__main__"),
@@ -96,8 +96,8 @@ SANS_IO = (
     *(f"coordination.{name}" for name in "buckets compression malformed message_code message_form message_json outline".split()),
     *(f"serving.{name}" for name in "batching buffer delta gate shares versions".split()),
     *(f"distributed.rpc.{name}" for name in (
-        "budget cipher codec effects encodings failure_detector frames handshake handshake_messages identity inbound keyring limits noise outbound "
-        "outbox pulse reassembly session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
+        "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
+        "session session_side shared.allowance shared.ring tensor_table timer_queue transport values failure_detector pulse"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())

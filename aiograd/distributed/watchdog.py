@@ -175,8 +175,10 @@ class Watchdog:
         self._thread: threading.Thread | None = None
         self._ends = threading.Event()
 
-    def enter(self, worker: Endpoint, transport: HttpTransport) -> None:
-        """Watch the running loop for a worker that was opened on it; the worker takes the pulses of its peers from now on."""
+    def enter(self, worker: Endpoint, transport: HttpTransport | None) -> None:
+        """Watch the running loop for a worker that was opened on it, which takes the pulses of its peers from now on; None: do nothing."""
+        if transport is None:
+            return
         transport.site.take_pulse = worker.pulse
         with self._lock:
             watched = self._loops.get(worker.loop) or self._loops.setdefault(worker.loop, WatchedLoop())

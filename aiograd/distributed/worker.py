@@ -128,7 +128,6 @@ class Worker:
         self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
-        #: where the loop is watched
         self._watched = transport if watchdog and isinstance(transport, HttpTransport) else None
         self._host = host
         self._port = port
@@ -143,8 +142,7 @@ class Worker:
         self._url = await self._core.open(self._host, self._port)
         try:
             self._monitor.open()
-            if self._watched is not None:
-                WATCHDOG.enter(self._core.endpoint, self._watched)
+            WATCHDOG.enter(self._core.endpoint, self._watched)
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:

@@ -211,6 +211,20 @@ async def test_a_connection_that_breaks_in_a_hold_is_made_anew_after_it(two: Two
 
 
 @in_two
+async def test_the_whole_silence_is_left_to_find_another_way(two: Two, a: dist.Worker) -> None:
+    """Where a connection breaks that was regular, and the peer cannot be reached for longer than its gaps."""
+    await acquainted(two, a)
+    working = asyncio.ensure_future(a.call("b", "work", 1, 8.0, timeout=300))
+    await asyncio.sleep(5.0)
+    two.network.reset("a", "b")
+    await asyncio.sleep(0.0055)  # both ends know, and the next handshake is not complete
+    two.network.cut("a", "b")
+    await asyncio.sleep(1.15)
+    two.network.heal("a", "b")
+    assert await working == 1 and not lost(a, two.b) and two.ran.count(1) == 1
+
+
+@in_two
 async def test_lines_of_code_are_for_peers_of_the_own_principal(two: Two, a: dist.Worker) -> None:
     ((_, _, own),) = pulses_of(a.endpoint, 1.0, "app/train.py:7")
     assert own.line == "app/train.py:7"

@@ -292,11 +292,7 @@ class Endpoint:
         )
 
     def pulse(self, message: bytes) -> bool:
-        """Take a pulse of a peer's watchdog.
-
-        Returns:
-            False where it is refused: it is of no session, forged, altered, or was there before.
-        """
+        """Take a pulse of a peer's watchdog; returns False where it is refused: it is of no session, forged, altered, or was there before."""
         is_taken = any(session.pulse(message) for session in self._sessions())
         self.refused_pulses += not is_taken
         return is_taken
@@ -304,8 +300,7 @@ class Endpoint:
     def listeners(self) -> Iterator[tuple[PeerSession, str]]:
         """The sessions with a connection, and the URLs of their peers where they are known. To be called from any thread."""
         for peer in list(self._peers.values()):
-            url = self.url_of(peer.id)
-            if url is not None:
+            if (url := self.url_of(peer.id)) is not None:
                 yield from ((session, url) for session in list(peer.sessions) if session.channel is not None)
 
     def _sessions(self) -> Iterator[PeerSession]:
