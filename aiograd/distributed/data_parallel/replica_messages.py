@@ -43,7 +43,7 @@ class ReplicaVersion(WireMessage):
     taken: Count
 
 
-@message(code="replica", wire=dict)
+@message(code="replica", wire=list)
 class ShardRun(WireMessage):
     """The shards that a replica computes in a step."""
 

@@ -57,12 +57,12 @@ class ShardGradients:
             is_one: added up, beginning with the total.
             is_kept: False: they are taken out.
         """
-        apart = [self._apart[shard] for shard in shards if shard in self._apart]
-        found = [each[parameter] for each in apart] or [None]
+        found = [self._apart[shard][parameter] for shard in shards if shard in self._apart] or [None]
         if is_one:
             found = [functools.reduce(sum_of, found, self._total[parameter])]
-        for each in () if is_kept else (self._total, *apart):
-            each[parameter] = None
+        if not is_kept:
+            for each in (self._total, *self._apart.values()):
+                each[parameter] = None
         return found
 
 
