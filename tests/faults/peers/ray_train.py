@@ -58,7 +58,7 @@ def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
     variables = {"PYTHONPATH": os.environ["PYTHONPATH"]}
-    ray.init(num_cpus=options.replicas, include_dashboard=False, logging_level="error", runtime_env={"env_vars": variables})
+    ray.init(num_cpus=options.replicas + 1, logging_level="error", runtime_env={"env_vars": variables})
     trainer = TorchTrainer(
         train, train_loop_config={"lines": options.lines, "work": options.work},
         scaling_config=ScalingConfig(num_workers=options.replicas),
