@@ -1,4 +1,4 @@
-"""WaitReport: what waits on the workers of a cluster, for what, and where that goes round in a circle. Pure.
+"""WaitReport: the waits on the workers of a cluster, for what, and where that goes round in a circle. Pure.
 
 Note [Cycles]
     The graph has a node for each work of each worker, (worker, task), and an edge from it to what it waits for, (on, on_task). It is a wait-for graph
@@ -72,12 +72,12 @@ class Wait:
 
     @property
     def work(self) -> Work:
-        """What waits: worker and task."""
+        """The node that waits: worker and task."""
         return self.worker, self.task
 
     @property
     def needs(self) -> Work | None:
-        """What it waits for: worker and task; None if it waits for no worker."""
+        """The node that it waits for: worker and task; None if it waits for no worker."""
         return (self.on, self.on_task) if self.on else None
 
 
@@ -92,6 +92,12 @@ class HeldLoop:
 
     Raises:
         ArgumentError: as for `Wait`.
+
+    >>> print(WaitReport(held=(HeldLoop("left", 3.5, "train.py:88"),)))
+    0 waits, 0 cycles, 1 loop held up; asked in 0.00 s
+    <BLANKLINE>
+    held loops
+      left  3.50 s  train.py:88
     """
 
     worker: str
@@ -104,7 +110,7 @@ class HeldLoop:
 
 @dataclass(frozen=True)
 class WaitReport:
-    """What waits on the workers of a cluster, at about the same time. Printed, it is a text for people.
+    """The waits on the workers of a cluster, at about the same time. Its ``str`` is an aligned text.
 
     Attributes:
         waits: a row for each thing that waits.
