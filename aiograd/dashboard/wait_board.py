@@ -1,4 +1,4 @@
-"""WaitBoard: what waits on the workers, from their reports, as a graph for the page: a box for each work that waits or is awaited, an arrow for each wait.
+"""WaitBoard: the waits of all workers as a graph for the page: a box for each work that waits or is awaited, an arrow for each wait.
 
 Work that has waited for less than `LEAST` seconds is not shown: a cluster that computes waits all the time. Cycles are found among the waits of all
 workers, whose reports come from different moments; one that lasts is there to stay.
@@ -110,7 +110,8 @@ def _drawn(report: WaitReport) -> dict[str, Any]:
             drawn = {"from": pair[0], "to": pair[1], "place": i, "cycle": (wait.work, wait.needs) in around, "crosses": True, "points": []}
             arrows.setdefault(pair, drawn)
     return {
-        "boxes": boxes, "arrows": sorted(arrows.values(), key=lambda arrow: arrow["cycle"]), "frames": frames, "width": round(max(x - MARGIN, 0.0), 1), "height": round(tallest, 1),
+        "boxes": boxes, "arrows": sorted(arrows.values(), key=lambda arrow: arrow["cycle"]), "frames": frames,
+        "width": round(max(x - MARGIN, 0.0), 1), "height": round(tallest, 1),
         "rows": [_row(wait) for wait in shown], "waits": len(report.waits), "cycles": len(report.cycles),
         "held": [[loop.worker, loop.seconds, loop.line] for loop in report.held],
     }  # fmt: skip

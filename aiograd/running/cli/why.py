@@ -33,8 +33,8 @@ def add_why(commands: Any) -> None:
     parser = commands.add_parser(
         "why",
         help="print what the workers of a cluster wait for, and where that goes round in a circle",
-        description="Ask a running worker, by its URL or by its name, and the workers that it knows what they wait for. It connects as a worker does, "
-        "with the secret of the cluster. Status 0: there is no cycle; 3: there is one; 1: the worker cannot be reached.",
+        description="Ask a running worker, by its URL or by its name, and the workers that it knows what they wait for. It connects as a worker "
+        "does, with the secret of the cluster. Status 0: there is no cycle; 3: there is one; 1: the worker cannot be reached.",
     )
     parser.add_argument("worker", metavar="URL|NAME", help="the worker to ask; a name needs --peer NAME=URL")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="where a worker is; may be given several times")
@@ -58,7 +58,8 @@ def why(options: argparse.Namespace) -> int:
     keyring = Keyring(find_secret(options.secret_file))
     _, client_ssl = make_tls(options.certificate, options.key, options.ca)
     try:
-        return run(_ask(options, peers, keyring, client_ssl))
+        status: int = run(_ask(options, peers, keyring, client_ssl))
+        return status
     except ArgumentError as error:
         raise ArgumentError(in_words_of_options(str(error))) from error
 

@@ -87,7 +87,10 @@ class HttpClient:
         response = await self._get(peer, address, path, headers, context)
         try:
             _raise_refusal(response, peer)
-            return response.status, await response.content.read(most)
+            text = b""
+            while len(text) < most and (more := await response.content.read(most - len(text))):
+                text += more
+            return response.status, text
         except aiohttp.ClientError as error:
             raise ConnectionError(f"reading {path} of {peer.url}: {type(error).__name__}: {error}") from error
         finally:

@@ -88,8 +88,8 @@ async def name_at(url: str, keyring: Keyring, client_ssl: ssl.SSLContext | None 
                     continue
                 if status != 200:
                     raise AuthenticationError(
-                        f"asking {peer.url} for the name of its worker: status {status}. Expected the same secret there as here (AIOGRAD_SECRET_FILE, "
-                        "AIOGRAD_SECRET); a worker of another key or of an older version is asked by its name"
+                        f"asking {peer.url} for the name of its worker: status {status}. Expected the same secret there as here "
+                        "(AIOGRAD_SECRET_FILE, AIOGRAD_SECRET); a worker of another key or of an older version is asked by its name"
                     )
                 return check_name(f"{peer.url}: name of the worker", text.decode("ascii", "replace"))
     except TimeoutError:
