@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from aiograd.distributed.asking import serve_waits, why
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
@@ -38,6 +39,7 @@ from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
+from aiograd.distributed.waits import WaitReport
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
 from aiograd.running.caller import called
@@ -122,6 +124,7 @@ class Worker:
         self._objects = ObjectServer(core, self._calls)
         OptimizerServer(core, self._calls, self._objects)
         self._groups = GroupServer(core)
+        serve_waits(core)
         self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
@@ -396,6 +399,28 @@ class Worker:
             yield
         finally:
             SCOPE.reset(token)
+
+    async def why(self, peer: str | None = None, *, timeout: float = 1.0) -> WaitReport:
+        """What waits on the workers, for what, since when, and where that goes round in a circle. Also in the midst of a pass or step.
+
+        Every worker is asked once, many of them by way of others; all answer for works of this worker's principal, and change nothing. Call it from
+        another task than the one that waits. Cancelling stops the asking.
+
+        Args:
+            peer: name of a worker, this one or another: only its waits; None: the waits of this worker and of all that it knows.
+            timeout: seconds for all answers; workers without an answer are named in `WaitReport.silent`.
+
+        Returns:
+            The report; its text shows cycles first.
+
+        Raises:
+            UnknownPeerError: there is no such worker. DistributedError: this worker is not open. ArgumentError, ArgumentTypeError: the timeout is no
+            number above 0, or the name no text.
+
+        >>> print(await driver.why("left", timeout=2.0))
+        0 waits, 0 cycles; asked in 0.00 s
+        """
+        return await why(self._core, peer, timeout)
 
     def statistics(self) -> WorkerStatistics:
         """Counts of open objects and running work, and of the work done so far.

@@ -68,6 +68,11 @@ class Post(WireMessage):
     trace: TraceContext | None = None
 
 
+@message(kind=12, name="WAITS", code="wait")
+class AskWaits(WireMessage):
+    """Ask what waits on the receiver. The answer is a `WaitReport` of its principal's works, as JSON; the asker checks it by itself."""
+
+
 @message(code="relay")
 class RelayedMessage(WireMessage):
     """A message that is passed on."""

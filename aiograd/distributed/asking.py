@@ -1,0 +1,158 @@
+"""Asking what waits: the waits of this worker, and the reports of its peers about theirs.
+
+Note [Asking]
+    A worker answers out of its tables at once, in a task of its own, so also while its passes and calls are stuck. Many workers are asked by a tree
+    of them; who is not reached that way is asked directly. An answer is text that a peer may have made up: its rows count for that peer only, are
+    checked and cut by `WaitReport.from_json`, and there are at most `MOST` of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+from aiograd.distributed.autograd.context import pass_name
+from aiograd.distributed.collectives.agreement import agreement_name
+from aiograd.distributed.messages.calls import AskWaits, FunctionCall, Post, Relay
+from aiograd.distributed.messages.groups import Vote
+from aiograd.distributed.messages.library import CallMethod
+from aiograd.distributed.messages.passes import Abort, Commit, Gradient, Mark, PassOutcome
+from aiograd.distributed.messages.requests import REQUESTS
+from aiograd.distributed.rpc.codec import WireReference
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
+from aiograd.distributed.rpc.limits import check_number
+from aiograd.distributed.rpc.open_requests import RequestMade, RequestServed, open_requests, sessions
+from aiograd.distributed.wait_tables import MOST, Awaited, LocalWaits, OpenWork, WaitEdge, WaitEntry
+from aiograd.distributed.waits import HeldLoop, Wait, WaitReport
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.errors import ArgumentTypeError, DistributedError, UnknownPeerError
+from aiograd.transaction.tree import are_many
+
+_PASSES = tuple(int(each.form.kind) for each in (Mark, Gradient, Commit, Abort, PassOutcome))
+
+
+def waits(core: WorkerCore, principal: str | None = None) -> tuple[Wait, ...]:
+    """What waits on this worker; no peer is asked, and nothing changes.
+
+    Args:
+        core: the worker.
+        principal: only works of this principal, and the number of waits of others; None: all.
+
+    Returns:
+        A row for each wait.
+    """
+    return LocalWaits(core.name, core.now(), (lambda: _requests(core), *core.wait_tables)).rows(principal)
+
+
+def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop, ...]:
+    """The event loops of peers that are held up, as the last pulse of each has told.
+
+    Args:
+        core: the worker.
+        principal: only peers that are connected for this principal; None: all.
+
+    Returns:
+        A row for each worker, the longest.
+    """
+    found: dict[str, HeldLoop] = {}
+    for session in sessions(core.endpoint):
+        detector = getattr(session, "detector", None) or getattr(session.rpc_session, "detector", None)
+        seconds = getattr(detector, "held_seconds", 0.0) or 0.0
+        if seconds and principal in (None, session.peer.principal):
+            seconds += max(0.0, core.now() - getattr(detector, "held_at", core.now()))
+            held = HeldLoop(session.peer.name, seconds, getattr(detector, "held_line", ""))
+            if held.worker not in found or found[held.worker].seconds < seconds:
+                found[held.worker] = held
+    return tuple(found.values())
+
+
+def serve_waits(core: WorkerCore) -> None:
+    """Answer `AskWaits`, from any worker of the principal and by way of others."""
+
+    async def answer(caller: PeerIdentity, message: AskWaits, timeout: float) -> str:
+        return WaitReport(waits(core, caller.principal)).to_json()
+
+    core.serve({AskWaits: answer})
+    core.multicast.register(AskWaits, answer)
+
+
+async def why(core: WorkerCore, peer: str | None, timeout: float) -> WaitReport:
+    """See `Worker.why`. Cancelling stops the asking."""
+    if peer is not None and not isinstance(peer, str):
+        raise ArgumentTypeError(f"why({peer!r:.100}): expected the name of a worker, or None for all, found {type(peer).__name__}")
+    check_number("why(): timeout", timeout, core.limits.max_deadline, "Limits.max_deadline")
+    core.check_open()
+    principal, endpoint = core.acting_principal(), core.endpoint
+    ids = [PeerId(principal, name) for name in endpoint.peers]
+    known = [id.name for id in ids if endpoint.url_of(id) is not None or endpoint.is_connected(id)]
+    if peer is not None and peer not in (core.name, *known):
+        raise UnknownPeerError(f"why({peer!r}): worker {core.name!r} knows no worker of this name; it knows {', '.join(known) or 'none'}")
+    began = core.now()
+    names = [name for name in ([peer] if peer else known) if name != core.name]
+    found = [*waits(core, principal)] if peer in (None, core.name) else []
+    silent: dict[str, str] = {}
+    for name, answer in (await _answers(core, names, timeout, principal)).items():
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            rows = WaitReport.from_json(answer).waits
+        except (DistributedError, MemoryError) as error:
+            text = str(error).splitlines()
+            silent[name] = f"{type(error).__name__}: {text[0] if text else ''}"
+        else:
+            found += [wait for wait in rows if wait.worker == name][: MOST + 2]
+    held = [loop for loop in held_loops(core, principal) if peer in (None, loop.worker)]
+    return WaitReport(tuple(found), tuple(held), silent, core.now() - began)
+
+
+async def _answers(core: WorkerCore, names: list[str], timeout: float, principal: str) -> dict[str, Any]:
+    """The answer or the error of each worker."""
+    until = core.now() + timeout
+    found = await core.multicast.spread(dict.fromkeys(names, AskWaits()), timeout, principal) if are_many(names) else {}
+    left = [name for name in names if name not in found]
+    asked = [core.ask(name, AskWaits(), max(until - core.now(), 1e-3), principal) for name in left]
+    return found | dict(zip(left, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+
+
+# ---------------------------------------------------------------- requests
+
+
+def _requests(core: WorkerCore) -> Iterator[WaitEntry]:
+    """The requests of this worker and of its peers, and the requests that wait to be sent. Questions about waits are left out."""
+    for request in open_requests(core.endpoint):
+        name = f"{REQUESTS.name_of(request.kind)} {request.id} of {request.caller} ({request.session.hex()[:8] or 'itself'})"
+        if isinstance(request, RequestServed):
+            if request.kind != AskWaits.form.kind:
+                yield OpenWork(name, request.principal, (request.task,), request.began, what=REQUESTS.name_of(request.kind))
+            continue
+        on_task, message = (name, _described(core, request)) if request.id else ("", f"room for {request.size} bytes of requests")
+        edge = WaitEdge(request.peer, on_task, "", "", message, request.began)
+        yield Awaited(request.future, None if _is_question(request) else edge, request.principal, _subject(request))
+
+
+def _is_question(request: RequestMade) -> bool:
+    is_relayed = request.kind == Relay.form.kind and request.value[0] == AskWaits.form.kind
+    return is_relayed or request.kind == AskWaits.form.kind
+
+
+def _described(core: WorkerCore, request: RequestMade) -> str:
+    """The message that is awaited, and how far the request is."""
+    kind = REQUESTS.name_of(request.kind)
+    subject = core.endpoint.describe(request.kind, request.value)
+    text = f"answer to {kind}" if subject in ("", kind) else f"answer to {kind} of {subject}"
+    return text if request.is_sent else f"{text}, which is not sent yet"
+
+
+def _subject(request: RequestMade) -> str | bytes:
+    """The work that a request belongs to, or the key of the object that it is for; "" for others."""
+    kind, value = request.kind, request.value
+    if kind in _PASSES:
+        return pass_name(*value[:3])
+    if kind == Vote.form.kind and value[0] == Vote.form.word:
+        return agreement_name(*value[1:4])
+    if kind == FunctionCall.form.kind and value[0] == CallMethod.form.name and value[1]:
+        value = value[1]
+    elif kind != Post.form.kind:
+        return ""
+    return value[0].id if isinstance(value[0], WireReference) else getattr(value[0], "key", b"")
