@@ -400,7 +400,7 @@ class Worker:
         finally:
             SCOPE.reset(token)
 
-    async def why(self, peer: str | None = None, *, timeout: float = 1.0) -> WaitReport:
+    async def why(self, peer: str | None = None, *, timeout: float = 1.0, with_known: bool = False) -> WaitReport:
         """What waits on the workers, for what, since when, and where that goes round in a circle. Also in the midst of a pass or step.
 
         Every worker is asked once, many of them by way of others; all answer for works of this worker's principal, and change nothing. Call it from
@@ -408,6 +408,7 @@ class Worker:
 
         Args:
             peer: name of a worker, this one or another: only its waits; None: the waits of this worker and of all that it knows.
+            with_known: True: with `peer`, also the waits of all workers that `peer` knows, as it reports them.
             timeout: seconds for all answers; workers without an answer are named in `WaitReport.silent`.
 
         Returns:
@@ -420,7 +421,7 @@ class Worker:
         >>> print(await driver.why("left", timeout=2.0))
         0 waits, 0 cycles; asked in 0.00 s
         """
-        return await why(self._core, peer, timeout)
+        return await why(self._core, peer, timeout, with_known=with_known)
 
     def statistics(self) -> WorkerStatistics:
         """Counts of open objects and running work, and of the work done so far.

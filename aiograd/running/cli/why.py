@@ -71,7 +71,7 @@ async def _ask(options: argparse.Namespace, peers: dict[str, str], keyring: Keyr
         peers = {**peers, name: options.worker}
     async with Worker(f"why-{os.getpid()}-{os.urandom(4).hex()}", peers=peers, secret=keyring, client_ssl=client_ssl) as worker:
         while True:
-            report = await worker.why(name, timeout=options.timeout)
+            report = await worker.why(name, timeout=options.timeout, with_known=True)
             if name in report.silent:
                 raise WorkerLostError(f"worker {name!r} gave no report: {report.silent[name]}")
             _print(report, as_json=options.json)
