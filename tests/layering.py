@@ -56,7 +56,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
         *(f"distributed.{name}" for name in (
-            "asking wait_chains wait_tables rpc.open_requests worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel local_steps collectives.agreement "
+            "asking wait_chains wait_tables rpc.open_requests "
+            "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel local_steps collectives.agreement "
             "collectives.forming collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint "
             "rpc.earlier_requests rpc.handshake_log rpc.loopback rpc.outbound_room rpc.peer rpc.peer_session rpc.request_handlers rpc.secure_channel "
             "rpc.shared.lane rpc.timers"

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from aiograd.engine.executors import _executors
 from aiograd.engine.run.in_flight import FuturesInFlight
+from aiograd.engine.run.runner import PassRunner
 from aiograd.graph.node import Node
 from aiograd.running.caller import _users
 
@@ -27,6 +28,7 @@ Chain: TypeAlias = list[Any]
 _SUSPENDED = (CoroutineType, GeneratorType, AsyncGeneratorType)
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+_RESULT_OF = PassRunner.result_of.__code__
 #: coroutines of a chain, and tasks one above the other, that are looked at
 DEEPEST = 1000
 
@@ -66,7 +68,7 @@ def place_of(chain: Chain) -> tuple[str, str]:
         frame = _frame_of(each)
         if frame is not None and _is_users(frame):
             line, what = _short(frame.f_code.co_filename, frame.f_lineno), str.__str__(each.__qualname__).partition(", called at ")[0]
-        elif not what and isinstance(node := _local(each, Node), Node):
+        elif isinstance(each, CoroutineType) and each.cr_code is _RESULT_OF and isinstance(node := _local(each, Node), Node):
             line, what = line or line_of(node), node.name
         elif not line and ", called at " in (called := str(each.__qualname__)):  # see `CallName`
             file, _, number = called.partition(", called at ")[2].rpartition(":")
@@ -92,17 +94,22 @@ def line_of_thread(future: asyncio.Future[Any]) -> str | None:
     return None
 
 
+def waiter_of(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
+    """The future that a task waits for; None if it is ready to run."""
+    waiter: asyncio.Future[Any] | None = getattr(task, "_fut_waiter", None)
+    return waiter
+
+
 def awaited_by(task: asyncio.Task[Any], chain: Chain) -> Iterator[tuple[asyncio.Future[Any], Node | None]]:
     """The futures that a task waits for, with the node of a pass that each belongs to: the one that it waits for, or those behind that one."""
     inner = chain[-1] if chain else None
     in_flight = _local(inner, FuturesInFlight)
-    if in_flight is None and len(chain) > 1:
-        in_flight = _local(chain[-2], FuturesInFlight)
-    for future, then in () if in_flight is None else list(in_flight.callbacks.items()):
-        node = next(iter(getattr(then, "args", ())), None)
-        yield future, node if isinstance(node, Node) else None
-    waiter = getattr(task, "_fut_waiter", None)
-    if waiter is not None:
+    if in_flight is not None:
+        for future, then in list(in_flight.callbacks.items()):
+            node = next(iter(getattr(then, "args", ())), None)
+            yield future, node if isinstance(node, Node) else None
+        return
+    if (waiter := waiter_of(task)) is not None:
         yield waiter, None
     if isinstance(inner, CoroutineType) and inner.cr_frame is not None and not _is_users(inner.cr_frame):
         for future in _tasks_in(gc.get_referents(inner)):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from aiograd.distributed.wait_chains import Chain, awaited_by, behind, coroutines, line_of, line_of_thread, lock_awaited, locks_held, place_of, waking
+from aiograd.distributed.wait_chains import Chain, awaited_by, behind, coroutines, line_of, line_of_thread, lock_awaited, locks_held, place_of, waiter_of, waking
 from aiograd.distributed.waits import Wait
 
 #: rows of one worker at most
@@ -228,16 +228,23 @@ class LocalWaits:
             self._holders.setdefault(lock, (work.name, work.principal))
         own_line, own_what = place_of(chain)
         line, what = own_line or line, own_what or what
-        if (lock_ := lock_awaited(chain)) is not None:
-            self._locks.append((work, lock_, WaitEdge(what=what, line=line)))
+        waiter = waiter_of(task)
+        if waiter in self._awaited:
+            stack.append((waiter, line, what, chain))
+            return
+        if (awaited := lock_awaited(chain)) is not None:
+            self._locks.append((work, awaited, WaitEdge(what=what, line=line)))
             return
         found = list(awaited_by(task, chain))
-        known = [each for each in found if each[1] is not None or isinstance(each[0], asyncio.Task) or each[0] in self._awaited or any(behind(each[0]))]
+        known = [each for each in found if each[1] is not None or self._is_known(each[0])]
         for future, node in known or found:
             if node is None:
                 stack.append((future, line, what, chain))
             else:
                 stack.append((future, line_of(node) or line, node.name, chain))
+
+    def _is_known(self, future: asyncio.Future[Any]) -> bool:
+        return isinstance(future, asyncio.Task) or future in self._awaited or any(True for _ in behind(future))
 
     def _unknown(self, future: asyncio.Future[Any], line: str, what: str, chain: Chain) -> WaitEdge:
         """A future without a meaning: a thread, a timer, or something of the user's."""
@@ -245,5 +252,6 @@ class LocalWaits:
         if on_thread is not None:
             return WaitEdge(what=what, line=on_thread or line, message="a thread of the executor")
         names = [str.__str__(each.__qualname__).partition(", called at ")[0] for each in chain[-3:]]
-        is_executor = not {"Calls.invoke", "Engine.offload", "FuturesInFlight.wait"}.isdisjoint(names)
+        is_queued = names[:1] == ["Calls.invoke"] and names[-1] == "Semaphore.acquire"  # see Note [Waiting for the executor] in `calls`
+        is_executor = is_queued or names[-1:] in (["Engine.offload"], ["FuturesInFlight.wait"])
         return WaitEdge(what=what, line=line, message="the executor" if is_executor else names[-1] if names else "")
