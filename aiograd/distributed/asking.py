@@ -14,8 +14,9 @@ from typing import Any
 
 from aiograd.distributed.autograd.context import pass_name
 from aiograd.distributed.collectives.agreement import agreement_name
+from aiograd.distributed.collectives.running import operation_name
 from aiograd.distributed.messages.calls import AskWaits, FunctionCall, Post, Relay
-from aiograd.distributed.messages.groups import Vote
+from aiograd.distributed.messages.groups import GroupPiece, Vote
 from aiograd.distributed.messages.library import CallMethod
 from aiograd.distributed.messages.passes import Abort, Commit, Gradient, Mark, PassOutcome
 from aiograd.distributed.messages.requests import REQUESTS
@@ -29,6 +30,8 @@ from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentTypeError, DistributedError, UnknownPeerError
 from aiograd.transaction.tree import are_many
 
+#: by the words of requests of groups
+_NAMES = {Vote.form.word: agreement_name, GroupPiece.form.word: operation_name}
 _PASSES = tuple(int(each.form.kind) for each in (Mark, Gradient, Commit, Abort, PassOutcome))
 
 
@@ -42,7 +45,7 @@ def waits(core: WorkerCore, principal: str | None = None) -> tuple[Wait, ...]:
     Returns:
         A row for each wait.
     """
-    return LocalWaits(core.name, core.now(), (lambda: _requests(core), *core.wait_tables)).rows(principal)
+    return LocalWaits(core.name, core.now(), (*core.wait_tables, lambda: _requests(core))).rows(principal)
 
 
 def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop, ...]:
@@ -149,8 +152,8 @@ def _subject(request: RequestMade) -> str | bytes:
     kind, value = request.kind, request.value
     if kind in _PASSES:
         return pass_name(*value[:3])
-    if kind == Vote.form.kind and value[0] == Vote.form.word:
-        return agreement_name(*value[1:4])
+    if kind == Vote.form.kind and (name := _NAMES.get(value[0])) is not None:
+        return name(*value[1:4])
     if kind == FunctionCall.form.kind and value[0] == CallMethod.form.name and value[1]:
         value = value[1]
     elif kind != Post.form.kind:
