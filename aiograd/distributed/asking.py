@@ -56,15 +56,15 @@ def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop
         principal: only peers that are connected for this principal; None: all.
 
     Returns:
-        A row for each worker, the longest.
+        A row for each worker, in the order of their sessions; of several sessions the longest.
     """
     found: dict[str, HeldLoop] = {}
     for session in sessions(core.endpoint):
-        detector = getattr(session, "detector", None) or getattr(session.rpc_session, "detector", None)
-        seconds = getattr(detector, "held_seconds", 0.0) or 0.0
-        if seconds and principal in (None, session.peer.principal):
-            seconds += max(0.0, core.now() - getattr(detector, "held_at", core.now()))
-            held = HeldLoop(session.peer.name, seconds, getattr(detector, "held_line", ""))
+        detector: Any = getattr(session, "detector", None)
+        held_at = getattr(detector, "held_at", None)
+        if held_at is not None and principal in (None, session.peer.principal):
+            seconds = detector.held_seconds + max(0.0, core.now() - held_at)
+            held = HeldLoop(session.peer.name, seconds, detector.held_line)
             if held.worker not in found or found[held.worker].seconds < seconds:
                 found[held.worker] = held
     return tuple(found.values())
