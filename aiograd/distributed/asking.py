@@ -17,8 +17,9 @@ import numpy as np
 
 from aiograd.distributed.autograd.context import pass_name
 from aiograd.distributed.collectives.agreement import agreement_name
+from aiograd.distributed.collectives.running import operation_name
 from aiograd.distributed.messages.calls import AskWaits, FunctionCall, Post, Relay
-from aiograd.distributed.messages.groups import Vote
+from aiograd.distributed.messages.groups import GroupPiece, Vote
 from aiograd.distributed.messages.library import CallMethod
 from aiograd.distributed.messages.passes import Abort, Commit, Gradient, Mark, PassOutcome
 from aiograd.distributed.messages.requests import REQUESTS
@@ -34,6 +35,8 @@ from aiograd.transaction.tree import are_many
 
 #: part of the time for an answer in which a worker asks those that it knows
 KNOWN = 0.75
+#: by the words of requests of groups
+_NAMES = {Vote.form.word: agreement_name, GroupPiece.form.word: operation_name}
 _PASSES = tuple(int(each.form.kind) for each in (Mark, Gradient, Commit, Abort, PassOutcome))
 
 
@@ -47,7 +50,7 @@ def waits(core: WorkerCore, principal: str | None = None) -> tuple[Wait, ...]:
     Returns:
         A row for each wait.
     """
-    return LocalWaits(core.name, core.now(), (lambda: _requests(core), *core.wait_tables)).rows(principal)
+    return LocalWaits(core.name, core.now(), (*core.wait_tables, lambda: _requests(core))).rows(principal)
 
 
 def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop, ...]:
@@ -58,15 +61,15 @@ def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop
         principal: only peers that are connected for this principal; None: all.
 
     Returns:
-        A row for each worker, the longest.
+        A row for each worker, in the order of their sessions; of several sessions the longest.
     """
     found: dict[str, HeldLoop] = {}
     for session in sessions(core.endpoint):
-        detector = getattr(session, "detector", None) or getattr(session.rpc_session, "detector", None)
-        seconds = getattr(detector, "held_seconds", 0.0) or 0.0
-        if seconds and principal in (None, session.peer.principal):
-            seconds += max(0.0, core.now() - getattr(detector, "held_at", core.now()))
-            held = HeldLoop(session.peer.name, seconds, getattr(detector, "held_line", ""))
+        detector: Any = getattr(session, "detector", None)
+        held_at = getattr(detector, "held_at", None)
+        if held_at is not None and principal in (None, session.peer.principal):
+            seconds = detector.held_seconds + max(0.0, core.now() - held_at)
+            held = HeldLoop(session.peer.name, seconds, detector.held_line)
             if held.worker not in found or found[held.worker].seconds < seconds:
                 found[held.worker] = held
     return tuple(found.values())
@@ -169,8 +172,8 @@ def _subject(request: RequestMade) -> str | bytes:
     kind, value = request.kind, request.value
     if kind in _PASSES:
         return pass_name(*value[:3])
-    if kind == Vote.form.kind and value[0] == Vote.form.word:
-        return agreement_name(*value[1:4])
+    if kind == Vote.form.kind and (name := _NAMES.get(value[0])) is not None:
+        return name(*value[1:4])
     if kind == FunctionCall.form.kind and value[0] == CallMethod.form.name and value[1]:
         value = value[1]
     elif kind != Post.form.kind:

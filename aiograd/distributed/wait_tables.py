@@ -127,7 +127,9 @@ class LocalWaits:
         if isinstance(entry, OpenWork):
             self._works.append(entry)
             for task in entry.tasks:
-                self._owners.setdefault(task, entry)
+                owner = self._owners.setdefault(task, entry)
+                if owner.since is None:
+                    owner.since = entry.since
         elif isinstance(entry, Awaited):
             self._awaited[entry.future] = entry
         else:
@@ -178,6 +180,8 @@ class LocalWaits:
                 work = by_subject[subject] = OpenWork(subject, awaited.principal)
                 self._works.append(work)
             if work is not None:
+                if work.since is None or (awaited.edge.since or work.since) < work.since:
+                    work.since = awaited.edge.since
                 work.edges.append(awaited.edge)
                 self._met.add(future)
 

@@ -200,8 +200,8 @@ async def test_a_pass_has_one_name_on_all_workers() -> None:
             assert len(names) == 1 and {wait.worker for wait in report.waits if wait.task in names} == {"a", "b", "c"}, str(report)
             turn = row(report, "a", "the turn in the context")
             assert turn.on == "a" and turn.on_task in names
-            sent = row(report, "a", "gradient")
-            assert sent.on_task in {wait.task for wait in rows(report, sent.on)}
+            sent = rows(report, "a", "answer to gradient")
+            assert {wait.on for wait in sent} == {"b", "c"} and all(wait.on_task in {each.task for each in rows(report, wait.on)} for wait in sent)
 
 
 # ---------------------------------------------------------------- groups
@@ -218,7 +218,7 @@ async def test_a_collective_waits_for_the_members_that_have_not_begun() -> None:
             assert not report.cycles
             for name in "ab":
                 waits = [wait for wait in rows(report, name, "all_reduce") if wait.on == "c"]
-                assert [round(wait.seconds) for wait in waits] == [2], str(report)
+                assert [(round(wait.seconds), wait.message) for wait in waits] == [(2, "a message of c"), (2, "answer to collective")], str(report)
             assert len({wait.task for wait in report.waits if "all_reduce" in wait.what}) == 1
             assert len(rows(report, "c", "collective")) == 2  # the messages wait for the operation to begin there
             await groups[2].all_reduce([np.ones(3)])
@@ -235,3 +235,141 @@ async def test_a_collective_waits_for_the_members_that_have_not_begun() -> None:
             await group.aclose()
         with pytest.raises(CollectiveError):
             await groups[0].barrier()
+
+
+# ---------------------------------------------------------------- steps
+
+
+SHARDS = [(ag.ones(2, 4) * (i + 1), ag.zeros(2, dtype=np.int64)) for i in range(3)]
+
+
+@in_world()
+async def test_a_step_of_replicas_waits_for_the_slowest(world: World) -> None:
+    slow = world.coordinator.remotes[2]
+    await slow.module.call("wait", 3.0)
+    async with under_way(world.replicas.step(SHARDS)) as (step,):
+        await asyncio.sleep(2.0)
+        report = await world.driver.why()
+        assert not report.cycles and not report.silent
+        (name,) = {wait.task for wait in report.waits if wait.task.startswith("step ")}
+        assert name.startswith("step 1 of data-parallel replicas (")
+        driving = [wait for wait in rows(report, "driver") if wait.task == name]
+        assert [wait.on for wait in driving] == ["w0", "w1", "w2"] and driving[0].message == "answer to call of data_parallel.replica.run", str(report)
+        for wait in driving:  # the request leads to the step on the member
+            assert [each.on_task for each in rows(report, wait.on) if each.task == wait.on_task] == [name]
+        assert row(report, "w2", "sleep").task == name and row(report, "w2", "sleep").what.endswith("loss")
+        operations = {wait.task for wait in report.waits if "all_reduce" in wait.what}
+        assert operations and all(wait.on == "w2" for wait in report.waits if "all_reduce" in wait.what), str(report)
+        assert {wait.on_task for name_ in ("w0", "w1") for wait in rows(report, name_) if wait.task == name} <= operations
+        await step
+
+
+@in_world()
+async def test_asking_changes_neither_bits_nor_state(world: World) -> None:
+    """The same steps with and without questions at every moment."""
+
+    async def ask() -> None:
+        while True:
+            assert not (await world.driver.why()).cycles
+            await asyncio.sleep(0.0005)
+
+    for each in world.coordinator.remotes:
+        await each.module.call("wait", 0.01)
+    first = world.states[0]
+    source = await world.replicas.state_dict()
+    await world.replicas.step(SHARDS)
+    expected = world.states
+    assert expected[0] != first
+    await world.replicas.load_state_dict(source)
+    optimizer = await world.replicas.optimizer_state_dict()
+    assert optimizer
+    await world.replicas.aclose()
+    async with await dist.DataParallel.create(world.driver, world.first, world.module, **world.options) as world.replicas:
+        for each in world.coordinator.remotes:
+            await each.module.call("wait", 0.01)
+        async with under_way(ask()) as (asking_,):
+            await world.replicas.step(SHARDS)
+            assert not asking_.done()
+        assert world.states == expected
+    async with await dist.DataParallel.create(world.driver, world.first, world.module, **world.options) as world.replicas:
+        pass
+
+
+@in_training(patience=None)
+async def test_a_round_of_local_steps_waits_for_its_members(world: Any) -> None:
+    async with under_way(world.training.round()) as (step,):
+        seen: dict[str, int] = {}
+        decisions: set[str] = set()
+        while not step.done():
+            await asyncio.sleep(0.0005)
+            report = dist.WaitReport(asking.waits(world.driver._core))
+            for wait in rows(report, "driver", "answer to call of"):
+                method = wait.message.rpartition(".")[2]
+                seen[method] = max(seen.get(method, 0), len(rows(report, "driver", method)))
+                if method != "compute":
+                    assert wait.task.startswith("step 1 of LocalSteps ("), str(report)
+            for name in world.names:
+                decisions |= {wait.worker for wait in asking.waits(world.workers[name]._core) if wait.message == "decision" and wait.on == "driver"}
+            assert not report.cycles
+        assert decisions == {*world.names}
+        assert seen.items() >= {"compute": 3, "prepare": 3}.items(), seen
+        await step
+
+
+@in_time
+async def test_a_step_of_a_pipeline_waits_for_messages() -> None:
+    async with workers("a", "b", "c", service=stages) as (a, b, c):
+        parts = await place(a, ["b", "c"], wait=1.0)
+        async with Pipeline(parts, make_schedule("1F1B", ranks=2, microbatches=3), loss_fn=mean_square, worker=a) as pipe:
+            async with under_way(pipe.step(ag.ones(6, 5), ag.ones(6, 5))) as (step,):
+                await asyncio.sleep(0.5)
+                report = await a.why()
+                (name,) = {wait.task for wait in report.waits if wait.task.startswith("step ")}
+                assert name.startswith("step 1 of a pipeline (") and not report.cycles
+                waits = row(report, "c", "forward of stage 1, microbatch 0")
+                assert (waits.task, waits.on) == (name, "b"), str(report)
+                assert row(report, "b", "sleep").task == name and row(report, "b", "sleep").line.startswith("pipeline/remote.py:")
+                assert {wait.on for wait in rows(report, "a") if wait.task == name} == {"b", "c"}
+                await step
+
+
+# ---------------------------------------------------------------- queues
+
+
+async def test_a_queue_for_the_executor() -> None:
+    """Functions on threads, and a function that waits for one of them."""
+    import threading
+
+    gate, count = threading.Event(), []
+
+    def block() -> None:
+        count.append(1)
+        gate.wait()
+
+    try:
+        async with ag.Engine(threads=1), workers("a", "b", service=exposing(block), limits=Limits(executor_queue=2, missed_heartbeats=1000)) as (a, b):
+            async with under_way(*(a.call("b", "block") for _ in range(3))) as calls:
+                await asyncio.wait_for(asyncio.to_thread(lambda: [count or gate.wait(0.01) for _ in range(1000)]), 30)
+                await until(lambda: len(asking.waits(b._core)) == 3)
+                found = sorted((wait.message, wait.line.partition(":")[0]) for wait in rows(await a.why(), "b"))
+                assert found == [
+                    ("a thread of the executor", "distributed/test_waits_of_workers.py"), ("the executor", ""), ("the executor", ""),
+                ]  # fmt: skip
+                gate.set()
+                await asyncio.gather(*calls)
+    finally:
+        gate.set()
+
+
+@in_time
+async def test_a_queue_for_bytes() -> None:
+    scene = Scene()
+    async with workers(*NAMES, service=exposing(scene.identity, scene.sleep, hold), limits=Limits(bytes_per_peer=20_000)) as (a, *_):
+        async with under_way(a.call("b", "hold", ag.zeros(4000)), a.call("b", "hold", ag.zeros(4000))):
+            await asyncio.sleep(1.0)
+            report = await a.why()
+            assert row(report, "a", "room for 16").on == "b", str(report)
+
+
+async def hold(x: Any) -> None:
+    await asyncio.sleep(5.0)

@@ -50,7 +50,7 @@ _OPEN = (TransactionState.ACTIVE, TransactionState.PREPARED, TransactionState.UN
 
 def agreement_name(key: bytes, group: str, number: int) -> str:
     """A name of a decision of a group for reports, equal on all members."""
-    return f"commit {number} of group {group:.80} ({key.hex()[:8]})"
+    return f"commit {number} of group {group:.24} ({key.hex()[:8]})"
 
 
 class AgreeingGroup(Protocol):

@@ -39,7 +39,7 @@ WINDOW = 4
 
 def operation_name(key: bytes, group: str, number: int) -> str:
     """A name of an operation of a group for reports, equal on all members."""
-    return f"operation {number} of group {group:.80} ({key.hex()[:8]})"
+    return f"operation {number} of group {group:.24} ({key.hex()[:8]})"
 
 
 class OperatingGroup(Protocol):
@@ -287,9 +287,7 @@ class RunningOperations:
         for running in self.running.values():
             operation = running.exchange.operation
             name = operation_name(group.key, group.name, running.number)
-            awaited = running.exchange.awaited
-            owed = [(group.names[rank], f"a message of {group.names[rank]}") for rank in awaited]
-            owed += [(group.names[rank], f"{group.names[rank]} to take a message") for rank, count in running.active.items() if count and not awaited]
+            owed = [(group.names[rank], f"a message of {group.names[rank]}") for rank in running.exchange.awaited]
             edges = [WaitEdge(peer, f"{name}: {message}", message=message) for peer, message in owed]
             yield OpenWork(name, group.principal, (), running.began, edges, str(operation))
             yield Awaited(running.finished, WaitEdge(group.core.name, name), group.principal, needs_row=False)
