@@ -19,7 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from aiograd.distributed.wait_chains import Chain, awaited_by, behind, coroutines, line_of, line_of_thread, lock_awaited, locks_held, place_of, waiter_of, waking
+from aiograd.distributed.wait_chains import (
+    Chain,
+    awaited_by,
+    behind,
+    coroutines,
+    line_of,
+    line_of_thread,
+    lock_awaited,
+    locks_held,
+    place_of,
+    waiter_of,
+    waking,
+)
 from aiograd.distributed.waits import Wait
 
 #: rows of one worker at most
