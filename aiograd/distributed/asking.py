@@ -3,7 +3,8 @@
 Note [Asking]
     A worker answers out of its tables at once, in a task of its own, so also while its passes and calls are stuck. Many workers are asked by a tree
     of them; who is not reached that way is asked directly. An answer is text that a peer may have made up: its rows count for that peer only, are
-    checked and cut by `WaitReport.from_json`, and there are at most `MOST` of them.
+    checked and cut by `WaitReport.from_json`, and there are at most `MOST` of them. A worker that is asked for the waits of all that it knows
+    checks them so, and its report is taken as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from aiograd.distributed.autograd.context import pass_name
 from aiograd.distributed.collectives.agreement import agreement_name
@@ -20,7 +23,7 @@ from aiograd.distributed.messages.groups import GroupPiece, Vote
 from aiograd.distributed.messages.library import CallMethod
 from aiograd.distributed.messages.passes import Abort, Commit, Gradient, Mark, PassOutcome
 from aiograd.distributed.messages.requests import REQUESTS
-from aiograd.distributed.rpc.codec import WireReference
+from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
 from aiograd.distributed.rpc.open_requests import RequestMade, RequestServed, open_requests, sessions
@@ -32,11 +35,13 @@ from aiograd.transaction.tree import are_many
 
 #: by the words of requests of groups
 _NAMES = {Vote.form.word: agreement_name, GroupPiece.form.word: operation_name}
+#: part of the time for an answer in which a worker asks those that it knows
+KNOWN = 0.75
 _PASSES = tuple(int(each.form.kind) for each in (Mark, Gradient, Commit, Abort, PassOutcome))
 
 
 def waits(core: WorkerCore, principal: str | None = None) -> tuple[Wait, ...]:
-    """What waits on this worker; no peer is asked, and nothing changes.
+    """The waits on this worker; no peer is asked, and nothing changes.
 
     Args:
         core: the worker.
@@ -73,48 +78,67 @@ def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop
 def serve_waits(core: WorkerCore) -> None:
     """Answer `AskWaits`, from any worker of the principal and by way of others."""
 
-    async def answer(caller: PeerIdentity, message: AskWaits, timeout: float) -> str:
-        return WaitReport(waits(core, caller.principal)).to_json()
+    async def tell(caller: PeerIdentity, message: AskWaits, timeout: float) -> WireTensor:
+        return _sent(WaitReport(waits(core, caller.principal)))
+
+    async def answer(caller: PeerIdentity, message: AskWaits, timeout: float) -> WireTensor:
+        if not message.with_known:
+            return await tell(caller, message, timeout)
+        return _sent(await _asked(core, None, KNOWN * timeout, caller.principal, but=caller.name))
 
     core.serve({AskWaits: answer})
-    core.multicast.register(AskWaits, answer)
+    core.multicast.register(AskWaits, tell)
 
 
-async def why(core: WorkerCore, peer: str | None, timeout: float) -> WaitReport:
+def _sent(report: WaitReport) -> WireTensor:
+    """A report as the bytes of its JSON, which may be longer than the head of a message."""
+    return WireTensor(np.frombuffer(report.to_json().encode(), np.uint8))
+
+
+async def why(core: WorkerCore, peer: str | None, timeout: float, *, with_known: bool) -> WaitReport:
     """See `Worker.why`. Cancelling stops the asking."""
     if peer is not None and not isinstance(peer, str):
         raise ArgumentTypeError(f"why({peer!r:.100}): expected the name of a worker, or None for all, found {type(peer).__name__}")
     check_number("why(): timeout", timeout, core.limits.max_deadline, "Limits.max_deadline")
     core.check_open()
-    principal, endpoint = core.acting_principal(), core.endpoint
+    return await _asked(core, peer, timeout, core.acting_principal(), with_known=with_known and peer != core.name)
+
+
+async def _asked(
+    core: WorkerCore, peer: str | None, timeout: float, principal: str, *, but: str | None = None, with_known: bool = False
+) -> WaitReport:
+    """The report of this worker and of those that it knows but one, or of one worker."""
+    endpoint = core.endpoint
     ids = [PeerId(principal, name) for name in endpoint.peers]
     known = [id.name for id in ids if endpoint.url_of(id) is not None or endpoint.is_connected(id)]
     if peer is not None and peer not in (core.name, *known):
         raise UnknownPeerError(f"why({peer!r}): worker {core.name!r} knows no worker of this name; it knows {', '.join(known) or 'none'}")
     began = core.now()
-    names = [name for name in ([peer] if peer else known) if name != core.name]
+    names = [name for name in ([peer] if peer else known) if name not in (core.name, but)]
     found = [*waits(core, principal)] if peer in (None, core.name) else []
+    held = [loop for loop in held_loops(core, principal) if peer in (None, loop.worker)]
     silent: dict[str, str] = {}
-    for name, answer in (await _answers(core, names, timeout, principal)).items():
+    for name, answer in (await _answers(core, names, AskWaits(with_known), timeout, principal)).items():
         try:
             if isinstance(answer, BaseException):
                 raise answer
-            rows = WaitReport.from_json(answer).waits
+            report = WaitReport.from_json(answer.array.tobytes() if isinstance(answer, WireTensor) else answer)
         except (DistributedError, MemoryError) as error:
             text = str(error).splitlines()
             silent[name] = f"{type(error).__name__}: {text[0] if text else ''}"
         else:
-            found += [wait for wait in rows if wait.worker == name][: MOST + 2]
-    held = [loop for loop in held_loops(core, principal) if peer in (None, loop.worker)]
+            if with_known:
+                return WaitReport(report.waits, report.held, report.silent, core.now() - began)
+            found += [wait for wait in report.waits if wait.worker == name][: MOST + 2]
     return WaitReport(tuple(found), tuple(held), silent, core.now() - began)
 
 
-async def _answers(core: WorkerCore, names: list[str], timeout: float, principal: str) -> dict[str, Any]:
+async def _answers(core: WorkerCore, names: list[str], question: AskWaits, timeout: float, principal: str) -> dict[str, Any]:
     """The answer or the error of each worker."""
     until = core.now() + timeout
-    found = await core.multicast.spread(dict.fromkeys(names, AskWaits()), timeout, principal) if are_many(names) else {}
+    found = await core.multicast.spread(dict.fromkeys(names, question), timeout, principal) if are_many(names) else {}
     left = [name for name in names if name not in found]
-    asked = [core.ask(name, AskWaits(), max(until - core.now(), 1e-3), principal) for name in left]
+    asked = [core.ask(name, question, max(until - core.now(), 1e-3), principal) for name in left]
     return found | dict(zip(left, await asyncio.gather(*asked, return_exceptions=True), strict=True))
 
 

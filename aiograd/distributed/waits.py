@@ -14,7 +14,6 @@ Note [Reports of peers]
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -28,6 +27,7 @@ from aiograd.errors import ArgumentError, ProtocolError
 TEXT, WIDTH = 500, 240
 #: characters of a report of a peer, and rows of each of its lists; more rows are left out
 MOST_CHARACTERS, MOST_ROWS = 1 << 25, 50_000
+MOST_SECONDS = 1 << 53
 #: rows of each kind that are printed
 SHOWN = 50
 
@@ -51,7 +51,7 @@ class Wait:
         message: the message that is awaited.
 
     Raises:
-        ArgumentError: a text is no str, or the seconds are no finite number from 0. Longer texts are cut.
+        ArgumentError: a text is no str, or the seconds are no number from 0 to `MOST_SECONDS`. Longer texts are cut.
 
     >>> wait = Wait("left", "pass 7", "right", "pass 7", "SendNode", "train.py:12", 3.5, "gradient")
     >>> wait.work, wait.needs
@@ -119,7 +119,7 @@ class WaitReport:
         seconds: that asking has taken.
 
     Raises:
-        ArgumentError: a value is of another type, or not finite.
+        ArgumentError: a value is of another type or out of range.
 
     >>> left, right = Wait("left", "call f", "right", "call g"), Wait("right", "call g", "left", "call f")
     >>> report = WaitReport((left, right), silent={"third": "no answer within 1 s"})
@@ -204,14 +204,16 @@ def _check(row: Any, texts: Sequence[str]) -> None:
     for name in texts:
         value = getattr(row, name)
         if not isinstance(value, str):
-            raise ArgumentError(f"{type(row).__name__}: {name} is {value!r:.100}; expected a str")
+            raise ArgumentError(f"{type(row).__name__}: {name} is {_shown(value)}; expected a str")
         if len(value) > TEXT:
             object.__setattr__(row, name, f"{value[: TEXT - 1]}…")
     seconds = row.seconds
-    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
-        raise ArgumentError(f"{type(row).__name__}: seconds are {seconds!r:.100}; expected a finite number from 0")
-    if isinstance(seconds, int) and seconds > 1 << 53:
-        raise ArgumentError(f"{type(row).__name__}: seconds have {seconds.bit_length()} bits; expected a number up to 2^53")
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds <= MOST_SECONDS:
+        raise ArgumentError(f"{type(row).__name__}: seconds are {_shown(seconds)}; expected a number from 0 to {MOST_SECONDS}")
+
+
+def _shown(value: Any) -> str:
+    return f"{value!r:.100}" if not isinstance(value, int) or value.bit_length() < 300 else f"an int of {value.bit_length()} bits"
 
 
 def _rows(cls: type[R], value: dict[str, Any], name: str) -> tuple[R, ...]:

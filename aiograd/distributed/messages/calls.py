@@ -72,6 +72,9 @@ class Post(WireMessage):
 class AskWaits(WireMessage):
     """Ask what waits on the receiver. The answer is a `WaitReport` of its principal's works, as JSON; the asker checks it by itself."""
 
+    #: True: also on the workers that the receiver knows; the answer is an array of bytes
+    with_known: bool = False
+
 
 @message(code="relay")
 class RelayedMessage(WireMessage):

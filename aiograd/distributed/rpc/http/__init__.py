@@ -10,6 +10,7 @@
 `channel`            frames over a connection that has become a WebSocket
 `framing`            the bytes around a frame
 `addresses`          URLs of peers, and names of this worker
+`naming`             the name of a worker, for those that hold its key
 `admission`          how many connections are let in
 `tls`                contexts, and what is said when TLS fails
 `aiohttp_internals`  what is needed of the HTTP library beyond what it documents
