@@ -33,15 +33,15 @@ from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentTypeError, DistributedError, UnknownPeerError
 from aiograd.transaction.tree import are_many
 
-#: part of the time for an answer in which a worker asks those that it knows
-KNOWN = 0.75
 #: by the words of requests of groups
 _NAMES = {Vote.form.word: agreement_name, GroupPiece.form.word: operation_name}
+#: part of the time for an answer in which a worker asks those that it knows
+KNOWN = 0.75
 _PASSES = tuple(int(each.form.kind) for each in (Mark, Gradient, Commit, Abort, PassOutcome))
 
 
 def waits(core: WorkerCore, principal: str | None = None) -> tuple[Wait, ...]:
-    """What waits on this worker; no peer is asked, and nothing changes.
+    """The waits on this worker; no peer is asked, and nothing changes.
 
     Args:
         core: the worker.
@@ -78,17 +78,21 @@ def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop
 def serve_waits(core: WorkerCore) -> None:
     """Answer `AskWaits`, from any worker of the principal and by way of others."""
 
-    async def tell(caller: PeerIdentity, message: AskWaits, timeout: float) -> str:
-        return WaitReport(waits(core, caller.principal)).to_json()
+    async def tell(caller: PeerIdentity, message: AskWaits, timeout: float) -> WireTensor:
+        return _sent(WaitReport(waits(core, caller.principal)))
 
-    async def answer(caller: PeerIdentity, message: AskWaits, timeout: float) -> Any:
+    async def answer(caller: PeerIdentity, message: AskWaits, timeout: float) -> WireTensor:
         if not message.with_known:
             return await tell(caller, message, timeout)
-        report = await _asked(core, None, KNOWN * timeout, caller.principal, but=caller.name)
-        return WireTensor(np.frombuffer(report.to_json().encode(), np.uint8))  # it may be longer than the head of a message
+        return _sent(await _asked(core, None, KNOWN * timeout, caller.principal, but=caller.name))
 
     core.serve({AskWaits: answer})
     core.multicast.register(AskWaits, tell)
+
+
+def _sent(report: WaitReport) -> WireTensor:
+    """A report as the bytes of its JSON, which may be longer than the head of a message."""
+    return WireTensor(np.frombuffer(report.to_json().encode(), np.uint8))
 
 
 async def why(core: WorkerCore, peer: str | None, timeout: float, *, with_known: bool) -> WaitReport:

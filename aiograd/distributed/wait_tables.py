@@ -7,8 +7,8 @@ Note [Works and futures]
 
 Note [Names of works]
     A name is equal on all workers that take part, so it is made of ids that they share: the id of a request and of its session, the key of a
-    context and the number of the pass, the key of a group and the number of the operation, the key of the outcomes of a step and its number. What
-    one part of a pass, step or operation waits for is the message that another part owes it, and has a name of its own: members that exchange
+    context and the number of the pass, the key of a group and the number of the operation, the key of the outcomes of a step and its number. A part
+    of a pass, step or operation waits for a message that another part owes it, and the message has a name of its own: members that exchange
     messages wait for each other all the time, and that is no cycle.
 """
 
@@ -19,7 +19,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
-from aiograd.distributed.wait_chains import Chain, awaited_by, behind, coroutines, line_of, line_of_thread, lock_awaited, locks_held, place_of, waiter_of, waking
+from aiograd.distributed.wait_chains import (
+    Chain,
+    awaited_by,
+    behind,
+    coroutines,
+    line_of,
+    line_of_thread,
+    lock_awaited,
+    locks_held,
+    place_of,
+    waiter_of,
+    waking,
+)
 from aiograd.distributed.waits import Wait
 
 #: rows of one worker at most
@@ -29,7 +41,7 @@ OTHERS = "work of other principals"
 
 
 class WaitEdge(NamedTuple):
-    """What a work waits for.
+    """The thing that a work waits for.
 
     Attributes:
         on, on_task, what, line, message: as of `Wait`.
@@ -55,7 +67,7 @@ class OpenWork:
         principal: that it belongs to.
         tasks: carry it out.
         since: time of the loop; None: not known.
-        edges: what it waits for, beside its tasks.
+        edges: the things that it waits for, beside its tasks.
         what: the node, action or function.
         subjects: requests about these are its own, beside those about its name.
     """
@@ -74,7 +86,7 @@ class Awaited(NamedTuple):
 
     Attributes:
         future: it.
-        edge: what a task waits for that awaits it; None: that is not shown.
+        edge: of a task that awaits it; None: that is not shown.
         principal: that it belongs to.
         subject: of a request, the name of the work that it belongs to, or the key of the object that it is for.
         needs_row: it has a row, also where no work is found that waits for it.
@@ -198,7 +210,7 @@ class LocalWaits:
             yield work, edge
 
     def _followed(self, work: OpenWork) -> list[WaitEdge]:
-        """What the tasks of a work wait for."""
+        """The edges of the tasks of a work."""
         edges: list[WaitEdge] = []
         seen: set[int] = set()
         stack: list[tuple[asyncio.Future[Any], str, str, Chain]] = [(task, "", work.what, []) for task in work.tasks]

@@ -38,7 +38,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
-from aiograd.distributed.statistics import WorkerStatistics
+from aiograd.distributed.statistics import WorkerStatistics, statistics_of
 from aiograd.distributed.waits import WaitReport
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
@@ -401,7 +401,7 @@ class Worker:
             SCOPE.reset(token)
 
     async def why(self, peer: str | None = None, *, timeout: float = 1.0, with_known: bool = False) -> WaitReport:
-        """What waits on the workers, for what, since when, and where that goes round in a circle. Also in the midst of a pass or step.
+        """Ask workers for their waits: for which work each waits, since when, and where that is a cycle. Also in the midst of a pass or step.
 
         Every worker is asked once, many of them by way of others; all answer for works of this worker's principal, and change nothing. Call it from
         another task than the one that waits. Cancelling stops the asking.
@@ -429,24 +429,7 @@ class Worker:
         Returns:
             The counts, of this moment.
         """
-        network = self._core.endpoint.statistics()
-        contexts = list(self._contexts)
-        return WorkerStatistics(
-            name=self.name,
-            contexts=len(contexts),
-            passes=sum(len(context.participants) for context in contexts),
-            calls=sum(len(context.calls) for context in contexts),
-            stuck=self._calls.stuck,
-            references=len(self._objects.table),
-            in_doubt=sum(len(context.in_doubt) for context in contexts),
-            passes_committed=self._passes.committed,
-            passes_aborted=self._passes.aborted,
-            bytes_held=network.bytes_held,
-            bytes_in=sum(peer.bytes_in for peer in network.peers),
-            bytes_out=sum(peer.bytes_out for peer in network.peers),
-            peers=network.peers,
-            network=network,
-        )
+        return statistics_of(self._core, self._calls, self._passes, len(self._objects.table))
 
 
 @functools.lru_cache(maxsize=4096)  # in a cluster every worker gets the URLs of all others

@@ -59,7 +59,7 @@ class BaseCluster:
         return self._open().driver.dashboard_url
 
     async def why(self, timeout: float = 1.0) -> WaitReport:
-        """What waits on the coordinator and all workers; see `Worker.why`. Cancelling stops the asking.
+        """Ask the coordinator and all workers for their waits; see `Worker.why`. Cancelling stops the asking.
 
         Raises:
             EngineClosedError: outside of the ``async with`` block. Otherwise as `Worker.why`.

@@ -99,7 +99,7 @@ class Cluster(Protocol):
         """
 
     async def why(self, timeout: float = 1.0) -> WaitReport:
-        """What waits on the coordinator and all workers, and for what; see `Worker.why`.
+        """Ask the coordinator and all workers for their waits; see `Worker.why`.
 
         Args:
             timeout: seconds for all answers.
