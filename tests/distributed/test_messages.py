@@ -110,7 +110,7 @@ REQUEST_EXAMPLES: list[WireMessage] = [
     Release(KEY),
     Renew([Lease(KEY, 5)]),
     Relay(4, [RelayedMessage("b", encode(Commit(KEY, "a", 7)))]),
-    AskWaits(),
+    AskWaits(False),
     AskWaits(True),
     Post(WireReference("b", KEY, KEY, "Thing"), [1, ARRAY], True, TRACE),
     Post(WireReference("b", KEY, KEY, "Thing"), [1], False),

@@ -70,10 +70,10 @@ class Post(WireMessage):
 
 @message(kind=12, name="WAITS", code="wait")
 class AskWaits(WireMessage):
-    """Ask what waits on the receiver. The answer is a `WaitReport` of its principal's works, as JSON; the asker checks it by itself."""
+    """Ask what waits on the receiver. The answer is a `WaitReport` of its principal's works, as the bytes of JSON; the asker checks it by itself."""
 
-    #: True: also on the workers that the receiver knows; the answer is an array of bytes
-    with_known: bool = False
+    #: True: also on the workers that the receiver knows
+    with_known: bool
 
 
 @message(code="relay")
