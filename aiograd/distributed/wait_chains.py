@@ -10,11 +10,12 @@ Note [Nothing is recorded]
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from types import AsyncGeneratorType, BuiltinMethodType, CellType, CoroutineType, FrameType, FunctionType, GeneratorType, MethodType
+from types import AsyncGeneratorType, CellType, CoroutineType, FrameType, FunctionType, GeneratorType, MethodType
 from typing import Any, TypeAlias
 
 from aiograd.engine.executors import _executors
@@ -28,6 +29,10 @@ Chain: TypeAlias = list[Any]
 _SUSPENDED = (CoroutineType, GeneratorType, AsyncGeneratorType)
 _STANDARD = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
+Lock: TypeAlias = asyncio.Lock | asyncio.Semaphore
+
+_LOCKS = (asyncio.Lock, asyncio.Semaphore)
+_ACQUIRE = tuple(each.acquire.__code__ for each in _LOCKS)
 _RESULT_OF = PassRunner.result_of.__code__
 #: coroutines of a chain, and tasks one above the other, that are looked at
 DEEPEST = 1000
@@ -61,13 +66,18 @@ def _short(file: str, line: int | str) -> str:
     return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line}"
 
 
+def name_of(each: Any) -> str:
+    """The name of the function of a coroutine or generator."""
+    return str(each.__qualname__).partition(", called at ")[0]  # see `CallName`
+
+
 def place_of(chain: Chain) -> tuple[str, str]:
     """The innermost line of the user's code in a chain, and the function or node that waits there; "" for what is not known."""
     line = what = ""
     for each in chain:
         frame = _frame_of(each)
         if frame is not None and _is_users(frame):
-            line, what = _short(frame.f_code.co_filename, frame.f_lineno), str.__str__(each.__qualname__).partition(", called at ")[0]
+            line, what = _short(frame.f_code.co_filename, frame.f_lineno), name_of(each)
         elif isinstance(each, CoroutineType) and each.cr_code is _RESULT_OF and isinstance(node := _local(each, Node), Node):
             line, what = line or line_of(node), node.name
         elif not line and ", called at " in (called := str(each.__qualname__)):  # see `CallName`
@@ -160,8 +170,9 @@ def waking(future: asyncio.Future[Any]) -> asyncio.Task[Any] | None:
         seen.add(id(each))
         for callback, _ in getattr(each, "_callbacks", None) or ():
             owner = getattr(callback, "__self__", None)
-            if isinstance(callback, FunctionType):
-                stack += [cell for cell in _contents(callback.__closure__ or ()) if asyncio.isfuture(cell) and not cell.done()]
+            if isinstance(callback, FunctionType | functools.partial):
+                values = callback.args if isinstance(callback, functools.partial) else callback.__closure__ or ()
+                stack += [each for each in _contents(values) if asyncio.isfuture(each) and not each.done()]
             elif isinstance(owner, asyncio.TaskGroup):
                 owner = getattr(owner, "_parent_task", None)
             if isinstance(owner, asyncio.Task) and not owner.done():
@@ -173,30 +184,34 @@ def waking(future: asyncio.Future[Any]) -> asyncio.Task[Any] | None:
 # ---------------------------------------------------------------- locks
 
 
-def lock_awaited(chain: Chain) -> asyncio.Lock | None:
+def lock_awaited(chain: Chain) -> Lock | None:
     """The lock that a chain waits for."""
     inner = chain[-1] if chain else None
-    if isinstance(inner, CoroutineType) and inner.cr_code is asyncio.Lock.acquire.__code__:
-        lock: asyncio.Lock | None = _local(inner, asyncio.Lock)
+    if isinstance(inner, CoroutineType) and inner.cr_code in _ACQUIRE:
+        lock: Lock | None = _local(inner, _LOCKS)
         return lock
     return None
 
 
-def locks_held(chain: Chain) -> Iterator[asyncio.Lock]:
+def locks_held(chain: Chain) -> set[Lock]:
     """The locks in ``async with`` blocks of a chain, also of asynchronous context managers that wait at their ``yield``."""
-    awaited = lock_awaited(chain)
+    found: list[Lock] = []
     stack = list(chain)
     while stack:
-        for method in gc.get_referents(stack.pop()):
-            if isinstance(method, (MethodType, BuiltinMethodType)) and method.__name__ == "__aexit__":
-                owner = method.__self__
-                if isinstance(owner, asyncio.Lock) and owner is not awaited:
-                    yield owner
-                elif isinstance(generator := getattr(owner, "gen", None), AsyncGeneratorType):
-                    stack.append(generator)
+        referents = gc.get_referents(stack.pop())
+        exits = [each for each in referents if getattr(each, "__name__", "") == "__aexit__" and isinstance(each, (MethodType, FunctionType))]
+        for leave in exits:  # Python 3.14 keeps the function and the object apart
+            owner = getattr(leave, "__self__", None)
+            owners = [each for each in referents if getattr(type(each), "__aexit__", 0) is leave] if owner is None else [owner]
+            found += [owner for owner in owners if isinstance(owner, _LOCKS)]
+            stack += [owner.gen for owner in owners if isinstance(getattr(owner, "gen", None), AsyncGeneratorType)]
+    awaited = lock_awaited(chain)
+    if awaited in found:
+        found.remove(awaited)  # the block that is being entered; another one of the same lock has it
+    return set(found)
 
 
-def _local(each: Any, cls: type[Any]) -> Any:
+def _local(each: Any, cls: type[Any] | tuple[type[Any], ...]) -> Any:
     """A variable of this class in a suspended coroutine; None if it has none."""
     found: Sequence[Any] = gc.get_referents(each) if isinstance(each, _SUSPENDED) else ()
     return next((value for value in found if isinstance(value, cls)), None)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from aiograd.distributed.wait_chains import (
     Chain,
+    Lock,
     awaited_by,
     behind,
     coroutines,
@@ -28,6 +29,7 @@ from aiograd.distributed.wait_chains import (
     line_of_thread,
     lock_awaited,
     locks_held,
+    name_of,
     place_of,
     waiter_of,
     waking,
@@ -102,7 +104,7 @@ class Awaited(NamedTuple):
 class HeldLock(NamedTuple):
     """A lock of the library that a work holds."""
 
-    lock: asyncio.Lock
+    lock: Lock
     work: str
     principal: str
 
@@ -126,10 +128,11 @@ class LocalWaits:
         self._works: list[OpenWork] = []
         self._awaited: dict[asyncio.Future[Any], Awaited] = {}
         self._owners: dict[asyncio.Task[Any], OpenWork] = {}
-        self._holders: dict[asyncio.Lock, tuple[str, str]] = {}
+        #: of a semaphore all that have entered it
+        self._holders: dict[Lock, set[tuple[str, str]]] = {}
         #: futures with a meaning that a work waits for
         self._met: set[asyncio.Future[Any]] = set()
-        self._locks: list[tuple[OpenWork, asyncio.Lock, WaitEdge]] = []
+        self._locks: list[tuple[OpenWork, Lock, WaitEdge]] = []
         self._current = asyncio.current_task()
         for table in tables:
             for entry in table():
@@ -145,7 +148,7 @@ class LocalWaits:
         elif isinstance(entry, Awaited):
             self._awaited[entry.future] = entry
         else:
-            self._holders[entry.lock] = entry.work, entry.principal
+            self._holders[entry.lock] = {(entry.work, entry.principal)}
 
     def rows(self, principal: str | None = None) -> tuple[Wait, ...]:
         """The rows.
@@ -162,10 +165,12 @@ class LocalWaits:
             if future not in self._met and not future.done() and awaited.edge is not None and awaited.needs_row:
                 found += self._unclaimed(awaited, awaited.edge)
         for work, lock, edge in self._locks:
-            name, whose = self._holders.get(lock, ("", work.principal))
-            found.append((work, edge._replace(on=self._here if name else "", on_task=name, message="Lock", principal=whose)))
+            holders = self._holders.get(lock, ())
+            name, whose = next(iter(holders)) if len(holders) == 1 else ("", work.principal)  # of several, any one may leave first
+            found.append((work, edge._replace(on=self._here if name else "", on_task=name, message=type(lock).__name__, principal=whose)))
+        lines = self._lines()
         mine = [(work, edge) for work, edge in found if principal in (None, work.principal)]
-        rows = dict.fromkeys(self._row(work, edge, principal) for work, edge in mine if (edge.on, edge.on_task) != (self._here, work.name))
+        rows = dict.fromkeys(self._row(work, edge, lines.get(work.name, ""), principal) for work, edge in mine)
         shown = list(rows)[:MOST]
         if len(rows) > MOST:
             shown.append(Wait(self._here, "further waits", what=f"{len(rows) - MOST} waits"))
@@ -173,12 +178,12 @@ class LocalWaits:
             shown.append(Wait(self._here, OTHERS, what=f"{len(found) - len(mine)} waits"))
         return tuple(shown)
 
-    def _row(self, work: OpenWork, edge: WaitEdge, principal: str | None) -> Wait:
+    def _row(self, work: OpenWork, edge: WaitEdge, line: str, principal: str | None) -> Wait:
         since = work.since if edge.since is None else edge.since
         is_hidden = principal is not None and edge.principal not in (None, principal)
         on_task = OTHERS if is_hidden else edge.on_task
         seconds = 0.0 if since is None else max(0.0, self._now - since)
-        return Wait(self._here, work.name, edge.on, on_task, edge.what or work.what, edge.line, seconds, edge.message)
+        return Wait(self._here, work.name, edge.on, on_task, edge.what or work.what, edge.line or line, seconds, edge.message)
 
     def _claim(self) -> None:
         """Give requests to the works that they are about."""
@@ -196,6 +201,15 @@ class LocalWaits:
                     work.since = awaited.edge.since
                 work.edges.append(awaited.edge)
                 self._met.add(future)
+
+    def _lines(self) -> dict[str, str]:
+        """By work of this worker the line of the user's code that has begun it: a task that belongs to no work waits there for all of it."""
+        lines: dict[str, str] = {}
+        for future, awaited in self._awaited.items():
+            name = awaited.subject or (awaited.edge.on_task if awaited.edge is not None and awaited.edge.on == self._here else "")
+            if isinstance(name, str) and name not in lines and (task := waking(future)) is not None and task not in self._owners:
+                lines[name] = place_of(coroutines(task))[0]
+        return lines
 
     def _unclaimed(self, awaited: Awaited, edge: WaitEdge) -> Iterator[tuple[OpenWork, WaitEdge]]:
         """Rows of a future that no work waits for, as far as is known."""
@@ -221,7 +235,7 @@ class LocalWaits:
             seen.add(id(future))
             if (awaited := self._awaited.get(future)) is not None:
                 self._met.add(future)
-                if (edge := awaited.edge) is not None:
+                if (edge := awaited.edge) is not None and (edge.on, edge.on_task) != (self._here, work.name):
                     edges.append(edge._replace(line=edge.line or line, what=edge.what or what))
             elif isinstance(future, asyncio.Task):
                 owner = self._owners.get(future)
@@ -241,7 +255,7 @@ class LocalWaits:
     ) -> None:  # fmt: skip
         chain = coroutines(task)
         for lock in locks_held(chain):
-            self._holders.setdefault(lock, (work.name, work.principal))
+            self._holders.setdefault(lock, set()).add((work.name, work.principal))
         own_line, own_what = place_of(chain)
         line, what = own_line or line, own_what or what
         waiter = waiter_of(task)
@@ -249,7 +263,10 @@ class LocalWaits:
             stack.append((waiter, line, what, chain))
             return
         if (awaited := lock_awaited(chain)) is not None:
-            self._locks.append((work, awaited, WaitEdge(what=what, line=line)))
+            if name_of(chain[-3:][0]) == "Calls.invoke":  # see Note [Waiting for the executor] in `calls`
+                edges.append(WaitEdge(what=what, line=line, message="the executor"))
+            else:
+                self._locks.append((work, awaited, WaitEdge(what=what, line=line)))
             return
         found = list(awaited_by(task, chain))
         known = [each for each in found if each[1] is not None or self._is_known(each[0])]
@@ -267,7 +284,5 @@ class LocalWaits:
         on_thread = line_of_thread(future)
         if on_thread is not None:
             return WaitEdge(what=what, line=on_thread or line, message="a thread of the executor")
-        names = [str.__str__(each.__qualname__).partition(", called at ")[0] for each in chain[-3:]]
-        is_queued = names[:1] == ["Calls.invoke"] and names[-1] == "Semaphore.acquire"  # see Note [Waiting for the executor] in `calls`
-        is_executor = is_queued or names[-1:] in (["Engine.offload"], ["FuturesInFlight.wait"])
-        return WaitEdge(what=what, line=line, message="the executor" if is_executor else names[-1] if names else "")
+        inner = name_of(chain[-1]) if chain else ""
+        return WaitEdge(what=what, line=line, message="the executor" if inner in ("Engine.offload", "FuturesInFlight.wait") else inner)

@@ -163,6 +163,114 @@ async def test_calls_of_a_worker_to_itself() -> None:
         assert row(report, "a", "training").on_task == row(report, "a", "Scene.sleep").task == "call 1 of a (itself)"
 
 
+@pytest.mark.parametrize("lock", [asyncio.Lock, lambda: asyncio.Semaphore(1), asyncio.BoundedSemaphore])
+@in_time
+async def test_a_function_that_waits_for_its_own_lock_is_a_cycle(lock: Any) -> None:
+    async def twice() -> None:
+        guard = lock()
+
+        @contextlib.asynccontextmanager
+        async def guarded() -> AsyncIterator[None]:
+            async with guard:
+                yield
+
+        async with guarded():
+            async with guard:
+                pass
+
+    async with workers(*NAMES, service=exposing(twice)) as (a, *_), under_way(a.call("b", "twice")):
+        await asyncio.sleep(0.1)
+        report = await a.why()
+        assert [[worker for worker, _ in cycle] for cycle in report.cycles] == [["b"]], str(report)
+
+
+@in_time
+async def test_a_semaphore_that_several_hold_leads_to_none_of_them() -> None:
+    guard = asyncio.Semaphore(2)
+
+    async def guarded() -> None:
+        async with guard:
+            await asyncio.sleep(5.0)
+
+    async with workers(*NAMES, service=exposing(guarded)) as (a, *_), under_way(*(a.call("b", "guarded") for _ in range(3))):
+        await asyncio.sleep(0.1)
+        report = await a.why()
+        assert [(wait.on, wait.on_task) for wait in rows(report, "b", "Semaphore")] == [("", "")], str(report)
+
+
+async def _gathered(ask: Any) -> None:
+    await asyncio.gather(asyncio.sleep(0.0), ask())
+
+
+async def _in_a_task_group(ask: Any) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ask())
+
+
+async def _shielded(ask: Any) -> None:
+    asked = asyncio.ensure_future(ask())
+    try:
+        await asyncio.shield(asked)
+    finally:
+        asked.cancel()
+
+
+async def _with_a_timeout(ask: Any) -> None:
+    await asyncio.wait_for(ask(), 4.0)
+
+
+async def _within_a_timeout(ask: Any) -> None:
+    async with asyncio.timeout(4.0):
+        await ask()
+
+
+async def _waited_for(ask: Any) -> None:
+    asked = asyncio.ensure_future(ask())
+    try:
+        await asyncio.wait([asked])
+    finally:
+        asked.cancel()
+
+
+async def _generated(ask: Any) -> None:
+    async def numbers() -> AsyncIterator[int]:
+        await ask()
+        yield 1
+
+    async for _ in numbers():
+        pass
+
+
+async def _entered(ask: Any) -> None:
+    @contextlib.asynccontextmanager
+    async def entered() -> AsyncIterator[None]:
+        await ask()
+        yield
+
+    async with entered():
+        pass
+
+
+WAYS = [_gathered, _in_a_task_group, _shielded, _with_a_timeout, _within_a_timeout, _waited_for, _generated, _entered]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@in_time
+async def test_a_function_is_followed_to_its_request_through_all_ways_to_await(way: Any) -> None:
+    scene = Scene()
+
+    async def ask() -> None:
+        here = dist.current_worker()
+        await way(lambda: here.call("c", "sleep", 3.0))
+
+    async with workers(*NAMES, service=exposing(ask, scene.sleep)) as (a, *_), under_way(way(lambda: a.call("b", "ask"))):
+        await asyncio.sleep(0.1)
+        report = await a.why()
+        own, function, last = row(report, "a"), row(report, "b"), row(report, "c")
+        assert own.on_task == function.task and function.on_task == last.task and last.message == "sleep", str(report)
+        assert own.task == "task training 0" and all(each.line.startswith("distributed/test_waits_of_workers.py:") for each in report.waits), str(report)
+
+
 # ---------------------------------------------------------------- passes
 
 
@@ -201,6 +309,7 @@ async def test_a_pass_has_one_name_on_all_workers() -> None:
             assert len(names) == 1 and {wait.worker for wait in report.waits if wait.task in names} == {"a", "b", "c"}, str(report)
             turn = row(report, "a", "the turn in the context")
             assert turn.on == "a" and turn.on_task in names
+            assert all(wait.line.startswith("distributed/test_waits_of_workers.py:") for wait in rows(report, "a", "pass"))
             sent = rows(report, "a", "answer to gradient")
             assert {wait.on for wait in sent} == {"b", "c"} and all(wait.on_task in {each.task for each in rows(report, wait.on)} for wait in sent)
 
@@ -219,6 +328,7 @@ async def test_a_collective_waits_for_the_members_that_have_not_begun() -> None:
             assert not report.cycles
             for name in "ab":
                 waits = [wait for wait in rows(report, name, "all_reduce") if wait.on == "c"]
+                assert all(wait.line.startswith("distributed/test_waits_of_workers.py:") for wait in waits)
                 assert [(round(wait.seconds), wait.message) for wait in waits] == [(2, "a message of c"), (2, "answer to collective")], str(report)
             assert len({wait.task for wait in report.waits if "all_reduce" in wait.what}) == 1
             assert len(rows(report, "c", "collective")) == 2  # the messages wait for the operation to begin there
