@@ -52,6 +52,7 @@ async def test_no_other_learns_it() -> None:
         "",
         f"aiograd may {NUMBER} {proof(OTHER)}",
         f"aiograd june {NUMBER} {proof()}",
+        f"aiograd june {NUMBER} {proof(OTHER)}",  # the zeros that stand for a key that is not there
         f"aiograd may {NUMBER[2:]}cd {proof()}",
         f"aiograd may {NUMBER[2:]} {proof(number=NUMBER[2:])}",
         f"aiograd may {NUMBER} {proof(purpose=b'handshake HELLO')}",
