@@ -268,7 +268,8 @@ async def test_a_function_is_followed_to_its_request_through_all_ways_to_await(w
         report = await a.why()
         own, function, last = row(report, "a"), row(report, "b"), row(report, "c")
         assert own.on_task == function.task and function.on_task == last.task and last.message == "sleep", str(report)
-        assert own.task == "task training 0" and all(each.line.startswith("distributed/test_waits_of_workers.py:") for each in report.waits), str(report)
+        assert own.task == "task training 0", str(report)
+        assert all(wait.line.startswith("distributed/test_waits_of_workers.py:") for wait in report.waits), str(report)
 
 
 # ---------------------------------------------------------------- passes
