@@ -101,15 +101,7 @@ class Awaited(NamedTuple):
     needs_row: bool = True
 
 
-class HeldLock(NamedTuple):
-    """A lock of the library that a work holds."""
-
-    lock: Lock
-    work: str
-    principal: str
-
-
-WaitEntry: TypeAlias = OpenWork | Awaited | HeldLock
+WaitEntry: TypeAlias = OpenWork | Awaited
 WaitTable: TypeAlias = Callable[[], Iterable[WaitEntry]]
 
 
@@ -145,10 +137,8 @@ class LocalWaits:
                 owner = self._owners.setdefault(task, entry)
                 if owner.since is None:
                     owner.since = entry.since
-        elif isinstance(entry, Awaited):
-            self._awaited[entry.future] = entry
         else:
-            self._holders[entry.lock] = {(entry.work, entry.principal)}
+            self._awaited[entry.future] = entry
 
     def rows(self, principal: str | None = None) -> tuple[Wait, ...]:
         """The rows.

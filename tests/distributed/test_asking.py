@@ -203,12 +203,14 @@ def test_many_are_asked_once_and_within_a_second(count: int, monkeypatch: pytest
     names = [f"w{number:04}" for number in range(count)]
     behind = {branch[0]: branch[1:] for branch in branches(names)}
     asked: Counter[str] = Counter()
+    by: Counter[tuple[str, int]] = Counter()
     opened: dict[str, dist.Worker] = {}
     request = Endpoint.request
 
     async def counted(self: Endpoint, peer: str, kind: int, value: Any, *rest: Any) -> Any:
         if kind in (Kind.RELAY, Kind.WAITS):
             asked[peer] += 1
+            by[self.name, kind] += 1
         return await request(self, peer, kind, value, *rest)
 
     async def serve(name: str) -> None:
@@ -226,7 +228,7 @@ def test_many_are_asked_once_and_within_a_second(count: int, monkeypatch: pytest
                 await asyncio.sleep(0.01)
             report = await driver.why()
             assert report.seconds < 1.0 and not report.silent, report.silent
-            assert asked == Counter(names)
+            assert asked == Counter(names) and (by["driver", Kind.RELAY], by["driver", Kind.WAITS]) == (FANOUT, 0)
             found = Counter(wait.worker for wait in report.waits)
             assert found == {name: 10 for name in names}  # five calls, and the functions that they wait for
             lost, old = list(behind)[:2]

@@ -268,7 +268,8 @@ async def test_a_function_is_followed_to_its_request_through_all_ways_to_await(w
         report = await a.why()
         own, function, last = row(report, "a"), row(report, "b"), row(report, "c")
         assert own.on_task == function.task and function.on_task == last.task and last.message == "sleep", str(report)
-        assert own.task == "task training 0" and all(each.line.startswith("distributed/test_waits_of_workers.py:") for each in report.waits), str(report)
+        assert own.task == "task training 0", str(report)
+        assert all(wait.line.startswith("distributed/test_waits_of_workers.py:") for wait in report.waits), str(report)
 
 
 # ---------------------------------------------------------------- passes
@@ -312,6 +313,30 @@ async def test_a_pass_has_one_name_on_all_workers() -> None:
             assert all(wait.line.startswith("distributed/test_waits_of_workers.py:") for wait in rows(report, "a", "pass"))
             sent = rows(report, "a", "answer to gradient")
             assert {wait.on for wait in sent} == {"b", "c"} and all(wait.on_task in {each.task for each in rows(report, wait.on)} for wait in sent)
+
+
+@in_time
+async def test_a_commit_waits_for_the_hooks_that_follow_it() -> None:
+    weight = leaf(3.0)
+
+    async def after(tensor: Any) -> None:
+        await asyncio.sleep(3.0)
+
+    weight.register_post_accumulate_grad_hook(after)
+
+    async def weighed(x: Any) -> Any:
+        return x * weight
+
+    async with workers(*NAMES, service=exposing(weighed)) as (a, *_), a.context() as ctx:
+        y = await a.call("b", "weighed", leaf(2.0))
+        async with under_way(ctx.backward(y.sum())) as (backward,):
+            await asyncio.sleep(1.0)
+            report = await a.why()
+            told = row(report, "a", "answer to commit")
+            assert told.task.startswith("pass 1 of a") and told.on == "b", str(report)
+            assert [wait.on_task for wait in rows(report, "b") if wait.task == told.on_task] == [told.task]
+            assert row(report, "b", "sleep").task == told.task and row(report, "b", "sleep").what.endswith("after")
+            await backward
 
 
 # ---------------------------------------------------------------- groups

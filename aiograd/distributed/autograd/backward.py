@@ -28,7 +28,7 @@ from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
 from aiograd.distributed.rpc.timers import expire_at
 from aiograd.distributed.scope import SCOPE, Scope
-from aiograd.distributed.wait_tables import Awaited, HeldLock, WaitEdge, WaitEntry
+from aiograd.distributed.wait_tables import Awaited, WaitEdge, WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run.failures import clear_frames
@@ -385,7 +385,6 @@ class BackwardPasses:
                 own = participant.name if own is None and participant.is_initiator else own
                 yield from participant.waits()
             if own is not None and context.turn is not None:
-                yield HeldLock(context.turn, own, context.principal)
                 edge = WaitEdge(self.core.name, own, "backward", message="the turn in the context")
                 for waiter in context.turn._waiters or ():
                     yield Awaited(waiter, edge, context.principal)
