@@ -56,6 +56,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
         *(f"distributed.{name}" for name in (
+            "asking wait_chains wait_tables rpc.open_requests "
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel local_steps collectives.agreement "
             "collectives.forming collectives.group collectives.group_server collectives.running moe.runtime rpc.http rpc.endpoint "
             "rpc.earlier_requests rpc.handshake_log rpc.loopback rpc.outbound_room rpc.peer rpc.peer_session rpc.request_handlers rpc.secure_channel "
@@ -89,7 +90,7 @@ SANS_IO = (
     "engine.captures", "engine.evaluate", "engine.graph_root", "engine.graph_task", "engine.input_buffer", "engine.ledger", "engine.pass_futures",
     "engine.pass_hooks", "engine.placement", "engine.plan", "engine.ready_queue", "engine.renumbering", "engine.selection", "engine.short_pass",
     "engine.split_backward", "engine.staged_commit", "engine.pass_view", "engine.validate", "engine.walk", "transaction", "data.ledger",
-    *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service".split()),
+    *(f"distributed.{name}" for name in "error_wire kinds messages payload schema scope service waits".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),

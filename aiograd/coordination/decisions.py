@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from aiograd.coordination.client import AfterCommit, StepWording
 from aiograd.coordination.drive import CoordinatorDrive
 from aiograd.coordination.member import REMEMBERED
-from aiograd.coordination.session import COORDINATOR, PAUSE, StepClient, W
+from aiograd.coordination.session import COORDINATOR, PAUSE, OpenStep, StepClient, W
 from aiograd.errors import CommitUnknown, ReferenceLostError
 from aiograd.transaction import Coordinator, Failed, History, Outcome, ParticipantsJoined, ParticipantsLeft, Prepared, TransactionState
 
@@ -245,6 +245,16 @@ class StepOutcomes(Generic[W, R]):
     async def outcome(self, step: int) -> str:
         """The `Outcome` of a step, or how far it is."""
         return self._decisions.outcome(step).value
+
+    def _open_step(self) -> OpenStep | None:
+        """The last step, if it is not over; None: there is none."""
+        last = self._decisions.last
+        if last is None or (last.state in (TransactionState.COMMITTED, TransactionState.ABORTED) and not last.unacknowledged):
+            return None
+        tasks = [] if last.work.runner is None else [last.work.runner]
+        members = [remote.ref.key for remote in last.remotes.values() if remote.ref is not None]
+        members += [each.key for each in last.work.members()]
+        return OpenStep(last.step, self._decisions.wording.subject, None, tasks, "", members, last.work.messages())
 
     def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
         """The error if gradients on these workers are in doubt; else None."""

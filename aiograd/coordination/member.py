@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, Generic
 
 from aiograd.coordination.client import AfterCommit, StepWording
-from aiograd.coordination.session import MemberWorker, StepSession, W, kept_for
+from aiograd.coordination.session import MemberWorker, OpenStep, StepSession, W, kept_for
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import CommitUnknown, TransactionError
 from aiograd.running.log_fields import structured_logger
@@ -169,6 +169,18 @@ class StepMember(Generic[W]):
         if session is None or not session.transaction.is_doubtful or session.work.leaves.isdisjoint(leaves):
             return None
         return CommitUnknown(f"the gradients may not be complete: {self._describe_doubt(session)}", workers=(self._worker.name,))
+
+    def _open_step(self) -> OpenStep | None:
+        """The step that is under way here; None: there is none."""
+        session = self._session
+        if session is None or not (session.work.runner is not None or session.transaction.is_prepared):
+            return None
+        coordinator, work = session.coordinator, session.work
+        tasks = [] if work.runner is None else [work.runner]
+        decided_by = coordinator.owner if coordinator is not None and session.transaction.is_prepared else ""
+        owner, key = ("", b"") if coordinator is None else (coordinator.owner, coordinator.key)
+        messages = [(future, owner if sender is None else sender, message) for future, sender, message in work.messages()]
+        return OpenStep(session.step, self.wording.subject, key, tasks, decided_by, [each.key for each in work.members()], messages)
 
     def _leave(self) -> None:
         """The last reference to the member has been deleted."""

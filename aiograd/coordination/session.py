@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import ParticipantDrive, TransactionDrive
@@ -75,6 +75,24 @@ def kept_for(lease: float) -> float:
     return lease * (PART - 2) / PART
 
 
+class OpenStep(NamedTuple):
+    """A step that is under way in one process, for a report of what waits."""
+
+    step: int
+    #: the owner of the steps, as of `StepWording`
+    subject: str
+    #: key of the reference to the outcomes; empty: there is none; None: these are the outcomes
+    key: bytes | None
+    #: the tasks that carry it out here
+    tasks: list[asyncio.Task[Any]]
+    #: name of the worker whose decision is waited for; "": none is
+    decided_by: str
+    #: keys of the references to the members that are asked
+    members: list[bytes]
+    #: futures of messages, with the name of the worker that sends each ("": this one, None: the coordinating process) and the message
+    messages: list[tuple[asyncio.Future[Any], str | None, str]]
+
+
 class StepWork:
     """The work of one process for one step.
 
@@ -93,6 +111,14 @@ class StepWork:
         self.has_begun = False
         #: the leaves with prepared gradients
         self.leaves: frozenset[AccumulateGrad] = frozenset()
+
+    def messages(self) -> list[tuple[asyncio.Future[Any], str | None, str]]:
+        """See `OpenStep`."""
+        return []
+
+    def members(self) -> list[Any]:
+        """References to the members that get messages of this one."""
+        return []
 
     def begin(self) -> None:
         """The running task carries the step out."""

@@ -15,6 +15,7 @@ from typing import Any
 from aiograd.dashboard.pass_graph import FoundPass, PassPart, last_pass, picture, read_rows
 from aiograd.dashboard.pipeline_steps import WorkerSteps, last_step, read_steps, step_picture
 from aiograd.dashboard.servers import MOST_SAMPLES, ServerHistory, number_of
+from aiograd.dashboard.wait_board import WaitBoard
 
 #: events that are kept, and that one answer to the page holds; scalars alike
 EVENTS, MOST_EVENTS = 30_000, 3000
@@ -77,6 +78,7 @@ class Board:
         self._step_key = ""
         self._step_version = 0
         self._servers = ServerHistory()
+        self._waits = WaitBoard()
         self.dropped = 0
 
     # ---------------------------------------------------------------- reports
@@ -91,6 +93,7 @@ class Board:
         self._passes.pop(name, None)
         self._steps.pop(name, None)
         self._servers.forget(name)
+        self._waits.forget(name)
 
     def failed(self, name: str, state: str, why: str, now: float) -> None:
         """A worker could not be asked."""
@@ -129,6 +132,7 @@ class Board:
         self._take_events(worker, report.get("events"))
         self._take_scalars(worker, report.get("scalars"))
         self._servers.arrived(name, report.get("servers"), now)
+        self._waits.arrived(name, report.get("waits"))
         if (rows := report.get("graphs")) is not None:
             self._passes[name] = read_rows(rows)
         if (rows := report.get("steps")) is not None:
@@ -141,6 +145,7 @@ class Board:
             worker.cursor = worker.scalar_cursor = 0  # the one that comes back counts anew
             worker.peers, worker.rates = {}, {}
             self._servers.forget(worker.name)
+            self._waits.forget(worker.name)
         worker.state, worker.why = state, why[:TEXT]
 
     def _take_peers(self, worker: WorkerState, rows: Any, now: float) -> None:
@@ -234,6 +239,7 @@ class Board:
             "scalars": logged,
             "graph": self._graph if graph != self._graph_version else None,
             "pipeline": self._step if pipeline != self._step_version else None,
+            "waits": self._waits.picture(),
             "servers": self._servers.rows,
             "serving": _after(self._servers.samples, serving, MOST_SAMPLES),
             "serving_cursor": self._servers.number,

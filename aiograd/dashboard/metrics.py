@@ -17,6 +17,8 @@ Every name has the label ``worker``.
 `aiograd_peer_round_trip_seconds`       gauge      from request to answer, on average of the quickest of the latest 32, by ``peer``
 `aiograd_resident_memory_bytes`         gauge      memory of the process
 `aiograd_device_memory_bytes`           gauge      memory that the process has allocated on its CUDA device
+`aiograd_waiting_seconds`               gauge      the longest wait here, by ``kind``: pass, step, call, collective, commit or other; 0 without one
+`aiograd_loop_held_seconds`             gauge      since when the loop of ``peer`` is held up, of the peers with a loop that is
 `aiograd_scalar`                        gauge      the last value of each scalar that was logged with ``ag.log``, by ``name``
 ======================================  =========  =============================================================================================
 
@@ -30,7 +32,7 @@ from itertools import accumulate
 from typing import Any
 
 from aiograd import serving
-from aiograd.dashboard.reporter import device_bytes, links_of, resident_bytes
+from aiograd.dashboard.reporter import device_bytes, links_of, resident_bytes, waits_here
 from aiograd.distributed.meter import BOUNDS, DurationHistogram
 from aiograd.distributed.rpc.http.pages import Page
 from aiograd.distributed.worker_core import WorkerCore
@@ -39,6 +41,8 @@ from aiograd.serving.registry import REGISTRY
 
 #: seconds for which the loop's lag is sampled after each scrape: Prometheus takes a metric that it has not seen for five minutes for gone
 BETWEEN_SCRAPES = 300.0
+#: kinds of waits by the first word of their task, and the kind of all others
+WAIT_KINDS, OTHER = {"pass": "pass", "step": "step", "call": "call", "operation": "collective", "commit": "commit"}, "other"
 
 
 def metrics_page(core: WorkerCore) -> Page:
@@ -111,6 +115,19 @@ class WorkerMetrics:
         yield connected
         yield moved
         yield trips
+        report = waits_here(core)
+        longest = dict.fromkeys((*WAIT_KINDS.values(), OTHER), 0.0)
+        for wait in report.waits:
+            kind = WAIT_KINDS.get(wait.task.partition(" ")[0], OTHER)
+            longest[kind] = max(longest[kind], wait.seconds)
+        waiting = GaugeMetricFamily("aiograd_waiting_seconds", "The longest wait", labels=["worker", "kind"])
+        for kind, length in longest.items():
+            waiting.add_metric([name, kind], length)
+        yield waiting
+        held = GaugeMetricFamily("aiograd_loop_held_seconds", "Since when the loop of a peer is held up", labels=["worker", "peer"])
+        for loop in report.held:
+            held.add_metric([name, loop.worker], loop.seconds)
+        yield held
         logged = GaugeMetricFamily("aiograd_scalar", "The last value of a logged scalar", labels=["worker", "name"])
         for (owner, scalar), entry in list(LOG.latest.items()):
             if owner in (None, name):

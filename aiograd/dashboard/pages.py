@@ -18,7 +18,7 @@ from aiograd.dashboard.collector import Collector
 from aiograd.distributed.rpc.http.pages import DASHBOARD, FAVICON, Page, PageRequest
 from aiograd.distributed.worker_core import WorkerCore
 
-SCRIPTS = ("main", "draw", "stream", "cluster", "graph", "training", "rounds", "serving")
+SCRIPTS = ("main", "draw", "stream", "cluster", "graph", "training", "rounds", "serving", "waits")
 #: route -> file and type
 FILES = {
     f"{DASHBOARD}/style.css": ("style.css", "text/css; charset=utf-8"),

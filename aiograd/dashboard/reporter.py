@@ -6,6 +6,7 @@ A worker that was not asked for `WATCHED_SECONDS` records nothing.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import os
 import resource
@@ -15,7 +16,10 @@ from typing import Any, NamedTuple
 
 from aiograd.dashboard.sampling import Sampler
 from aiograd.dashboard.servers import server_rows
+from aiograd.dashboard.wait_board import wait_rows
+from aiograd.distributed import asking
 from aiograd.distributed.messages.library import ReportRequest
+from aiograd.distributed.waits import WaitReport
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.profiler.event import Event
 from aiograd.running import scalars
@@ -26,6 +30,8 @@ WATCHED_SECONDS = 3.0
 TICK = 0.05
 #: events that are kept, and events and characters of a text in one report
 RING, MOST_EVENTS, TEXT = 10_000, 3000, 160
+#: seconds that the loop has to tell its waits to another thread
+LOOP_SECONDS = 0.5
 #: the most events per second that a dashboard may ask for
 MOST_RATE = 100_000
 
@@ -101,6 +107,7 @@ class Reporter:
             "events": [_row(event, ahead) for _, event in events],
             "graphs": self.sampler.graphs.rows() if request.with_graphs else None,
             "steps": self.sampler.steps.rows(ahead) if request.with_graphs else None,
+            "waits": wait_rows(waits_here(self._core, self._core.principal)),
             "servers": server_rows(self._core.name, with_others=is_other),
             "scalars": [[entry.number, entry.worker, entry.name, entry.step, entry.value, entry.time] for entry in logged],
         }
@@ -127,6 +134,30 @@ class Reporter:
                 for name, link in links_of(self._core).items()
             ],
         }
+
+
+def waits_here(core: WorkerCore, principal: str | None = None) -> WaitReport:
+    """The waits of a worker and the loops of peers that it knows to be held up; no peer is asked. May be called from any thread.
+
+    Args:
+        core: the worker.
+        principal: only works of this principal; None: all.
+
+    Returns:
+        The report; in a thread besides the worker's loop an empty one where the loop is held up for longer than `LOOP_SECONDS` or is closed.
+    """
+
+    def read() -> WaitReport:
+        return WaitReport(asking.waits(core, principal), asking.held_loops(core, principal))
+
+    with contextlib.suppress(RuntimeError):  # no loop runs here
+        if asyncio.get_running_loop() is core.loop:
+            return read()
+    found: concurrent.futures.Future[WaitReport] = concurrent.futures.Future()
+    with contextlib.suppress(RuntimeError, TimeoutError):
+        core.loop.call_soon_threadsafe(lambda: found.set_result(read()))
+        return found.result(LOOP_SECONDS)
+    return WaitReport()
 
 
 class Link(NamedTuple):

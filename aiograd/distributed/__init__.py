@@ -71,6 +71,9 @@ from aiograd.distributed.scope import current_context as current_context
 from aiograd.distributed.scope import current_worker as current_worker
 from aiograd.distributed.service import Service as Service
 from aiograd.distributed.statistics import WorkerStatistics as WorkerStatistics
+from aiograd.distributed.waits import HeldLoop as HeldLoop
+from aiograd.distributed.waits import Wait as Wait
+from aiograd.distributed.waits import WaitReport as WaitReport
 from aiograd.distributed.worker import Worker as Worker
 from aiograd.running import assembly
 from aiograd.running.lazy import on_first_use as _on_first_use

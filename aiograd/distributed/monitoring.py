@@ -12,6 +12,7 @@ from aiograd.distributed.calls import Calls
 from aiograd.distributed.dashboard_options import DashboardOptions
 from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.rpc.http import HttpTransport
+from aiograd.distributed.rpc.http.naming import NamePage
 from aiograd.distributed.rpc.http.pages import Page, PageRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.worker_core import WorkerCore
@@ -73,6 +74,7 @@ class LazyMonitor:
         transport = self._core.endpoint.transport
         if isinstance(transport, HttpTransport):
             transport.site.metrics = self
+            transport.site.name = NamePage(self._core.name, self._core.endpoint.keyring)
         elif self._options is not None:
             raise ArgumentError(f"Worker({self._core.name!r}, dashboard=...): a dashboard needs the HTTP transport, which is the default")
         if self._options is not None:

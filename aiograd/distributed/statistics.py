@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from aiograd.distributed.autograd.backward import BackwardPasses
+from aiograd.distributed.calls import Calls
 from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistics
+from aiograd.distributed.worker_core import WorkerCore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +49,33 @@ class WorkerStatistics:
     bytes_out: int
     peers: tuple[PeerStatistics, ...] = field(repr=False)  # `network` shows them
     network: EndpointStatistics
+
+
+def statistics_of(core: WorkerCore, calls: Calls, passes: BackwardPasses, references: int) -> WorkerStatistics:
+    """The statistics of a worker, from its parts.
+
+    Args:
+        core, calls, passes: the parts.
+        references: the number of objects held for remote references.
+
+    Returns:
+        The counts, of this moment.
+    """
+    network = core.endpoint.statistics()
+    contexts = list(passes.contexts)
+    return WorkerStatistics(
+        name=core.name,
+        contexts=len(contexts),
+        passes=sum(len(context.participants) for context in contexts),
+        calls=sum(len(context.calls) for context in contexts),
+        stuck=calls.stuck,
+        references=references,
+        in_doubt=sum(len(context.in_doubt) for context in contexts),
+        passes_committed=passes.committed,
+        passes_aborted=passes.aborted,
+        bytes_held=network.bytes_held,
+        bytes_in=sum(peer.bytes_in for peer in network.peers),
+        bytes_out=sum(peer.bytes_out for peer in network.peers),
+        peers=network.peers,
+        network=network,
+    )

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from aiograd.distributed.asking import serve_waits, why
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
@@ -37,7 +38,8 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
-from aiograd.distributed.statistics import WorkerStatistics
+from aiograd.distributed.statistics import WorkerStatistics, statistics_of
+from aiograd.distributed.waits import WaitReport
 from aiograd.distributed.watchdog import WATCHDOG
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
@@ -125,6 +127,7 @@ class Worker:
         self._objects = ObjectServer(core, self._calls)
         OptimizerServer(core, self._calls, self._objects)
         self._groups = GroupServer(core)
+        serve_waits(core)
         self._monitor = LazyMonitor(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
@@ -403,30 +406,36 @@ class Worker:
         finally:
             SCOPE.reset(token)
 
+    async def why(self, peer: str | None = None, *, timeout: float = 1.0, with_known: bool = False) -> WaitReport:
+        """Ask workers for their waits: for which work each waits, since when, and where that is a cycle. Also in the midst of a pass or step.
+
+        Every worker is asked once, many of them by way of others; all answer for works of this worker's principal, and change nothing. Call it from
+        another task than the one that waits. Cancelling stops the asking.
+
+        Args:
+            peer: name of a worker, this one or another: only its waits; None: the waits of this worker and of all that it knows.
+            with_known: True: with `peer`, also the waits of all workers that `peer` knows, as it reports them.
+            timeout: seconds for all answers; workers without an answer are named in `WaitReport.silent`.
+
+        Returns:
+            The report; its text shows cycles first.
+
+        Raises:
+            UnknownPeerError: there is no such worker. DistributedError: this worker is not open. ArgumentError, ArgumentTypeError: the timeout is no
+            number above 0, or the name no text.
+
+        >>> print(await driver.why("left", timeout=2.0))
+        0 waits, 0 cycles; asked in 0.00 s
+        """
+        return await why(self._core, peer, timeout, with_known=with_known)
+
     def statistics(self) -> WorkerStatistics:
         """Counts of open objects and running work, and of the work done so far.
 
         Returns:
             The counts, of this moment.
         """
-        network = self._core.endpoint.statistics()
-        contexts = list(self._contexts)
-        return WorkerStatistics(
-            name=self.name,
-            contexts=len(contexts),
-            passes=sum(len(context.participants) for context in contexts),
-            calls=sum(len(context.calls) for context in contexts),
-            stuck=self._calls.stuck,
-            references=len(self._objects.table),
-            in_doubt=sum(len(context.in_doubt) for context in contexts),
-            passes_committed=self._passes.committed,
-            passes_aborted=self._passes.aborted,
-            bytes_held=network.bytes_held,
-            bytes_in=sum(peer.bytes_in for peer in network.peers),
-            bytes_out=sum(peer.bytes_out for peer in network.peers),
-            peers=network.peers,
-            network=network,
-        )
+        return statistics_of(self._core, self._calls, self._passes, len(self._objects.table))
 
 
 @functools.lru_cache(maxsize=4096)  # in a cluster every worker gets the URLs of all others

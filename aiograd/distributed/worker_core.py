@@ -29,6 +29,7 @@ from aiograd.distributed.rpc.request_handlers import PromptHandler
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
+from aiograd.distributed.wait_tables import WaitTable
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import DeadlineError, DistributedError, ProtocolError, WorkerLostError
 from aiograd.running.log_fields import structured_logger
@@ -64,6 +65,7 @@ class WorkerCore:
         meter: counts exchanges with other workers.
         loop_lag: how late timers of the loop fire.
         multicast: sends messages to many workers at once.
+        wait_tables: readers of what waits in the parts of the worker; see `wait_tables`.
         is_closing: True from the beginning of `aclose`.
         loop: the event loop on which the worker was opened.
     """
@@ -95,6 +97,7 @@ class WorkerCore:
         self.handlers: dict[int, Handler] = {}
         self.prompt_handlers: dict[int, PromptHandler] = {}
         self._servers: dict[type[WireMessage], Handler] = {}
+        self.wait_tables: list[WaitTable] = []
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
         self.endpoint = Endpoint(
             name,

@@ -56,7 +56,7 @@ OVERFLOWS = """(selector) => {
     const [wide, tall] = [element.scrollWidth, element.scrollHeight];
     if (wide > element.clientWidth + 1 && style.display !== "inline") found.push(`${name}: ${wide} in ${element.clientWidth}`);
     if (tall > element.clientHeight + 1 && style.overflowY !== "visible") found.push(`${name}: ${tall} high in ${element.clientHeight}`);
-    if (box.right > room + 1 && !element.closest("#graph-box")) found.push(`${name}: sticks out by ${Math.round(box.right - room)}`);
+    if (box.right > room + 1 && !element.closest(".graph-box")) found.push(`${name}: sticks out by ${Math.round(box.right - room)}`);
   }
   return [...new Set(found)];
 }"""

@@ -130,7 +130,10 @@ def test_no_report_can_break_the_board(fields: dict[str, Any], row: list[Any]) -
     steps = {"steps": {"actions": [["k", [row[:4]]]], "ended": [["k", "n", None, [[row[:2]]], 0, 1], row[:6]]}}
     server = {**dict.fromkeys(("version", "queued", "versions", "trainer", "follower"), row[0]), "name": "s", "latency": [row[1]] * len(BOUNDS)}
     servers = {"servers": [row[0], server, {**server, "versions": [row[:6], [1, "kept", *row[:4]], [1, "kept", 1, 1, 1, row]]}]}
-    for changes in (fields, {"events": [row]}, {"scalars": [row[:6]]}, {"windows": [row[:2]]}, {"graphs": [[0, [row[:8]]], row[:2]]}, steps, servers):
+    rows = [row[:7], ["t", "b", "t", "", "", *row[:2]], ["t", "left", "t", "", "", 1e300, ""], ["t", "left", "t", "", "", 2.0, ""]]
+    waits = {"waits": {"waits": rows, "held": [row[:3], ["c", *row[:2]]]}}
+    graphs = {"graphs": [[0, [row[:8]]], row[:2]]}
+    for changes in (fields, {"events": [row]}, {"scalars": [row[:6]]}, {"windows": [row[:2]]}, graphs, steps, servers, waits):
         for now in (1.0, 2.0):
             board.arrived("left", read_report(json.dumps({**report(), **changes})), now, now)
     board.draw_graph(1.0)

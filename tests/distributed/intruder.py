@@ -124,4 +124,5 @@ def requests_about(context: bytes, origin: str = "a") -> list[tuple[Kind, Any]]:
         (Kind.COLLECTIVE, ("join", "group", [origin, "b"], bytes(16))),
         (Kind.POST, (WireReference("b", context, context, "Thing"), [1], True)),
         (Kind.RELAY, (int(Kind.COMMIT), [("b", (context, origin, 1))])),
+        (Kind.WAITS, (True,)),
     ]

@@ -68,7 +68,7 @@ def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int, asked
 
 
 def test_there_is_a_message_of_every_kind() -> None:
-    assert {kind for kind, _ in messages(b"", "", ("", 0), 0).values()} == set(Kind) - {Kind.COLLECTIVE, Kind.POST}
+    assert {kind for kind, _ in messages(b"", "", ("", 0), 0).values()} == set(Kind) - {Kind.COLLECTIVE, Kind.POST, Kind.WAITS}
 
 
 class Tenant:

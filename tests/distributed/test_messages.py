@@ -16,7 +16,7 @@ import pytest
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, message, parse, parse_answer
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage
+from aiograd.distributed.messages.calls import AskWaits, CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.fields import TraceContext
 from aiograd.distributed.messages.groups import (
     GIVEN_UP,
@@ -110,6 +110,8 @@ REQUEST_EXAMPLES: list[WireMessage] = [
     Release(KEY),
     Renew([Lease(KEY, 5)]),
     Relay(4, [RelayedMessage("b", encode(Commit(KEY, "a", 7)))]),
+    AskWaits(False),
+    AskWaits(True),
     Post(WireReference("b", KEY, KEY, "Thing"), [1, ARRAY], True, TRACE),
     Post(WireReference("b", KEY, KEY, "Thing"), [1], False),
     GroupJoin("g", ["a", "b"], KEY),
@@ -126,6 +128,7 @@ ANSWER_EXAMPLES: list[tuple[type[WireMessage], Any]] = [
     (FunctionCall, CallResult(ARRAY, 6, [3])),
     (Mark, Marked(["b"], [1])),
     (Gradient, GradientsTaken(["b"], [Bundle(3, [ARRAY], 0)], False)),
+    (AskWaits, WireTensor(np.frombuffer(b'{"waits":[]}', np.uint8), False)),
     (Commit, True),
     (Abort, True),
     (PassOutcome, "committed"),

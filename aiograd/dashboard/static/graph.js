@@ -12,9 +12,10 @@ const [BENDS, MANY] = [[0.25, 0.42, 0.65, 0.9], 12]; // of many arrows between w
 const contains = (box, node) => node.x > box.x && node.x < box.x + box.w && node.y > box.y && node.y < box.y + box.h;
 
 export class Graph {
-  constructor() {
+  constructor(id = "graph") {
+    this.id = id;
     this.picture = null;
-    at("graph-box").addEventListener("scroll", () => tellScroll(at("graph-box"), at("graph-more")));
+    at(`${id}-box`).addEventListener("scroll", () => tellScroll(at(`${id}-box`), at(`${id}-more`)));
   }
 
   take(data) {
@@ -45,7 +46,7 @@ export class Graph {
   draw() {
     const graph = this.picture;
     if (!graph) return;
-    const box = at("graph-box");
+    const box = at(`${this.id}-box`);
     const [left, top] = [box.scrollLeft, box.scrollTop];
     const room = box.clientWidth;
     const { places, width, height } = this.arrange(room / WRAPPED);
@@ -82,7 +83,7 @@ export class Graph {
     }
     box.replaceChildren(picture);
     box.scrollTo(left, top);
-    tellScroll(box, at("graph-more"));
+    tellScroll(box, at(`${this.id}-more`));
     this.hint();
   }
 
@@ -139,7 +140,7 @@ export class Graph {
   crossing(one, two, arrow, number, drawn) {
     const obstacles = drawn.boxes.map((box) => (contains(box, one) || contains(box, two) ? { x: box.x + 6, y: box.y + 6, w: box.w - 12, h: box.h - 12 } : box));
     const bends = this.picture.arrows.filter((each) => each.crosses).length > MANY ? BENDS.slice(1, 2) : BENDS;
-    const ways = SIDES.flatMap((from) => SIDES.flatMap((to) => bends.map((bend) => this.curve(one, two, from, to, bend))));
+    const ways = SIDES.flatMap((from) => SIDES.filter((to) => one !== two || to !== from).flatMap((to) => bends.map((bend) => this.curve(one, two, from, to, bend))));
     if (one.row !== two.row) ways.push(this.between(one, two, number));
     const cost = ({ points }) => {
       const behind = obstacles.filter((box) => points.some((point, i) => i > 0 && crosses(box, points[i - 1], point))).length;
@@ -148,12 +149,16 @@ export class Graph {
       return behind * 1000 + outside * 1e6 + length;
     };
     const { d, points } = ways.map((way) => [cost(way), way]).reduce((best, each) => (each[0] < best[0] ? each : best))[1];
-    const width = Math.min(9, 2.5 + Math.log10(1 + arrow.bytes / 100));
+    const width = arrow.bytes === undefined ? 2 : Math.min(9, 2.5 + Math.log10(1 + arrow.bytes / 100));
+    return { ...this.look(one, two, arrow, { d, fill: "none", "stroke-width": width, class: "crossing" }, points), width, points };
+  }
+
+  // An arrow between workers as it is drawn, and its label.
+  look(one, two, arrow, way) {
     const text = bytes(arrow.bytes);
     const title = svg("title");
     title.textContent = `${one.worker} to ${two.worker}: ${text}`;
-    const path = svg("path", { d, fill: "none", stroke: colour("send"), "stroke-width": width, "stroke-opacity": 0.75, class: "crossing" }, title);
-    return { path, text, width, points };
+    return { path: svg("path", { ...way, stroke: colour("send"), "stroke-opacity": 0.75 }, title), text };
   }
 
   // From a side of a box to a side of another, which it leaves and reaches at right angles.

@@ -6,8 +6,9 @@ import { Rounds } from "/dashboard/rounds.js";
 import { Serving } from "/dashboard/serving.js";
 import { Stream } from "/dashboard/stream.js";
 import { Pipeline, Training } from "/dashboard/training.js";
+import { Waits } from "/dashboard/waits.js";
 
-const panels = { stream: new Stream(), cluster: new Cluster(), graph: new Graph(), training: new Training(), rounds: new Rounds(), serving: new Serving(), pipeline: new Pipeline() };
+const panels = { stream: new Stream(), cluster: new Cluster(), graph: new Graph(), waits: new Waits(), training: new Training(), rounds: new Rounds(), serving: new Serving(), pipeline: new Pipeline() };
 const INTERVAL = 500;
 const cursors = { after: 0, scalars: 0, graph: 0, pipeline: 0, serving: 0 };
 let failures = 0;

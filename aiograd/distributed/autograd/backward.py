@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
 from aiograd.distributed.rpc.timers import expire_at
 from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.distributed.wait_tables import Awaited, WaitEdge, WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run.failures import clear_frames
@@ -78,6 +79,7 @@ class BackwardPasses:
         core.multicast.register(Commit, self.on_relayed_commit)
         core.multicast.register(Abort, self.on_abort)
         core.on_lost.append(self.on_lost)
+        core.wait_tables.append(self.waits)
 
     # ---------------------------------------------------------------- on the initiator
 
@@ -374,6 +376,18 @@ class BackwardPasses:
         if parent is not None:
             surroundings.run(tracing.follow, parent)
         return surroundings
+
+    def waits(self) -> Iterator[WaitEntry]:
+        """The passes of this worker, and the passes that wait for their turn in a context."""
+        for context in self.contexts:
+            own = None
+            for participant in context.participants.values():
+                own = participant.name if own is None and participant.is_initiator else own
+                yield from participant.waits()
+            if own is not None and context.turn is not None:
+                edge = WaitEdge(self.core.name, own, "backward", message="the turn in the context")
+                for waiter in context.turn._waiters or ():
+                    yield Awaited(waiter, edge, context.principal)
 
     # ---------------------------------------------------------------- lost workers and released contexts
 

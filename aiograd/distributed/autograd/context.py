@@ -43,6 +43,19 @@ PassId = tuple[str, int]
 REMEMBERED = 4096
 
 
+def pass_name(key: bytes, initiator: str, number: int) -> str:
+    """A name of a pass for reports, equal on all workers that take part.
+
+    Args:
+        key: of its context.
+        initiator, number: its `PassId`.
+
+    Returns:
+        The name.
+    """
+    return f"pass {number & 0xFFFF} of {initiator} (context {key.hex()[:8]})"
+
+
 class DistributedPassRunner(Protocol):
     """Runs the passes of contexts; see the methods of `Context` and `RecvNode.carry`."""
 

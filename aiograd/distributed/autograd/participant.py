@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiograd.coordination.drive import ParticipantDrive
@@ -39,6 +39,8 @@ from aiograd.distributed.autograd.discovery import EdgeDiscovery
 from aiograd.distributed.autograd.exchange import GradientExchange
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_transaction import PassTransaction
+from aiograd.distributed.wait_chains import line_of
+from aiograd.distributed.wait_tables import Awaited, OpenWork, WaitEdge, WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.pass_hooks import PassHooks
@@ -96,6 +98,22 @@ class PassParticipant(PassTransaction):
         more = f" and {len(waits) - 4} more" if len(waits) > 4 else ""
         advice = "" if self.smart else ". In fast mode every remote result has to be used; mode='smart' needs only those the roots depend on"
         return f"it waited for {', '.join(waits[:4])}{more}{advice}"
+
+    def waits(self) -> Iterator[WaitEntry]:
+        """The pass here, and its waiting tasks, for a report of what waits."""
+        here, principal = self.core.name, self.context.principal
+        edges = []
+        if self.task is not None and not self.is_decided:
+            for node in self.task.waiting:
+                if isinstance(node, SendNode):
+                    message = f"gradients of message {node.edge & 0xFFFFFFFF}"
+                    edges.append(WaitEdge(node.peer, f"{self.name}: {message}", node.name, line_of(node), message))
+        if self.transaction.is_prepared and not self.is_initiator:
+            edges.append(WaitEdge(self.initiator, self.name, "commit", message="decision"))
+        runner = () if self.runner is None else (self.runner,)
+        yield OpenWork(self.name, principal, runner, self.began_at, edges, "backward")
+        for waiter in self._waiters:
+            yield Awaited(waiter, WaitEdge(here, self.name), principal, needs_row=False)
 
     # ---------------------------------------------------------------- running
 

@@ -20,7 +20,7 @@ from typing import Any
 from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import CoordinatorDrive, ParticipantDrive
 from aiograd.distributed import failpoints
-from aiograd.distributed.autograd.context import Context, PassId
+from aiograd.distributed.autograd.context import Context, PassId, pass_name
 from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.messages.passes import Abort, Commit, PassOutcome
 from aiograd.distributed.observing import observe
@@ -89,6 +89,11 @@ class PassTransaction(PassRecord, TransactionClient):
     def is_decided(self) -> bool:
         """True if the decision is to commit."""
         return self.transaction.is_decided
+
+    @property
+    def name(self) -> str:
+        """A name for reports, equal on all workers that take part."""
+        return pass_name(*self.address())
 
     # ---------------------------------------------------------------- events
 

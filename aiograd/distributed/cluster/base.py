@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import TracebackType
 
 from aiograd.distributed.cluster.roster import Roster
+from aiograd.distributed.waits import WaitReport
 from aiograd.distributed.worker import Worker
 from aiograd.errors import EngineClosedError
 
@@ -56,6 +57,14 @@ class BaseCluster:
             EngineClosedError: outside of the ``async with`` block.
         """
         return self._open().driver.dashboard_url
+
+    async def why(self, timeout: float = 1.0) -> WaitReport:
+        """Ask the coordinator and all workers for their waits; see `Worker.why`. Cancelling stops the asking.
+
+        Raises:
+            EngineClosedError: outside of the ``async with`` block. Otherwise as `Worker.why`.
+        """
+        return await self._open().driver.why(timeout=timeout)
 
     async def wait_lost(self, name: str) -> int:
         """Wait until this worker, as it now is, has ended; returns a status other than 0. Cancelling changes nothing.

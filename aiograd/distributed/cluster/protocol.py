@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Protocol, Self, runtime_checkable
 
+from aiograd.distributed.waits import WaitReport
 from aiograd.distributed.worker import Worker
 
 
@@ -95,6 +96,21 @@ class Cluster(Protocol):
         Cancelling changes nothing.
 
         >>> await cluster.wait_running("worker0")
+        """
+
+    async def why(self, timeout: float = 1.0) -> WaitReport:
+        """Ask the coordinator and all workers for their waits; see `Worker.why`.
+
+        Args:
+            timeout: seconds for all answers.
+
+        Returns:
+            The report.
+
+        Cancelling stops the asking.
+
+        >>> (await cluster.why(timeout=5.0)).waits
+        ()
         """
 
     async def aclose(self) -> None:

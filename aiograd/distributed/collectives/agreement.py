@@ -12,7 +12,7 @@ Note [Agreement]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 from aiograd.coordination.client import AfterCommit, TransactionClient
@@ -21,6 +21,7 @@ from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.distributed.rpc.timers import call_at, wait_for
+from aiograd.distributed.wait_tables import Awaited, OpenWork, WaitEdge, WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ProtocolError
 from aiograd.running.log_fields import structured_logger
@@ -47,12 +48,18 @@ PATIENCE = 4
 _OPEN = (TransactionState.ACTIVE, TransactionState.PREPARED, TransactionState.UNCERTAIN)
 
 
+def agreement_name(key: bytes, group: str, number: int) -> str:
+    """A name of a decision of a group for reports, equal on all members."""
+    return f"commit {number} of group {group:.24} ({key.hex()[:8]})"
+
+
 class AgreeingGroup(Protocol):
     """The part of a `Group` that its decisions use."""
 
     name: str
     names: tuple[str, ...]
     key: bytes
+    principal: str
 
     @property
     def core(self) -> WorkerCore:
@@ -170,6 +177,18 @@ class GroupAgreements(TransactionClient):
         if isinstance(self._drive, CoordinatorDrive):
             self._drive.handle(Failed())
         self.changed()
+
+    def waits(self) -> Iterator[WaitEntry]:
+        """The decision that is under way, for a report of what waits."""
+        drive, group = self._drive, self._group
+        if drive is None or drive.state not in _OPEN:
+            return
+        core, name = group.core, agreement_name(group.key, group.name, self._number)
+        missing = drive.machine.missing(core.now()) if isinstance(drive, CoordinatorDrive) else ()
+        edges = [WaitEdge(peer, f"{name}: the vote of {peer}", message="vote") for peer in missing if peer != core.name]
+        yield OpenWork(name, group.principal, (), None, edges, "commit")
+        if self._changed is not None:
+            yield Awaited(self._changed, WaitEdge(core.name, name), group.principal, needs_row=False)
 
     # ---------------------------------------------------------------- as the client of a transaction
 

@@ -6,7 +6,7 @@ Requests of members that are ahead of this worker wait here for their time: piec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed.collectives.agreement import GroupAgreements
@@ -26,6 +26,7 @@ from aiograd.distributed.messages.groups import (
     Vote,
 )
 from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.wait_tables import WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, DistributedError, ProtocolError, WorkerLostError
 
@@ -60,6 +61,13 @@ class GroupServer:
             }
         )
         core.on_lost.append(self._lost)
+        core.wait_tables.append(self.waits)
+
+    def waits(self) -> Iterator[WaitEntry]:
+        """The operations and decisions that are under way, for a report of what waits."""
+        for group in self._groups.values():
+            yield from group.operations.waits()
+            yield from group.agreements.waits()
 
     def forget(self, group: Group) -> None:
         """The group is over."""

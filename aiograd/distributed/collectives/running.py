@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,12 +28,18 @@ from aiograd.distributed.collectives.ring import new_exchange
 from aiograd.distributed.messages.groups import GroupPiece, PieceContent
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.rpc.timers import call_at
+from aiograd.distributed.wait_tables import Awaited, OpenWork, WaitEdge, WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
 from aiograd.running.types import Array
 
 #: requests with pieces that are under way to one rank at a time
 WINDOW = 4
+
+
+def operation_name(key: bytes, group: str, number: int) -> str:
+    """A name of an operation of a group for reports, equal on all members."""
+    return f"operation {number} of group {group:.24} ({key.hex()[:8]})"
 
 
 class OperatingGroup(Protocol):
@@ -45,6 +51,7 @@ class OperatingGroup(Protocol):
     size: int
     key: bytes
     error: DistributedError | None
+    principal: str
 
     @property
     def core(self) -> WorkerCore:
@@ -63,12 +70,13 @@ class OperatingGroup(Protocol):
 class RunningOperation:
     """An operation that is under way on this rank."""
 
-    __slots__ = ("number", "exchange", "finished", "queues", "active", "senders", "answers", "due", "timer")
+    __slots__ = ("number", "exchange", "finished", "queues", "active", "senders", "answers", "due", "began", "timer")
 
-    def __init__(self, number: int, exchange: CollectiveExchange, due: float, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, number: int, exchange: CollectiveExchange, due: float, began: float, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
         self.exchange = exchange
         self.due = due
+        self.began = began
         #: done when it is complete, or the group has failed
         self.finished: asyncio.Future[None] = loop.create_future()
         #: makes the group fail when the operation is late
@@ -162,7 +170,7 @@ class RunningOperations:
         core = self._group.core
         largest = min(core.limits.message_bytes, core.limits.bytes_per_peer)
         exchange = new_exchange(operation, self._group.rank, self._group.size, arrays, largest)
-        running = self.running[number] = RunningOperation(number, exchange, due, core.loop)
+        running = self.running[number] = RunningOperation(number, exchange, due, due - seconds, core.loop)
         running.timer = call_at(core.endpoint.context, core.loop, due, self._late, running, seconds)
         messages = exchange.begin()
         if exchange.is_symmetric:
@@ -272,6 +280,17 @@ class RunningOperations:
         """Let messages that wait for their operation see how things are now."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+    def waits(self) -> Iterator[WaitEntry]:
+        """The operations that are under way, for a report of what waits."""
+        group = self._group
+        for running in self.running.values():
+            operation = running.exchange.operation
+            name = operation_name(group.key, group.name, running.number)
+            owed = [(group.names[rank], f"a message of {group.names[rank]}") for rank in running.exchange.awaited]
+            edges = [WaitEdge(peer, f"{name}: {message}", message=message) for peer, message in owed]
+            yield OpenWork(name, group.principal, (), running.began, edges, str(operation))
+            yield Awaited(running.finished, WaitEdge(group.core.name, name), group.principal, needs_row=False)
 
     # ---------------------------------------------------------------- requests of other members
 

@@ -68,6 +68,14 @@ class Post(WireMessage):
     trace: TraceContext | None = None
 
 
+@message(kind=12, name="WAITS", code="wait")
+class AskWaits(WireMessage):
+    """Ask what waits on the receiver. The answer is a `WaitReport` of its principal's works, as the bytes of JSON; the asker checks it by itself."""
+
+    #: True: also on the workers that the receiver knows
+    with_known: bool
+
+
 @message(code="relay")
 class RelayedMessage(WireMessage):
     """A message that is passed on."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 from aiograd.coordination.message_code import shown
 from aiograd.coordination.message_form import WireMessage, parse
 from aiograd.distributed.failpoints import RequestPoints
-from aiograd.distributed.messages.calls import FunctionCall, Post, Relay
+from aiograd.distributed.messages.calls import AskWaits, FunctionCall, Post, Relay
 from aiograd.distributed.messages.groups import (
     GroupFail,
     GroupJoin,
@@ -88,6 +88,6 @@ class MessageTable:
 
 
 REQUESTS: Final = MessageTable(
-    FunctionCall, Mark, Gradient, Commit, Abort, PassOutcome, Release, Renew, Relay, Post,
+    FunctionCall, Mark, Gradient, Commit, Abort, PassOutcome, Release, Renew, Relay, Post, AskWaits,
     GroupJoin, GroupWithdraw, GroupPiece, Vote, GroupOutcome, GroupLeave, GroupLeft, GroupFail,
 )  # fmt: skip

@@ -10,7 +10,7 @@ Note [Adapters]
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from aiograd.distributed.calls import Calls
@@ -38,6 +38,7 @@ from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.payload import Unpacking
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.service import Exposed, ExposedClass
+from aiograd.distributed.wait_tables import Awaited, OpenWork, WaitEdge, WaitEntry
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.run import current_engine
 from aiograd.errors import (
@@ -122,6 +123,20 @@ class ObjectServer:
         )
         core.serve_promptly(Post, self._on_post)
         core.on_lost.append(lambda identity, error: self.streams.forget(identity))
+        core.wait_tables.append(self.waits)
+
+    def waits(self) -> Iterator[WaitEntry]:
+        """The steps that are under way, of members and of coordinating processes, for a report of what waits."""
+        for key, adapter in list(self.adapters.items()):
+            step, principal = getattr(adapter, "_open_step", lambda: None)(), self.table.principal_of(key)
+            if step is None or principal is None:
+                continue
+            of = key if step.key is None else step.key
+            name = f"step {step.step} of {step.subject}" + (f" ({of.hex()[:8]})" if of else "")
+            edges = [WaitEdge(step.decided_by, name, "commit", message="decision")] if step.decided_by else []
+            yield OpenWork(name, principal, step.tasks, None, edges, f"step {step.step}", step.members)
+            for future, sender, message in step.messages:
+                yield Awaited(future, WaitEdge(sender or self.core.name, f"{name}: {message}", message, message=message), principal, needs_row=False)
 
     def clear(self) -> None:
         """Let go of all objects; the worker closes."""

@@ -47,15 +47,18 @@ class NextSession(Protocol):
 class PendingRequest:
     """A request that waits for its answer. It may move to the next session, see Note [Requests that move to the next session]."""
 
-    __slots__ = ("session", "id", "answer", "kind", "size", "timeout")
+    __slots__ = ("session", "id", "answer", "kind", "size", "timeout", "value")
 
-    def __init__(self, session: NextSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float) -> None:
+    def __init__(
+        self, session: NextSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float, value: Any = None
+    ) -> None:
         self.session = session
         self.id = id
         self.answer = answer
         self.kind = kind
         self.size = size
         self.timeout = timeout
+        self.value = value
 
     def fail(self, loss: Callable[[int], DistributedError]) -> None:
         """End it with the error that `loss` makes for its kind."""

@@ -311,16 +311,19 @@ class Endpoint:
 
     def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
         """The message that tells a peer of an error of a handler."""
-        function = str(getattr(kind, "name", f"kind {kind}"))
-        if self._describe is not None:
-            try:
-                function = self._describe(kind, value)
-            except Exception:  # the value may be anything; the error at hand is the one to tell of
-                logger.debug("worker %s: naming the function of a failed request failed", self.name, exc_info=True)
         try:
-            return encode(to_wire(error, self.name, function, self.transport.entropy(8).hex()), self.limits)
+            return encode(to_wire(error, self.name, self.describe(kind, value), self.transport.entropy(8).hex()), self.limits)
         except MemoryError:
             return self._overloaded()
+
+    def describe(self, kind: int, value: Any) -> str:
+        """The function that a request is about."""
+        if self._describe is not None:
+            try:
+                return self._describe(kind, value)
+            except Exception:  # the value may be anything
+                logger.debug("worker %s: naming the function of a request failed", self.name, exc_info=True)
+        return str(getattr(kind, "name", f"kind {kind}"))
 
     def new_session(self, peer: PeerId) -> RpcSession:
         """A session that counts against the budget of that peer."""

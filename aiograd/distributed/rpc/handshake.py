@@ -57,7 +57,7 @@ from aiograd.distributed.rpc.handshake_messages import (
     prefix,
 )
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.distributed.rpc.keyring import NAME, Key, Keyring, check_name
+from aiograd.distributed.rpc.keyring import NAME, NOBODY, Key, Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.noise import HandshakeState
 from aiograd.distributed.rpc.pulse import SECRET_BYTES, Pulses
@@ -68,8 +68,6 @@ from aiograd.errors import ArgumentError, AuthenticationError, NameTakenError, P
 MIN_FRAME_BYTES = 64
 #: the label under which a handshake derives the secrets of pulses
 PULSES = b"aiograd pulses"
-#: used in place of the key if a kid is unknown, so that it takes the same time
-_NOBODY = Key("nobody", bytes(32), "nobody")
 
 
 class Secured(NamedTuple):
@@ -300,7 +298,7 @@ class Answerer:
         if hello is None:
             raise refused()
         key = self._keyring.find(hello.kid.decode("latin-1"))
-        proven = hmac.compare_digest(hello.mac, mac_of(key or _NOBODY, MessageType.HELLO, hello.envelope + hello.body))
+        proven = hmac.compare_digest(hello.mac, mac_of(key or NOBODY, MessageType.HELLO, hello.envelope + hello.body))
         sender = hello.sender.decode("latin-1")
         if key is None or not proven or hello.receiver != self._name.encode() or sender == self._name or NAME.fullmatch(sender) is None:
             raise refused()

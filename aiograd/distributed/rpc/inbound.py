@@ -70,19 +70,21 @@ class InboundRequest:
         kind: the kind of the request.
         total: bytes of its message.
         deadline: when its answer is of no use any more, seconds.
+        began: when its first fragment came, seconds.
         assembly: its message while it is incomplete.
         held: bytes reserved for it.
         answer: the answer.
     """
 
-    __slots__ = ("id", "state", "kind", "total", "deadline", "assembly", "held", "answer")
+    __slots__ = ("id", "state", "kind", "total", "deadline", "began", "assembly", "held", "answer")
 
-    def __init__(self, id: int, state: RequestState, kind: int, total: int, deadline: float) -> None:
+    def __init__(self, id: int, state: RequestState, kind: int, total: int, deadline: float, began: float = 0.0) -> None:
         self.id = id
         self.state = state
         self.kind = kind
         self.total = total
         self.deadline = deadline
+        self.began = began
         self.assembly: Assembly | None = None
         self.held = 0
         self.answer: Outgoing | None = None
@@ -136,7 +138,7 @@ class InboundRequests(SessionSide):
             return
         body, total = frame.body, frame.total
         if request is None:
-            request = self._begin(frame, now + left)
+            request = self._begin(frame, now, now + left)
             if request is None:
                 return
         elif request.total != total or request.kind != frame.request_kind:
@@ -173,10 +175,10 @@ class InboundRequests(SessionSide):
         left = min(frame.deadline_ms / 1000 or limits.default_deadline, limits.max_deadline) - age
         return left - min(left * SHARE_OF_RETURN, LONGEST_RETURN)
 
-    def _begin(self, frame: Frame, deadline: float) -> InboundRequest | None:
+    def _begin(self, frame: Frame, now: float, deadline: float) -> InboundRequest | None:
         """A request for a new request; None where it was refused. See Note [Limits]."""
         id, total = frame.id, frame.total
-        request = InboundRequest(id, _ASSEMBLING, frame.request_kind, total, deadline)
+        request = InboundRequest(id, _ASSEMBLING, frame.request_kind, total, deadline, now)
         self._admit(request)
         limits = self._limits
         if total > limits.message_bytes:

@@ -100,6 +100,10 @@ class Key:
         return hmac.digest(self.secret, b"aiograd " + purpose, "sha256")
 
 
+#: used in place of the key if a kid is unknown, so that it takes the same time
+NOBODY = Key("nobody", bytes(32), "nobody")
+
+
 class Keyring:
     """The keys that a worker accepts and dials with.
 

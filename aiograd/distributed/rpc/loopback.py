@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import itertools
+from typing import Any, NamedTuple
 
 from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.rpc.codec import decode, encode
@@ -13,6 +14,17 @@ from aiograd.distributed.rpc.timers import call_at, running_task
 from aiograd.errors import DeadlineError, DistributedError
 
 
+class LoopbackRequest(NamedTuple):
+    """A request of a worker to itself."""
+
+    answer: asyncio.Future[tuple[bytearray, bool]]
+    id: int
+    kind: int
+    value: Any
+    principal: str
+    began: float
+
+
 class Loopback:
     """A worker's requests to itself.
 
@@ -20,11 +32,13 @@ class Loopback:
         owner: its endpoint.
     """
 
-    __slots__ = ("_owner", "_tasks")
+    __slots__ = ("requests", "_owner", "_ids")
 
     def __init__(self, owner: LocalEndpoint) -> None:
         self._owner = owner
-        self._tasks: dict[asyncio.Task[None], asyncio.Future[tuple[bytearray, bool]]] = {}
+        #: by the task that serves it
+        self.requests: dict[asyncio.Task[None], LoopbackRequest] = {}
+        self._ids = itertools.count(1)
 
     async def request(self, kind: int, value: Any, timeout: float, principal: str) -> Any:
         """See `Endpoint.request`."""
@@ -32,7 +46,7 @@ class Loopback:
         message = bytearray().join(encode(value, owner.limits))
         answer: asyncio.Future[tuple[bytearray, bool]] = owner.loop.create_future()
         task = owner.loop.create_task(self._serve(answer, kind, message, timeout, principal), context=owner.context.copy())
-        self._tasks[task] = answer
+        self.requests[task] = LoopbackRequest(answer, next(self._ids), kind, value, principal, owner.loop.time())
         task.add_done_callback(self._ended)
         text = f"request {getattr(kind, 'name', f'kind {kind}')} of worker {owner.name!r} to itself did not end within {timeout:g} s; allow more time"
         timer = call_at(owner.context, owner.loop, owner.loop.time() + timeout, _fail, answer, DeadlineError(text))
@@ -61,7 +75,7 @@ class Loopback:
             reply = bytearray().join(encode(result, owner.limits)), False
         except BaseException as error:
             task = running_task()
-            if isinstance(error, GeneratorExit) and (task is None or self._tasks.get(task) is not answer):
+            if isinstance(error, GeneratorExit) and (task is None or (known := self.requests.get(task)) is None or known.answer is not answer):
                 raise  # this coroutine is closed from outside: there is no answer
             if answer.done():
                 if isinstance(error, SystemExit):
@@ -75,16 +89,16 @@ class Loopback:
             answer.set_result(reply)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        del self.requests[task]
         if not task.cancelled():
             task.exception()  # of an abandoned handler: its error is not awaited
 
     def close(self) -> list[asyncio.Task[None]]:
         """Fail what waits and cancel what runs; returns the tasks to wait for."""
-        for task, answer in self._tasks.items():
-            _fail(answer, DistributedError(f"worker {self._owner.name!r} is being closed"))
+        for task, request in self.requests.items():
+            _fail(request.answer, DistributedError(f"worker {self._owner.name!r} is being closed"))
             task.cancel()
-        return list(self._tasks)
+        return list(self.requests)
 
 
 def _fail(future: asyncio.Future[Any], error: BaseException) -> None:

@@ -141,7 +141,7 @@ class PeerSession:
             self._room.release(size)
             raise
         del message
-        request = self._requests[id] = PendingRequest(self, id, answer, kind, size, timeout)
+        request = self._requests[id] = PendingRequest(self, id, answer, kind, size, timeout, value)
         self.pump(now)
         if (points := self.peer.failpoints.get(kind)) is not None:
             failpoints.reach(points.request_sent)

@@ -53,6 +53,10 @@ class Mailbox:
                 self._waiting.pop(key, None)
         return self.take(key)
 
+    def waiting(self) -> list[tuple[asyncio.Future[None], Key]]:
+        """The values that are waited for."""
+        return [(future, key) for key, future in self._waiting.items()]
+
     def clear(self) -> None:
         """Let go of everything."""
         self._values.clear()

@@ -87,6 +87,11 @@ class StepOutbox:
         """The members with the ranks that live elsewhere, each once."""
         return list(dict.fromkeys(ref for _, ref in self._routes.values()))
 
+    def owner_of(self, rank: int) -> str:
+        """Name of the worker with a rank that lives elsewhere; "" where it lives here."""
+        route = self._routes.get(rank)
+        return "" if route is None else str(route[1].owner)
+
     def post(self, rank: int, key: Key, value: Any) -> None:
         """Send a value, and go on."""
         entry = Entry(rank, key, tuple(value) if isinstance(value, StageMessage) else value)

@@ -36,7 +36,9 @@ class StageRanks:
     def work(self, step: int) -> PipelineWork:
         """The work of a step that has not begun."""
         assignment = self.assignment
-        return PipelineWork(step, assignment.training.keys() | assignment.evaluation.keys(), assignment.recovers)
+        work = PipelineWork(step, assignment.training.keys() | assignment.evaluation.keys(), assignment.recovers)
+        work.stage_to_rank = assignment.stage_to_rank
+        return work
 
     def put(self, work: PipelineWork, sent: RankValue) -> None:
         """Take a value from another process for a rank that lives here.

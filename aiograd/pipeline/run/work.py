@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiograd.coordination.session import StepWork
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
-from aiograd.pipeline.step.rank import Key
+from aiograd.pipeline.step.rank import BACKWARD, FORWARD, Key
 
 
 class PipelineWork(StepWork):
@@ -20,7 +21,7 @@ class PipelineWork(StepWork):
         recovers: lost workers are replaced.
     """
 
-    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses")
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank")
 
     def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
         super().__init__(step)
@@ -32,6 +33,8 @@ class PipelineWork(StepWork):
         self.undo: Callable[[], None] | None = None
         #: references to members of other replicas, which may know the outcome
         self.witnesses: Sequence[Any] = ()
+        #: the rank of each stage
+        self.stage_to_rank: Sequence[int] = ()
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere."""
@@ -40,6 +43,20 @@ class PipelineWork(StepWork):
             mailbox.put(key, value)
         else:
             self.outbox.post(rank, key, value)
+
+    def members(self) -> list[Any]:
+        """See `StepWork.members`."""
+        return self.outbox.members
+
+    def messages(self) -> list[tuple[asyncio.Future[Any], str | None, str]]:
+        """See `OpenStep`."""
+        found: list[tuple[asyncio.Future[Any], str | None, str]] = []
+        for mailbox in self.mailboxes.values():
+            for future, (kind, stage, microbatch) in mailbox.waiting():
+                sender = {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind)
+                owner = None if sender is None else self.outbox.owner_of(self.stage_to_rank[sender])
+                found.append((future, owner, f"{kind} of stage {stage}, microbatch {microbatch}"))
+        return found
 
     def release(self, *, is_committed: bool) -> None:
         """The step is over: release everything, and undo its changes unless it is committed."""

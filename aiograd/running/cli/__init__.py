@@ -1,4 +1,4 @@
-"""The command line: ``aiograd demo``, ``worker``, ``trace``, ``wan`` and ``doctor``.
+"""The command line: ``aiograd demo``, ``worker``, ``why``, ``trace``, ``wan`` and ``doctor``.
 
 The one place that may install things process-wide (an event loop, signal handlers); the library never does.
 """
@@ -17,7 +17,7 @@ from aiograd.running.cli.worker import add_worker
 from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
-    from aiograd.running.cli import doctor, trace
+    from aiograd.running.cli import doctor, trace, why
     from aiograd.running.cli.demo import command as demo_command
     from aiograd.running.cli.wan import command as wan_command
 else:  # a worker needs none of these, and is the sooner there
@@ -25,6 +25,7 @@ else:  # a worker needs none of these, and is the sooner there
     doctor = LateModule("aiograd.running.cli.doctor")
     trace = LateModule("aiograd.running.cli.trace")
     wan_command = LateModule("aiograd.running.cli.wan.command")
+    why = LateModule("aiograd.running.cli.why")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words[:1] != ["worker"]:
         demo_command.add_demo(commands)
         wan_command.add_wan(commands)
+        why.add_why(commands)
     add_worker(commands)
 
     traces = commands.add_parser("trace", help="merge Chrome traces, or print a table of one")

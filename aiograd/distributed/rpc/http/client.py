@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import ssl
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import aiohttp
@@ -63,11 +64,46 @@ class HttpClient:
             OSError: it cannot be reached, or it is not a worker.
         """
         key = base64.b64encode(entropy).decode()
+        response = await self._get(peer, address, PATH, {**_UPGRADE, "Sec-WebSocket-Key": key}, context)
+        try:
+            return self._take_over(response, peer, key)
+        finally:
+            response.close()
+
+    async def read(
+        self, peer: PeerAddress, address: str, path: str, headers: Mapping[str, str], context: ssl.SSLContext | None, most: int
+    ) -> tuple[int, bytes]:
+        """Status and the first `most` bytes of a page of `peer`. Cancelling closes the connection.
+
+        Args:
+            peer, address, context: as for `open`.
+            path: of the page.
+            headers: of the request, besides the host.
+            most: bytes that are read.
+
+        Raises:
+            ConnectionRefusedError, HostRefusedError, Overloaded, CertificateError, AddressError, OSError: as for `open`.
+        """
+        response = await self._get(peer, address, path, headers, context)
+        try:
+            _raise_refusal(response, peer)
+            text = b""
+            while len(text) < most and (more := await response.content.read(most - len(text))):
+                text += more
+            return response.status, text
+        except aiohttp.ClientError as error:
+            raise ConnectionError(f"reading {path} of {peer.url}: {type(error).__name__}: {error}") from error
+        finally:
+            response.close()
+
+    async def _get(
+        self, peer: PeerAddress, address: str, path: str, headers: Mapping[str, str], context: ssl.SSLContext | None
+    ) -> aiohttp.ClientResponse:
         scheme = "https" if peer.secure else "http"
         try:
-            response = await self._session.get(
-                f"{scheme}://{bracket(address)}:{peer.port}{PATH}",
-                headers={"Host": peer.authority, **_UPGRADE, "Sec-WebSocket-Key": key},
+            return await self._session.get(
+                f"{scheme}://{bracket(address)}:{peer.port}{path}",
+                headers={"Host": peer.authority, **headers},
                 allow_redirects=False,
                 read_until_eof=False,
                 ssl=context or False,
@@ -85,32 +121,10 @@ class HttpClient:
             raise ConnectionResetError(f"connecting to {peer.url} at {address}: it hung up without an answer") from error
         except aiohttp.ClientError as error:
             raise ConnectionError(f"connecting to {peer.url} at {address}: {type(error).__name__}: {error}") from error
-        try:
-            return self._take_over(response, peer, key)
-        finally:
-            response.close()
 
     def _take_over(self, response: aiohttp.ClientResponse, peer: PeerAddress, key: str) -> Opened:
+        _raise_refusal(response, peer)
         status = response.status
-        server = response.headers.get("Server", "")
-        if status not in (101, 426) and status < 500 and server != "aiograd":
-            raise AddressError(
-                f"connecting to {peer.url}: another HTTP server answers there{f' ({server[:40]!r})' if server else ''}, with status {status}, and no "
-                f"aiograd worker{_advice(status)}; compare host and port with those that the worker listens on"
-            )
-        if status == 403:
-            raise HostRefusedError(
-                f"connecting to {peer.url}: the worker there does not answer to the name {peer.host!r} (status 403). Start it with "
-                f"`aiograd worker --trusted-host {peer.host}` or Worker(trusted_hosts=[{peer.host!r}]), or use its host name or address in the URL"
-            )
-        if status in (TOO_MANY_HERE, TOO_MANY):
-            limit = "connections_per_address" if status == TOO_MANY_HERE else "connections"
-            raise Overloaded(
-                f"connecting to {peer.url}: the worker there takes no more connections{' from this address' * (status == TOO_MANY_HERE)} (status "
-                f"{status}). Close workers that are not needed, or raise its Limits.{limit}"
-            )
-        if status == 426:
-            raise AddressError(f"connecting to {peer.url}: the worker there speaks TLS only; use https:// in its URL")
         if status != 101:
             raise ConnectionError(f"connecting to {peer.url}: expected to switch protocols, got status {status}{_advice(status)}")
         headers = response.headers
@@ -126,6 +140,30 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close the connections that are still being opened. Idempotent."""
         await self._session.close()
+
+
+def _raise_refusal(response: aiohttp.ClientResponse, peer: PeerAddress) -> None:
+    """Raise the typed error of an answer that no worker gives, or with which a worker lets nothing in."""
+    status = response.status
+    server = response.headers.get("Server", "")
+    if status not in (101, 426) and status < 500 and server != "aiograd":
+        raise AddressError(
+            f"connecting to {peer.url}: another HTTP server answers there{f' ({server[:40]!r})' if server else ''}, with status {status}, and no "
+            f"aiograd worker{_advice(status)}; compare host and port with those that the worker listens on"
+        )
+    if status == 403:
+        raise HostRefusedError(
+            f"connecting to {peer.url}: the worker there does not answer to the name {peer.host!r} (status 403). Start it with "
+            f"`aiograd worker --trusted-host {peer.host}` or Worker(trusted_hosts=[{peer.host!r}]), or use its host name or address in the URL"
+        )
+    if status in (TOO_MANY_HERE, TOO_MANY):
+        limit = "connections_per_address" if status == TOO_MANY_HERE else "connections"
+        raise Overloaded(
+            f"connecting to {peer.url}: the worker there takes no more connections{' from this address' * (status == TOO_MANY_HERE)} (status "
+            f"{status}). Close workers that are not needed, or raise its Limits.{limit}"
+        )
+    if status == 426:
+        raise AddressError(f"connecting to {peer.url}: the worker there speaks TLS only; use https:// in its URL")
 
 
 def _tls_error(peer: PeerAddress, error: aiohttp.ClientError) -> DistributedError | None:

@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from aiohttp import web
 
-DASHBOARD, METRICS, FAVICON = "/dashboard", "/metrics", "/favicon.ico"
+DASHBOARD, METRICS, FAVICON, NAME = "/dashboard", "/metrics", "/favicon.ico", "/aiograd/name"
 #: the largest answer; a page that wants more asks again
 MOST_BYTES = 8 << 20
 
@@ -70,11 +70,12 @@ class Site:
     """The routes for browsers and Prometheus of one worker.
 
     Attributes:
-        dashboard, metrics: answer the routes, or None.
+        dashboard, metrics, name: answer the routes, or None.
         take_pulse: takes the pulses of peers, and returns False for what is none; None: they are not taken.
     """
 
     def __init__(self) -> None:
+        self.name: Pages | None = None
         self.dashboard: Pages | None = None
         self.metrics: Pages | None = None
         self.take_pulse: Callable[[bytes], bool] | None = None
@@ -83,6 +84,8 @@ class Site:
         """The pages that a path belongs to."""
         if path == METRICS:
             return self.metrics
+        if path == NAME:
+            return self.name
         if path in (DASHBOARD, FAVICON) or path.startswith(DASHBOARD + "/"):
             return self.dashboard
         return None
