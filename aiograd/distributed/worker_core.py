@@ -22,7 +22,7 @@ from aiograd.distributed.multicast import Multicast
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.endpoint import Endpoint
-from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.rpc.request_handlers import PromptHandler
@@ -186,6 +186,10 @@ class WorkerCore:
         """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
         request = type(message)
         return parse_answer(request, await self.endpoint.request(peer, request.form.kind, encode(message), timeout, principal), peer)
+
+    def silence_left(self, peer: str, principal: str | None = None) -> float:
+        """Seconds in which a worker may still be heard, before it is lost; 0: it is. See Note [Silence is counted once] in `coordination.silence`."""
+        return self.endpoint.silence_left(PeerId(self.principal if principal is None else principal, peer))
 
     def serve(self, servers: Mapping[type[WireMessage], Handler]) -> None:
         """Serve requests, by their classes; a handler returns the answer, of the type of answers of the request."""

@@ -37,8 +37,8 @@ the caller is cancelled                           | XXXYYY | XXXYYY   | XXXYYY  
 all connections break                             | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
 a member is short of memory                       | AACCC. | AACCC.   | ACCCC.   | AAACC.              | .....     | A.....    | CC.
 a member is cut off for a moment                  | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
-a member is cut off from the coordinator          | CCCCCC | AAACCC   | AACCCC   | AACCCC              | AACCC     | AAACCC    | LLU
-a member is cut off                               | AAACCC | AAACCC   | AACCCC   | AACCCC              | AACCC     | AAACCC    | LLU
+a member is cut off from the coordinator          | CCCUUU | AAAUUU   | AACCCC   | AACUUU              | AACCC     | AAACCC    | LLU
+a member is cut off                               | AAAUUU | AAAUUU   | AACCCC   | AACUUU              | AACCC     | AAACCC    | LLU
 a member is cut off for longer than its lease     | AAALLU | AAALLU   | AARRRC   | AAALLU              | AARRC     | AAARRC    | LLU
 a member is frozen for a moment                   | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
 a member is frozen for longer than its lease      | AAAUUC | AAAUUC   | AACCCC   | AAAUUC              | CACCC     | ACACCC    | LLC

@@ -99,6 +99,8 @@ class Endpoint:
         self._peers: dict[PeerId, Peer] = {}
         #: principal -> ended session -> its peer, its first request that was not delivered, the time until which it is kept; oldest first
         self._ended: dict[str, dict[bytes, tuple[PeerIdentity, int, float]]] = {}
+        #: lost peer -> the time at which its silence was over; oldest first
+        self._silent: dict[PeerId, float] = {}
         self._handshakes: dict[ServerHandshake, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
@@ -215,6 +217,28 @@ class Endpoint:
         """True if there is a connection to a peer."""
         known = self._peers.get(peer)
         return known is not None and any(session.channel is not None for session in known.sessions)
+
+    def silence_left(self, peer: PeerId) -> float:
+        """Seconds in which a peer may still be heard, before it is lost: what is left of its silence, from its last frame in any session.
+
+        Before it was ever heard silence counts from the moment in which it was first dialled. 0: it is lost.
+        """
+        if peer.name == self.name:
+            return self.limits.silence
+        known, over = self._peers.get(peer), self._silent.get(peer)
+        left = None if known is None else known.silence_left(was_heard=over is not None)
+        if left is not None:
+            return left
+        return self.limits.silence if over is None else max(0.0, over - self.loop.time())
+
+    def _note_silence(self, peer: PeerId, session: PeerSession) -> None:
+        over = self.loop.time() + session.left()
+        before = self._silent.pop(peer, None)
+        if before is not None:
+            over = max(before, over) if session.attached_at > -math.inf else before
+        elif len(self._silent) >= ENDED_SESSIONS:
+            del self._silent[next(iter(self._silent))]
+        self._silent[peer] = over
 
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
@@ -338,6 +362,7 @@ class Endpoint:
             self._peers.pop(peer.id, None)
             self._budgets.pop(peer.id, None)
         self._stopping = [task for task in (*self._stopping, *session.handlers) if not task.done()]
+        self._note_silence(peer.id, session)
         identity = session.identity
         if identity is None or not self._is_open:
             return
