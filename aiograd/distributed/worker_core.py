@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
+from aiograd.coordination.silence import unless_silent
 from aiograd.distributed.loop_lag import LoopLag
 from aiograd.distributed.messages.calls import FunctionCall
 from aiograd.distributed.messages.fields import TraceContext
@@ -186,6 +187,16 @@ class WorkerCore:
         """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
         request = type(message)
         return parse_answer(request, await self.endpoint.request(peer, request.form.kind, encode(message), timeout, principal), peer)
+
+    def ask_outcome(self, peer: str, question: WireMessage, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Ask another worker for the outcome of a transaction, for as long as it may be heard; see Note [Silence is counted once] there.
+
+        Returns:
+            To be awaited: the answer.
+        """
+        asked = self.ask(peer, question, self.limits.silence, principal)
+        left, at_least = functools.partial(self.silence_left, peer, principal), self.limits.heartbeat / 2
+        return unless_silent(asked, peer, left, question.form.name, at_least)
 
     def silence_left(self, peer: str, principal: str | None = None) -> float:
         """Seconds in which a worker may still be heard, before it is lost; 0: it is. See Note [Silence is counted once] in `coordination.silence`."""

@@ -261,7 +261,7 @@ class PassTransaction(PassRecord, TransactionClient):
 
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a worker for the outcome."""
-        return self.core.ask(peer, PassOutcome(*self.address()), self.core.limits.silence, self.context.principal)
+        return self.core.ask_outcome(peer, PassOutcome(*self.address()), self.context.principal)
 
     def witnesses(self) -> Sequence[str]:
         """The workers that may know the outcome, besides the initiator."""

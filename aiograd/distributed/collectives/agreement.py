@@ -53,6 +53,7 @@ class AgreeingGroup(Protocol):
     name: str
     names: tuple[str, ...]
     key: bytes
+    principal: str
 
     @property
     def core(self) -> WorkerCore:
@@ -188,7 +189,7 @@ class GroupAgreements(TransactionClient):
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a member for the outcome."""
         group = self._group
-        return group.ask(peer, GroupOutcome(group.key, self._number), group.core.limits.silence)
+        return group.core.ask_outcome(peer, GroupOutcome(group.key, self._number), group.principal)
 
     def witnesses(self) -> Sequence[str]:
         """All other members that do not decide."""
