@@ -91,7 +91,7 @@ async def unless_silent(request: Coroutine[Any, Any, T], worker: str, silence_le
         request: the request.
         worker: name of the worker that it is made to.
         silence_left, at_least: as of `Untold.wait`.
-        stage: what it asks for, in a word.
+        stage: its name.
 
     Returns:
         The answer.

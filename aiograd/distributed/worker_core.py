@@ -188,15 +188,18 @@ class WorkerCore:
         request = type(message)
         return parse_answer(request, await self.endpoint.request(peer, request.form.kind, encode(message), timeout, principal), peer)
 
-    def ask_outcome(self, peer: str, question: WireMessage, principal: str | None = None) -> Coroutine[Any, Any, Any]:
-        """Ask another worker for the outcome of a transaction, for as long as it may be heard; see Note [Silence is counted once] there.
+    def unless_silent(self, request: Coroutine[Any, Any, Any], peer: str, stage: str, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Make a request at the end of a transaction, for as long as the worker may be heard; see `coordination.silence.unless_silent`.
+
+        Args:
+            request: the request.
+            peer, principal: as for `ask`.
+            stage: its name.
 
         Returns:
             To be awaited: the answer.
         """
-        asked = self.ask(peer, question, self.limits.silence, principal)
-        left, at_least = functools.partial(self.silence_left, peer, principal), self.limits.heartbeat / 2
-        return unless_silent(asked, peer, left, question.form.name, at_least)
+        return unless_silent(request, peer, lambda: self.silence_left(peer, principal), stage, self.limits.heartbeat / 2)
 
     def silence_left(self, peer: str, principal: str | None = None) -> float:
         """Seconds in which a worker may still be heard, before it is lost; 0: it is. See Note [Silence is counted once] in `coordination.silence`."""

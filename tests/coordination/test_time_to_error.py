@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
+import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 import aiograd as ag
@@ -297,3 +300,24 @@ def test_a_lost_member_is_told_when_it_is_back(protocol: str) -> None:
         await asyncio.gather(*scene.servers)
 
     simulated_run(main)
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize(
+    ("point", "expected"),
+    [("commit.before_prepare", WorkerLostError), ("commit.after_prepare", WorkerLostError), ("commit.before_reply", CommitUnknown)],
+)
+async def test_a_process_that_is_stopped_at_a_commit(point: str, expected: type[Exception]) -> None:
+    """The time is only printed: processes share their cores with others."""
+    async with dist.LocalCluster(2, service="tests.coordination.stopping_service:service") as cluster:
+        driver, (name, other) = cluster.driver, cluster.workers
+        async with driver.context() as context:
+            x = ag.tensor(np.ones(3), requires_grad=True)
+            y = await driver.call(other, "times", await driver.call(name, "times", x))
+            await driver.call(name, "stop_at", point)
+            began = asyncio.get_running_loop().time()
+            with pytest.raises(expected) as caught:
+                await context.backward(y.sum())
+            print(f"stopped at {point}: {type(caught.value).__name__} after {asyncio.get_running_loop().time() - began:.2f} s")
+            assert name in str(caught.value)
+        os.kill(cluster.pids[name], signal.SIGCONT)

@@ -261,7 +261,8 @@ class PassTransaction(PassRecord, TransactionClient):
 
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a worker for the outcome."""
-        return self.core.ask_outcome(peer, PassOutcome(*self.address()), self.context.principal)
+        core, principal = self.core, self.context.principal
+        return core.unless_silent(core.ask(peer, PassOutcome(*self.address()), core.limits.silence, principal), peer, "OUTCOME", principal)
 
     def witnesses(self) -> Sequence[str]:
         """The workers that may know the outcome, besides the initiator."""

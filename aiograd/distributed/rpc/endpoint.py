@@ -23,6 +23,7 @@ from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.loopback import Loopback
+from aiograd.distributed.rpc.lost_peers import LostPeers
 from aiograd.distributed.rpc.peer import RESTARTED, Peer
 from aiograd.distributed.rpc.peer_session import PeerSession
 from aiograd.distributed.rpc.request_handlers import Handler, PromptHandler
@@ -99,8 +100,7 @@ class Endpoint:
         self._peers: dict[PeerId, Peer] = {}
         #: principal -> ended session -> its peer, its first request that was not delivered, the time until which it is kept; oldest first
         self._ended: dict[str, dict[bytes, tuple[PeerIdentity, int, float]]] = {}
-        #: lost peer -> the time at which its silence was over; oldest first
-        self._silent: dict[PeerId, float] = {}
+        self._lost_peers = LostPeers(ENDED_SESSIONS)
         self._handshakes: dict[ServerHandshake, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
@@ -225,20 +225,11 @@ class Endpoint:
         """
         if peer.name == self.name:
             return self.limits.silence
-        known, over = self._peers.get(peer), self._silent.get(peer)
+        known, over = self._peers.get(peer), self._lost_peers.over(peer)
         left = None if known is None else known.silence_left(was_heard=over is not None)
         if left is not None:
             return left
         return self.limits.silence if over is None else max(0.0, over - self.loop.time())
-
-    def _note_silence(self, peer: PeerId, session: PeerSession) -> None:
-        over = self.loop.time() + session.left()
-        before = self._silent.pop(peer, None)
-        if before is not None:
-            over = max(before, over) if session.attached_at > -math.inf else before
-        elif len(self._silent) >= ENDED_SESSIONS:
-            del self._silent[next(iter(self._silent))]
-        self._silent[peer] = over
 
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
@@ -362,7 +353,7 @@ class Endpoint:
             self._peers.pop(peer.id, None)
             self._budgets.pop(peer.id, None)
         self._stopping = [task for task in (*self._stopping, *session.handlers) if not task.done()]
-        self._note_silence(peer.id, session)
+        self._lost_peers.note(peer.id, self.loop.time() + session.left(), was_heard=session.attached_at > -math.inf)
         identity = session.identity
         if identity is None or not self._is_open:
             return
