@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,10 @@ class TransactionClient:
             The reason why it does not. An error with ``committed`` True comes from after the commit, and acknowledges it.
         """
         raise NotImplementedError
+
+    def silence_left(self, peer: str) -> float:
+        """Seconds in which a participant may still be heard, before it is lost; 0: it is. See Note [Silence is counted once] in `silence`."""
+        return math.inf
 
     async def spread(self, peers: Sequence[str], outcome: Outcome) -> Mapping[str, BaseException | None]:
         """Tell many participants by a tree of them; see Note [A tree of receivers] in `aiograd.transaction.tree`.

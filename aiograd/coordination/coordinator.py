@@ -18,7 +18,8 @@ from aiograd.coordination.decisions import R, StepDecision, StepDecisions, StepO
 from aiograd.coordination.member import follow
 from aiograd.coordination.message_form import parse
 from aiograd.coordination.outline import ModuleOutline, difference
-from aiograd.coordination.session import W
+from aiograd.coordination.session import PAUSE, W
+from aiograd.coordination.silence import unless_silent
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
@@ -181,7 +182,8 @@ class StepCoordinator(Generic[W, R]):
     async def _is_prepared(self, remote: R, step: int) -> float:
         """The seconds for which a member keeps the step that it has prepared; 0: it is lost, and may be replaced."""
         try:
-            seconds = await remote.ref.call("check", step, timeout=self._timeout)
+            check = remote.ref.call("check", step, timeout=self._timeout)
+            seconds = await unless_silent(check, remote.owner, lambda: remote.ref.silence_left, "check", PAUSE)
             if isinstance(seconds, float) and seconds > 0:
                 return seconds
         except GONE:

@@ -78,7 +78,7 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
         self.drive.handle(ParticipantsJoined(tuple(new)))
 
     async def attempt(self, among: Iterable[R] | None = None) -> dict[R, BaseException]:
-        """Tell members the outcome, all side by side.
+        """Tell members the outcome, all side by side, for as long as they may be heard. See Note [Silence is counted once] in `silence`.
 
         Args:
             among: the members to tell; None: all that have not acknowledged it.
@@ -89,7 +89,8 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
         seconds = TELLING if self._timeout is None else self._timeout
         self.drive.machine.tell_until = asyncio.get_running_loop().time() + seconds
         told = {remote.name: remote for remote in (self.unacknowledged if among is None else among) if remote.ref is not None}
-        return {told[name]: error for name, error in (await self.drive.tell(told)).items()}
+        failed = await self.drive.attempt(told, lambda name: told[name].owner, PAUSE)
+        return {told[name]: error for name, error in failed.items()}
 
     # ---------------------------------------------------------------- as a client
 
@@ -101,6 +102,10 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
             return
         with contextlib.suppress(ReferenceLostError):  # then there is nothing to drop any more
             await ref.call("abort", self.step, timeout=self._timeout)
+
+    def silence_left(self, peer: str) -> float:
+        """See `RemoteRef.silence_left`."""
+        return float(self.remotes[peer].ref.silence_left)
 
     async def spread(self, peers: Sequence[str], outcome: Outcome) -> Mapping[str, BaseException | None]:
         """The same, for many members."""

@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from aiograd.coordination.asking import ask_outcome
 from aiograd.coordination.client import AfterCommit, TransactionClient
+from aiograd.coordination.silence import Untold, silent, stop
 from aiograd.transaction import (
     Acknowledged,
     Applied,
@@ -185,12 +186,37 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
         machine, client: as for `TransactionDrive`.
     """
 
-    __slots__ = ("failures",)
+    __slots__ = ("failures", "untold")
 
     def __init__(self, machine: Coordinator, client: TransactionClient) -> None:
         super().__init__(machine, client)
         #: the last error of each participant that could not be told, or that failed after its commit
         self.failures: dict[str, BaseException] = {}
+        #: the participants that are being told
+        self.untold = Untold()
+
+    async def attempt(self, names: Iterable[str], worker_of: Callable[[str], str], at_least: float) -> dict[str, BaseException]:
+        """As `tell`, for as long as participants may be heard; see Note [Silence is counted once] in `silence`.
+
+        Args:
+            names: of participants.
+            worker_of: returns the name of the worker of one.
+            at_least: seconds for a participant that is lost, to be reached again.
+        """
+        told = frozenset(names) & self.machine.unacknowledged
+        if not told:
+            return {}
+        self.untold.names |= told
+        telling = self._loop.create_task(self.tell(told), name="aiograd:tell")
+        try:
+            await self.untold.wait(self.client.silence_left, among=told, at_least=at_least)
+            if self.untold.names.isdisjoint(told):
+                return await telling
+            for name in self.untold.names & told:
+                self.failures.setdefault(name, silent(worker_of(name), self.machine.outcome.value))
+        finally:
+            await stop(telling)
+        return self._failed(told)
 
     async def tell(self, names: Iterable[str] | None = None) -> dict[str, BaseException]:
         """Tell participants the outcome until each has acknowledged it or need not be told again. Many are told by a tree of them.
@@ -207,9 +233,18 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
         chosen = None if names is None else set(names)
         self.machine.handle(Settle(), self._loop.time())
         told = sorted(name for name in self.machine.unacknowledged if chosen is None or name in chosen)
+        self.untold.names.update(told)
+        try:
+            await self._tell_all(client, told)
+        finally:
+            self.untold.discard(told)
+        return self._failed(told)
+
+    async def _tell_all(self, client: TransactionClient, told: list[str]) -> None:
         outcome = self.machine.outcome
         if are_many(told):
-            for name, error in (await client.spread(told, outcome)).items():
+            heard = [name for name in told if client.silence_left(name) > 0]  # a lost one would keep its branch waiting
+            for name, error in (await client.spread(heard, outcome)).items():
                 if error is None or getattr(error, "committed", False):
                     self._told(name, error)
                 else:
@@ -217,7 +252,9 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
         left = [name for name in told if name in self.machine.unacknowledged]
         results = await asyncio.gather(*(self._tell(client, name, outcome) for name in left), return_exceptions=True)
         self.failures |= {name: error for name, error in zip(left, results, strict=True) if error is not None}
-        return {name: self.failures[name] for name in told if name in self.failures}
+
+    def _failed(self, names: Iterable[str]) -> dict[str, BaseException]:
+        return {name: self.failures[name] for name in sorted(names) if name in self.failures}
 
     async def _tell(self, client: TransactionClient, name: str, outcome: Outcome) -> None:
         while True:
@@ -242,4 +279,7 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
                 event = TellFailed(name, self.client.trouble(error))
         commands: list[Any] = self.machine.handle(event, self._loop.time())
         self.client.changed()
-        return next((command.after for command in commands if isinstance(command, Tell)), None)
+        again = next((command.after for command in commands if isinstance(command, Tell)), None)
+        if again is None:
+            self.untold.discard((name,))
+        return again

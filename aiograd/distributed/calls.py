@@ -41,7 +41,7 @@ from aiograd.distributed.messages.fields import NESTED, NO_TRACE
 from aiograd.distributed.messages.library import LIBRARY, CallMethod, CreateAdapter, CreateObject
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
-from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.objects.references import Contact, RemoteRef
 from aiograd.distributed.observing import observe, trace_context
 from aiograd.distributed.payload import NotOnHostError, Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.rpc.codec import WireReference
@@ -217,7 +217,7 @@ class Calls:
 
     def reference(self, wire: WireReference) -> RemoteRef:
         """A reference that came in a message, or was made here."""
-        return RemoteRef(wire, self._ask_owner, self._local, self._is_connected)
+        return RemoteRef(wire, self._ask_owner, self._local, self._contact)
 
     def _ask_owner(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
         if what == "call_all":
@@ -229,9 +229,9 @@ class Calls:
         function = CreateAdapter.form.name if what == "adapt" else f"aiograd.reference.{what}"
         return self.call(ref.owner, function, [ref, *values], {}, timeout)
 
-    def _is_connected(self, ref: RemoteRef) -> bool:
-        core = self.core
-        return ref.owner == core.name or core.endpoint.is_connected(PeerId(core.acting_principal(), ref.owner))
+    def _contact(self, ref: RemoteRef) -> Contact:
+        endpoint, peer = self.core.endpoint, PeerId(self.core.acting_principal(), ref.owner)
+        return Contact(ref.owner == self.core.name or endpoint.is_connected(peer), endpoint.silence_left(peer))
 
     async def _post(self, ref: RemoteRef, posted: list[Any], waits: bool, timeout: float | None) -> None:
         """See `RemoteRef.post`."""

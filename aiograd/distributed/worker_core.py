@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
+from aiograd.coordination.silence import unless_silent
 from aiograd.distributed.loop_lag import LoopLag
 from aiograd.distributed.messages.calls import FunctionCall
 from aiograd.distributed.messages.fields import TraceContext
@@ -22,7 +23,7 @@ from aiograd.distributed.multicast import Multicast
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.endpoint import Endpoint
-from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.rpc.request_handlers import PromptHandler
@@ -189,6 +190,23 @@ class WorkerCore:
         """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
         request = type(message)
         return parse_answer(request, await self.endpoint.request(peer, request.form.kind, encode(message), timeout, principal), peer)
+
+    def unless_silent(self, request: Coroutine[Any, Any, Any], peer: str, stage: str, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Make a request at the end of a transaction, for as long as the worker may be heard; see `coordination.silence.unless_silent`.
+
+        Args:
+            request: the request.
+            peer, principal: as for `ask`.
+            stage: its name.
+
+        Returns:
+            To be awaited: the answer.
+        """
+        return unless_silent(request, peer, lambda: self.silence_left(peer, principal), stage, self.limits.heartbeat / 2)
+
+    def silence_left(self, peer: str, principal: str | None = None) -> float:
+        """Seconds in which a worker may still be heard, before it is lost; 0: it is. See Note [Silence is counted once] in `coordination.silence`."""
+        return self.endpoint.silence_left(PeerId(self.principal if principal is None else principal, peer))
 
     def serve(self, servers: Mapping[type[WireMessage], Handler]) -> None:
         """Serve requests, by their classes; a handler returns the answer, of the type of answers of the request."""

@@ -65,6 +65,7 @@ class Scene:
 
     #: by name
     moments: Mapping[str, Moment]
+    limits = LIMITS
     #: the functions and classes that members expose
     service: dist.Service | None = None
     #: the hosts with work in a transaction
@@ -126,7 +127,7 @@ class Scene:
 
     def worker(self, name: str) -> dist.Worker:
         peers = {other: f"sim://{other}" for other in NAMES if other != name}
-        worker = dist.Worker(name, service=self.service, peers=peers, secret=SECRET, transport=self.network.transport(name), limits=LIMITS)
+        worker = dist.Worker(name, service=self.service, peers=peers, secret=SECRET, transport=self.network.transport(name), limits=self.limits)
         self.workers[name] = worker
         core = worker._core
         request = core.endpoint.request

@@ -38,8 +38,8 @@ the caller is cancelled                           | XXXYYY | XXXYYY   | XXXYYY  
 all connections break                             | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
 a member is short of memory                       | AACCC. | AACCC.   | ACCCC.   | ACCCC.    | AAACC.              | .....     | A.....    | CC.
 a member is cut off for a moment                  | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
-a member is cut off from the coordinator          | CCCCCC | AAACCC   | AACCCC   | OOCCCC    | AACCCC              | AACCC     | AAACCC    | LLU
-a member is cut off                               | AAACCC | AAACCC   | AACCCC   | OOCCCC    | AACCCC              | AACCC     | AAACCC    | LLU
+a member is cut off from the coordinator          | CCCUUU | AAAUUU   | AACCCC   | OOCCCC    | AACUUU              | AACCC     | AAACCC    | LLU
+a member is cut off                               | AAAUUU | AAAUUU   | AACCCC   | OOCCCC    | AACUUU              | AACCC     | AAACCC    | LLU
 a member is cut off for longer than its lease     | AAALLU | AAALLU   | AARRRC   | ORRRRC    | AAALLU              | AARRC     | AAARRC    | LLU
 a member is frozen for a moment                   | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
 a member is frozen for longer than its lease      | AAAUUC | AAAUUC   | AACCCC   | OOCCCC    | AAAUUC              | CACCC     | ACACCC    | LLC

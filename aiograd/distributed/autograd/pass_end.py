@@ -42,7 +42,7 @@ async def _spread(participant: PassParticipant) -> None:
         await participant.wait_ended()
         if participant.pending_decision is not None:
             seconds = min(participant.core.limits.silence, _patience(participant))
-            await wait_for(participant.core.endpoint.context, participant.pending_decision, seconds)
+            await participant.wait_told(seconds=seconds)
     except asyncio.CancelledError as again:
         again.committed = True  # type: ignore[attr-defined]
         raise
@@ -59,7 +59,7 @@ async def settle(participant: PassParticipant) -> None:
         raise error
     if participant.pending_decision is not None:
         try:
-            await wait_for(participant.core.endpoint.context, participant.pending_decision, _patience(participant))
+            await participant.wait_told(at_least=participant.core.limits.heartbeat / 2, seconds=_patience(participant))
         except asyncio.CancelledError as cancelled:
             cancelled.committed = True  # type: ignore[attr-defined]
             await _spread(participant)

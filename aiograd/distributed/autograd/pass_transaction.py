@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiograd.coordination.client import AfterCommit, TransactionClient
 from aiograd.coordination.drive import CoordinatorDrive, ParticipantDrive
+from aiograd.coordination.silence import Untold
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId, pass_name
 from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.messages.passes import Abort, Commit, PassOutcome
 from aiograd.distributed.observing import observe
-from aiograd.distributed.rpc.timers import call_at
+from aiograd.distributed.rpc.identity import PeerId
+from aiograd.distributed.rpc.timers import call_at, wait_for
 from aiograd.distributed.worker_core import WorkerCore
-from aiograd.errors import CommitUnknown, DeadlineError, PassAbortedError, TransactionError
+from aiograd.errors import CommitUnknown, DeadlineError, PassAbortedError, TransactionError, WorkerLostError
 from aiograd.running.modes import ModeScope
 from aiograd.transaction import (
     CommitDecided,
@@ -58,6 +61,8 @@ class PassTransaction(PassRecord, TransactionClient):
         self.pending_decision: asyncio.Task[None] | None = None
         #: tasks that tell other workers of a failure; see Note [Telling of a failure]
         self.tellings: list[asyncio.Task[None]] = []
+        #: on a participant: the workers that these have not told yet
+        self._untold = Untold()
         #: the reason for the abort, in a word
         self.reason = ""
         self._has_run = False
@@ -163,18 +168,31 @@ class PassTransaction(PassRecord, TransactionClient):
         told = sorted(names - {self.initiator, self.core.name})
         if told and not self.tellings and not self.is_initiator:
             self.reason = type(self.error).__name__
-            self.tellings.append(self.core.spawn(self._tell_failure(told), "abort"))
+            self.tellings.append(self._spawn_telling(self._tell_failure(told), self._untold, told))
 
     async def _tell_failure(self, names: list[str]) -> None:
         if are_many(names):
-            found = await self.spread(names, Outcome.ABORTED)
-            names = [name for name in names if name not in found]
-        await asyncio.gather(*(self.tell(name, Outcome.ABORTED) for name in names), return_exceptions=True)
+            found = await self.spread([name for name in names if self.silence_left(name) > 0], Outcome.ABORTED)
+            self._untold.discard(found)
+        await asyncio.gather(*map(self._tell_one_of_failure, sorted(self._untold.names)), return_exceptions=True)
 
-    async def wait_told(self) -> None:
-        """Wait until the workers that this one tells of a failure have been told."""
-        if self.tellings:
-            await asyncio.wait(self.tellings)
+    async def _tell_one_of_failure(self, name: str) -> None:
+        try:
+            await self.tell(name, Outcome.ABORTED)
+        finally:
+            self._untold.discard((name,))
+
+    async def wait_told(self, *, at_least: float = 0.0, seconds: float = math.inf) -> None:
+        """Wait until the workers that this one tells of the outcome have been told, for as long as they may be heard.
+
+        See Note [Silence is counted once] in `coordination.silence`.
+
+        Args:
+            at_least, seconds: seconds to wait for workers that are lost, and seconds to wait at most.
+        """
+        untold = self.drive.untold if isinstance(self.drive, CoordinatorDrive) else self._untold
+        wait = functools.partial(wait_for, self.core.endpoint.context)
+        await untold.wait(self.silence_left, at_least=at_least, seconds=seconds, wait=wait)
 
     # ---------------------------------------------------------------- as the client: work
 
@@ -248,7 +266,8 @@ class PassTransaction(PassRecord, TransactionClient):
 
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a worker for the outcome."""
-        return self.core.ask(peer, PassOutcome(*self.address()), self.core.limits.silence, self.context.principal)
+        core, principal = self.core, self.context.principal
+        return core.unless_silent(core.ask(peer, PassOutcome(*self.address()), core.limits.silence, principal), peer, "OUTCOME", principal)
 
     def witnesses(self) -> Sequence[str]:
         """The workers that may know the outcome, besides the initiator."""
@@ -268,10 +287,17 @@ class PassTransaction(PassRecord, TransactionClient):
             return
         if outcome is Outcome.COMMITTED:
             self.context.history.held.add(self.pass_id)
-            self.pending_decision = self.core.spawn(self._tell_commit(self.drive), "commit")
+            self.pending_decision = self._spawn_telling(self._tell_commit(self.drive), self.drive.untold, peers)
         else:
             self.reason = self.reason or type(self.error).__name__
-            self.tellings.append(self.core.spawn(self._tell_abort(self.drive, peers), "abort"))
+            self.tellings.append(self._spawn_telling(self._tell_abort(self.drive, peers), self.drive.untold, peers))
+
+    def _spawn_telling(self, telling: Coroutine[Any, Any, None], untold: Untold, peers: Sequence[str]) -> asyncio.Task[None]:
+        """Tell other workers something, apart from the pass."""
+        untold.names.update(peers)
+        task = self.core.spawn(telling, "commit" if self.is_decided else "abort")
+        task.add_done_callback(lambda _: untold.discard(peers))
+        return task
 
     async def _tell_commit(self, drive: CoordinatorDrive) -> None:
         failpoints.reach("commit.half")
@@ -283,6 +309,13 @@ class PassTransaction(PassRecord, TransactionClient):
     @staticmethod
     async def _tell_abort(drive: CoordinatorDrive, peers: tuple[str, ...]) -> None:
         await drive.tell(peers)
+
+    def silence_left(self, peer: str) -> float:
+        """See `WorkerCore.silence_left`; a worker that another one has lost, and this one has never heard, counts as lost here as well."""
+        core, principal, error = self.core, self.context.principal, self.error
+        if isinstance(error, WorkerLostError) and error.worker == peer and not core.endpoint.is_connected(PeerId(principal, peer)):
+            return 0.0
+        return core.silence_left(peer, principal)
 
     async def tell(self, peer: str, outcome: Outcome) -> None:
         """Tell a worker that the pass is committed, and wait for its hooks; or that it is aborted, and wait a moment until it has released it."""

@@ -207,7 +207,8 @@ class GroupAgreements(TransactionClient):
     def ask(self, peer: str) -> Coroutine[Any, Any, str]:
         """Ask a member for the outcome."""
         group = self._group
-        return group.ask(peer, GroupOutcome(group.key, self._number), group.core.limits.silence)
+        question = group.ask(peer, GroupOutcome(group.key, self._number), group.core.limits.silence)
+        return group.core.unless_silent(question, peer, "COLLECTIVE", group.principal)
 
     def witnesses(self) -> Sequence[str]:
         """All other members that do not decide."""

@@ -9,10 +9,17 @@ Source: PyTorch ``rref_impl``; the epoch as in actor handles of Ray.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.running.caller import called
+
+
+class Contact(NamedTuple):
+    """The connection to the owner of an object: whether there is one now, and the seconds in which the owner may still be heard."""
+
+    is_connected: bool
+    silence_left: float
 
 
 class RemoteRef:
@@ -22,7 +29,7 @@ class RemoteRef:
         wire: the reference as it came.
         request: makes the requests to the owner.
         local: finds the object on the worker that has it.
-        connected: says if there is a connection to the owner.
+        contact: says if the owner can be reached.
 
     Attributes:
         owner: name of the worker that has the object.
@@ -35,14 +42,14 @@ class RemoteRef:
     tensor([[2.]])
     """
 
-    __slots__ = ("owner", "key", "epoch", "type_name", "_request", "_local", "_connected")
+    __slots__ = ("owner", "key", "epoch", "type_name", "_request", "_local", "_contact")
 
     def __init__(
         self,
         wire: WireReference,
         request: Callable[[RemoteRef, str, tuple[Any, ...], float | None], Coroutine[Any, Any, Any]],
         local: Callable[[RemoteRef], Any],
-        connected: Callable[[RemoteRef], bool],
+        contact: Callable[[RemoteRef], Contact],
     ) -> None:
         self.owner = wire.owner
         self.key = wire.id
@@ -50,7 +57,7 @@ class RemoteRef:
         self.type_name = wire.type_name
         self._request = request
         self._local = local
-        self._connected = connected
+        self._contact = contact
 
     def __repr__(self) -> str:
         return f"<RemoteRef to {self.type_name} {self.key.hex()[:8]} on {self.owner}>"
@@ -64,7 +71,12 @@ class RemoteRef:
     @property
     def is_connected(self) -> bool:
         """True if there is a connection to the owner now. Where there is none the owner may be lost; a request would try to connect."""
-        return self._connected(self)
+        return self._contact(self).is_connected
+
+    @property
+    def silence_left(self) -> float:
+        """Seconds in which the owner may still be heard, before it is lost; 0: it is. It is dialled again by a request."""
+        return self._contact(self).silence_left
 
     def to_wire(self) -> WireReference:
         """The reference in the form that the codec takes.

@@ -23,6 +23,7 @@ from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.loopback import Loopback
+from aiograd.distributed.rpc.lost_peers import LostPeers
 from aiograd.distributed.rpc.peer import RESTARTED, Peer
 from aiograd.distributed.rpc.peer_session import PeerSession
 from aiograd.distributed.rpc.request_handlers import Handler, PromptHandler
@@ -99,6 +100,7 @@ class Endpoint:
         self._peers: dict[PeerId, Peer] = {}
         #: principal -> ended session -> its peer, its first request that was not delivered, the time until which it is kept; oldest first
         self._ended: dict[str, dict[bytes, tuple[PeerIdentity, int, float]]] = {}
+        self._lost_peers = LostPeers(ENDED_SESSIONS)
         self._handshakes: dict[ServerHandshake, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
@@ -217,6 +219,19 @@ class Endpoint:
         """True if there is a connection to a peer."""
         known = self._peers.get(peer)
         return known is not None and any(session.channel is not None for session in known.sessions)
+
+    def silence_left(self, peer: PeerId) -> float:
+        """Seconds in which a peer may still be heard, before it is lost: what is left of its silence, from its last frame in any session.
+
+        Before it was ever heard silence counts from the moment in which it was first dialled. 0: it is lost.
+        """
+        if peer.name == self.name:
+            return self.limits.silence
+        known, over = self._peers.get(peer), self._lost_peers.over(peer)
+        left = None if known is None else known.silence_left(was_heard=over is not None)
+        if left is not None:
+            return left
+        return self.limits.silence if over is None else max(0.0, over - self.loop.time())
 
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
@@ -355,6 +370,7 @@ class Endpoint:
             self._peers.pop(peer.id, None)
             self._budgets.pop(peer.id, None)
         self._stopping = [task for task in (*self._stopping, *session.handlers) if not task.done()]
+        self._lost_peers.note(peer.id, self.loop.time() + session.left(), was_heard=session.attached_at > -math.inf)
         identity = session.identity
         if identity is None or not self._is_open:
             return

@@ -34,6 +34,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -43,7 +44,7 @@ from aiograd.distributed.rpc.handshake import Dialler, Secured
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.distributed.rpc.peer_session import PeerSession
+from aiograd.distributed.rpc.peer_session import TICK, PeerSession
 from aiograd.distributed.rpc.request_handlers import Handler, PromptHandler
 from aiograd.distributed.rpc.secure_channel import SecureChannel, dial
 from aiograd.distributed.rpc.session import RpcSession
@@ -254,6 +255,17 @@ class Peer:
     def _is_resumed(self, secured: Secured, known: PeerIdentity) -> bool:
         """True if a channel goes on with a session, and the peer is the incarnation that the session is with."""
         return secured.resumed and secured.peer == known
+
+    # ---- silence
+
+    def silence_left(self, *, was_heard: bool) -> float | None:
+        """Seconds until a session ends because nothing was heard in it, at least a moment; None where there is none.
+
+        Args:
+            was_heard: the peer was heard before; then a session counts once it is heard in it.
+        """
+        left = [session.left() for session in self.sessions if session.attached_at > -math.inf or not was_heard]
+        return max(*left, TICK) if left else None
 
     # ---- channels go
 
