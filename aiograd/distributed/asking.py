@@ -65,8 +65,8 @@ def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop
     """
     found: dict[str, HeldLoop] = {}
     for session in sessions(core.endpoint):
-        detector: Any = getattr(session, "detector", None)
-        held_at = getattr(detector, "held_at", None)
+        detector = session.detector
+        held_at = detector.held_at
         if held_at is not None and principal in (None, session.peer.principal):
             seconds = detector.held_seconds + max(0.0, core.now() - held_at)
             held = HeldLoop(session.peer.name, seconds, detector.held_line)

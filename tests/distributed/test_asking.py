@@ -18,8 +18,9 @@ from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.messages.calls import AskWaits
 from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.distributed.rpc.failure_detector import FailureDetector
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.distributed.rpc.peer_session import PeerSession
+from aiograd.distributed.rpc.open_requests import sessions
 from aiograd.distributed.wait_tables import MOST, OTHERS
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, EngineClosedError, UnknownPeerError
 from aiograd.testing import simulated_run
@@ -180,13 +181,9 @@ async def test_a_worker_with_very_many_waits_cuts_its_own_report() -> None:
 async def test_loops_that_are_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with workers("a", "b", "c", service=service) as (a, *_):
         await asyncio.gather(a.call("b", "sleep", 0.0), a.call("c", "sleep", 0.0))
-        now = asyncio.get_running_loop().time()
-
-        def detector(session: PeerSession) -> Any:
-            is_held = session.peer.name == "b"
-            return SimpleNamespace(held_at=now if is_held else None, held_seconds=2.0 * is_held, held_line="app/train.py:12" * is_held)
-
-        monkeypatch.setattr(PeerSession, "detector", property(detector), raising=False)
+        (session,) = (session for session in sessions(a._core.endpoint) if session.peer.name == "b")
+        session.detector.held(asyncio.get_running_loop().time(), 2.0, "app/train.py:12")
+        monkeypatch.setattr(FailureDetector, "_let_go", lambda self: None)  # b itself is well
         await asyncio.sleep(1.0)
         assert asking.held_loops(a._core) == (dist.HeldLoop("b", 3.0, "app/train.py:12"),)
         assert asking.held_loops(a._core, "another") == () and [loop.worker for loop in (await a.why()).held] == ["b"]

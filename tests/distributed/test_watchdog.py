@@ -341,17 +341,17 @@ async def test_the_line_is_the_users_and_there_is_none_where_the_loop_waits() ->
 
 @pytest.mark.proc
 async def test_processes_whose_loops_are_held_up_are_kept_and_one_that_is_stopped_is_lost() -> None:
-    """By blocking, by a loop of Python and by large products: the driver and the other workers keep them, and know the line."""
+    """By blocking, by a loop of Python and by large products: the driver and the other workers keep them, and `why` has the line."""
     limits = dist.Limits(heartbeat=0.5, missed_heartbeats=3)
     names = ("sleep", "count", "multiply")
     async with dist.LocalCluster(4, names=[*names, "stopped"], service="tests.distributed.held_service:service", limits=limits) as cluster:
         driver = cluster.driver
         found: dict[str, str] = {}
-        sessions = {session.peer.name: session for session in driver.endpoint._sessions()}
         held = [asyncio.ensure_future(driver.call(name, name, 2 * limits.silence)) for name in names]
         while not all(task.done() for task in held):
-            await asyncio.sleep(0.02)
-            found |= {name: each.detector.held_line for name, each in sessions.items() if each.detector.held_line}
+            report = await driver.why(timeout=0.1)
+            found |= {loop.worker: loop.line for loop in report.held if loop.line}
+            assert {loop.worker for loop in report.held} <= {*names}
         await asyncio.gather(*held)
         assert found.keys() == set(names) and all(line.startswith("distributed/held_service.py:") for line in found.values()), found
         assert lost(driver) == 0
