@@ -16,3 +16,8 @@ TEXT = "\n\n".join(TEXTS.values())
 def blocks(language: str, text: str = TEXT) -> list[str]:
     """The fenced blocks of a language; a block that stands on two pages is there once."""
     return list(dict.fromkeys(re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)))
+
+
+def complaints_in(stderr: str) -> list[str]:
+    """The lines of a program's standard error, but for event loops that are held up, as they are on a busy machine."""
+    return [line for line in stderr.splitlines() if "the event loop has been held up for" not in line]

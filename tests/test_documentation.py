@@ -27,7 +27,7 @@ from aiohttp.test_utils import TestServer
 
 from aiograd.errors import WorkerLostError
 from aiograd.running import cli
-from tests.documentation import TEXTS, blocks
+from tests.documentation import TEXTS, blocks, complaints_in
 from tests.public_names import MODULES, NAMESPACES, public_names
 from tests.support import assert_raises
 from tests.test_recipes import after, block, numbers
@@ -153,14 +153,14 @@ def test_replicas(tmp_path: Path) -> None:
     (tmp_path / "replicas_service.py").write_text(block("# replicas_service.py"))
     (tmp_path / "replicas.py").write_text(block("# replicas.py"))
     done = subprocess.run([sys.executable, "replicas.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "3 layers.0.bias\n" and done.stderr == ""
+    assert done.stdout == "3 layers.0.bias\n" and not complaints_in(done.stderr)
 
 
 @pytest.mark.proc
 def test_replicas_of_a_pipeline(tmp_path: Path) -> None:
     (tmp_path / "replicated_pipeline.py").write_text(block("# replicated_pipeline.py"))
     done = subprocess.run([sys.executable, "replicated_pipeline.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "8 True\n" and done.stderr == ""
+    assert done.stdout == "8 True\n" and not complaints_in(done.stderr)
 
 
 class _Flaky:
@@ -196,7 +196,7 @@ def test_a_monitored_run(tmp_path: Path) -> None:
     (tmp_path / "monitored.py").write_text(block("# monitored.py"))
     command = [sys.executable, "monitored.py"]
     done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"STEPS": "5"}, capture_output=True, text=True, check=True)
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard\?token=\w+\n", done.stdout) and done.stderr == ""
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard\?token=\w+\n", done.stdout) and not complaints_in(done.stderr)
     rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
     assert [(row["name"], row["step"]) for row in rows] == [("loss", str(step)) for step in range(5)]
     assert float(rows[-1]["value"]) < float(rows[0]["value"]) and len(list((tmp_path / "runs" / "today").iterdir())) == 1
@@ -310,7 +310,7 @@ def test_torch_modules(code: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(code)
     done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     printed, claimed = numbers(done.stdout), numbers(after(code.split("\n")[0], "text"))
-    assert done.stderr == "" and len(claimed) >= 3
+    assert not complaints_in(done.stderr) and len(claimed) >= 3
     np.testing.assert_allclose(printed, claimed, atol=0.06)
 
 
