@@ -106,7 +106,7 @@ def up(steps: int, compress: dist.Compressor | None, outer: Mapping[str, Any] = 
 POINTS = (
     both(57, HALF, FIRM),
     both(60, HALF, FIRM),
-    both(42, THIRD, FIRM),
+    both(43, THIRD, FIRM),
     both(57, HALF, {**FIRM, "momentum": 0.7}),
     both(57, THIRD4, FIRM),
     both(57, HALF, FIRM, rate=4e-3),
