@@ -173,8 +173,12 @@ class Group:
             arrays: lists of arrays, of the same shapes and dtypes in every list and on every rank; of rank 0 one list.
             timeout: as of `all_reduce`.
 
-        Returns, Raises:
-            As `all_reduce`. ArgumentError: no list, several on rank 0, or lists that differ.
+        Returns:
+            To be awaited: new arrays, the same on every rank to the bit. Cancelling makes the group fail on every member.
+
+        Raises:
+            As `all_reduce`.
+            ArgumentError: no list, several on rank 0, or lists that differ.
 
         >>> two = [[np.full(1, 2.0)], [np.full(1, 3.0)]]
         >>> await asyncio.gather(groups[0].sum_in_turn([[np.full(1, 1.0)]]), groups[1].sum_in_turn(two))
