@@ -96,8 +96,8 @@ SANS_IO = (
     *(f"coordination.{name}" for name in "buckets compression malformed message_code message_form message_json outline".split()),
     *(f"serving.{name}" for name in "batching buffer delta gate shares versions".split()),
     *(f"distributed.rpc.{name}" for name in (
-        "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits lost_peers noise outbound outbox reassembly "
-        "session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
+        "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits lost_peers noise outbound outbox "
+        "reassembly session session_side shared.allowance shared.ring tensor_table timer_queue transport values"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())
