@@ -42,6 +42,8 @@ def test_a_step_after_a_loss_is_taken_or_fails_within_the_silence(seed: int) -> 
             except WorkerLostError as error:
                 assert loop.time() < max(began, back) + LIMITS.silence + MOMENT
                 await world.replicas.add(error.worker)
+        await asyncio.sleep(max(back - loop.time(), 0.0) + MOMENT)
+        await world.coordinator.get_ready()  # a replica that was stopped in the last step is told of it
         assert world.states == [await expected(given)] * 3
 
     World(seed=seed).simulate(main, seed=seed)
