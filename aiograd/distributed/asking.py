@@ -26,7 +26,7 @@ from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
-from aiograd.distributed.rpc.open_requests import RequestMade, RequestServed, open_requests, sessions
+from aiograd.distributed.rpc.open_requests import RequestMade, RequestServed, open_requests
 from aiograd.distributed.wait_tables import MOST, Awaited, LocalWaits, OpenWork, WaitEdge, WaitEntry
 from aiograd.distributed.waits import HeldLoop, Wait, WaitReport
 from aiograd.distributed.worker_core import WorkerCore
@@ -64,7 +64,7 @@ def held_loops(core: WorkerCore, principal: str | None = None) -> tuple[HeldLoop
         A row for each worker, in the order of their sessions; of several sessions the longest.
     """
     found: dict[str, HeldLoop] = {}
-    for session in sessions(core.endpoint):
+    for session in core.endpoint.sessions():
         detector = session.detector
         held_at = detector.held_at
         if held_at is not None and principal in (None, session.peer.principal):

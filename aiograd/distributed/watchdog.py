@@ -29,6 +29,7 @@ from typing import NamedTuple
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pulse import PulseCarrier
+from aiograd.distributed.rpc.identity import PeerId
 from aiograd.distributed.rpc.pulse import Pulse, Pulses
 from aiograd.running.log_fields import structured_logger
 
@@ -104,8 +105,11 @@ def pulses_of(worker: Endpoint, seconds: float = 0.0, line: str = "") -> Iterato
         line: the line that the loop stands at.
     """
     connected = worker.loop.time() - worker.limits.silence
-    for session, url in worker.listeners():
-        if session.pulses is not None and (seconds or (not session.pulses.count and session.attached_at <= connected)):
+    for session in worker.sessions():
+        url = worker.url_of(PeerId(session.peer.principal, session.peer.name))
+        if session.channel is None or session.pulses is None or url is None:
+            continue
+        if seconds or (not session.pulses.count and session.attached_at <= connected):
             is_own = session.peer.principal == worker.keyring.default_principal
             yield session.pulses, url, Pulse(seconds, line if is_own else "")
 

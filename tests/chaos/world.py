@@ -215,7 +215,7 @@ class World:
         for name, host in self.hosts.items():
             figures = host.worker.statistics()
             counts: Counter[str] = Counter({key: getattr(figures, key) for key in ("contexts", "passes", "calls", "in_doubt", "bytes_held")})
-            for each in host.worker.endpoint._sessions():
+            for each in host.worker.endpoint.sessions():
                 session = each.rpc_session.statistics()
                 counts.update({key: getattr(session, key) for key in ("outstanding", "running", "remembered", "bytes_stored", "bytes_unsent")})
             if (living := self.network.find(name)) is not None:

@@ -161,7 +161,7 @@ def test_a_frozen_member_costs_one_silence(protocol: str) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("protocol", ["pass", "pipeline", "replicas", "local steps"])
+@pytest.mark.parametrize("protocol", ["pass", "pipeline", "replicas"])
 def test_a_silence_for_each_attempt_costs_several(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Endpoint, "silence_left", lambda self, peer: self.limits.silence)
     found = {moment: Freeze(PROTOCOLS[protocol](), at_moment(PROTOCOLS[protocol].moments[moment]), "b") for moment in ("decided", "one is told")}

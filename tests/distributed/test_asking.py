@@ -20,7 +20,6 @@ from aiograd.distributed.messages.calls import AskWaits
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.failure_detector import FailureDetector
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.distributed.rpc.open_requests import sessions
 from aiograd.distributed.wait_tables import MOST, OTHERS
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, EngineClosedError, UnknownPeerError
 from aiograd.testing import simulated_run
@@ -181,7 +180,7 @@ async def test_a_worker_with_very_many_waits_cuts_its_own_report() -> None:
 async def test_loops_that_are_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with workers("a", "b", "c", service=service) as (a, *_):
         await asyncio.gather(a.call("b", "sleep", 0.0), a.call("c", "sleep", 0.0))
-        (session,) = (session for session in sessions(a._core.endpoint) if session.peer.name == "b")
+        (session,) = (session for session in a._core.endpoint.sessions() if session.peer.name == "b")
         session.detector.held(asyncio.get_running_loop().time(), 2.0, "app/train.py:12")
         monkeypatch.setattr(FailureDetector, "_let_go", lambda self: None)  # b itself is well
         await asyncio.sleep(1.0)

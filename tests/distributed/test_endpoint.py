@@ -145,7 +145,7 @@ async def test_the_deadline_passes_in_the_moment_in_which_there_is_room(virtual_
         a, b = await world.pair()
         first = asyncio.create_task(a.ask("b", "gate", "y" * 10_000))
         await turns(50)
-        (session,) = a.endpoint._sessions()
+        (session,) = a.endpoint.sessions()
         second = asyncio.create_task(a.ask("b", "echo", "z" * 10_000, timeout=2.0))
         await turns()
         b.gate.set()

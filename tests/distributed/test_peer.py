@@ -320,7 +320,7 @@ async def test_a_loss_in_the_moment_in_which_there_is_room() -> None:
         a, b = await world.pair()
         first = asyncio.create_task(a.ask("b", "gate", "x" * 10_000))
         await turns(50)
-        (session,) = a.endpoint._sessions()
+        (session,) = a.endpoint.sessions()
         second = asyncio.create_task(a.ask("b", "echo", "y" * 10_000))
         await turns()
         b.gate.set()
@@ -336,7 +336,7 @@ async def test_the_other_conversation_is_used_while_one_is_not_connected(world: 
     a, b = await dialled_by_both(world)
     await asyncio.sleep(1.0)
     world.board.unreachable |= {a.transport.url, b.transport.url}
-    preferred = next(each for each in a.endpoint._sessions() if each.dialled)
+    preferred = next(each for each in a.endpoint.sessions() if each.dialled)
     assert preferred.channel is not None
     preferred.channel.close()
     await asyncio.sleep(0.1)
@@ -367,7 +367,7 @@ async def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it(w
     a, b = await dialled_by_both(world)
     asking = asyncio.create_task(a.ask("b", "gate", 3))  # over the one that a dialled
     await asyncio.sleep(1.0)
-    (theirs,) = [each for each in b.endpoint._sessions() if each.dialled]
+    (theirs,) = [each for each in b.endpoint.sessions() if each.dialled]
     theirs.peer.lose(theirs, "for the test")
     await asyncio.sleep(1.0)
     b.gate.set()
@@ -380,7 +380,7 @@ async def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it(w
 async def test_a_peer_that_starts_afresh_has_given_up_what_was_before(world: World) -> None:
     a, b = await world.talking()
     asking = await b.asking(0.1, "a", "gate", 2)
-    (session,) = a.endpoint._sessions()
+    (session,) = a.endpoint.sessions()
     session.peer.lose(session, "for the test")
     assert await a.ask("b", "echo", 3) == 3
     with pytest.raises(WorkerLostError, match="opened another session"):
@@ -395,7 +395,7 @@ async def test_a_session_is_given_up_while_it_is_being_resumed(world: World) -> 
     world.board.reset()
     await asyncio.sleep(0.12)  # the hello has arrived, the finish has not
     assert b.endpoint.statistics().handshakes == 1
-    (session,) = b.endpoint._sessions()
+    (session,) = b.endpoint.sessions()
     session.peer.lose(session, "for the test")
     with pytest.raises(WorkerLostError, match="given up"):
         await asking
@@ -484,12 +484,12 @@ async def test_a_peer_with_whom_nothing_was_said_is_not_reported(world: World) -
 async def test_a_restarted_peer_cannot_resume_what_was_before(world: World) -> None:
     a, b = await world.talking()
     asking = await b.asking(0.1, "a", "gate", 2)
-    (before,) = a.endpoint._sessions()
+    (before,) = a.endpoint.sessions()
     a.transport.crash()
     again = await world.node("a", b)
     task = asyncio.create_task(again.ask("b", "echo", 3))
     await turns(1)
-    (after,) = again.endpoint._sessions()
+    (after,) = again.endpoint.sessions()
     after.id = before.id  # though it cannot know
     with pytest.raises(WorkerLostError, match="restarted"):
         await asking

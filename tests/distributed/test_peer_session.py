@@ -424,7 +424,7 @@ async def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(
     a, b = await world.pair()
     asking = asyncio.ensure_future(a.ask("b", "gate", 1))
     await asyncio.sleep(0.1)
-    (session,) = b.endpoint._sessions()
+    (session,) = b.endpoint.sessions()
     (task,) = session.handlers
     coroutine = session._handlers._serve(Deliver(99, 7, bytearray().join(encode(None, Limits())), 1.0))
     session._handlers._running[99] = task

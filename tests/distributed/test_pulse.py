@@ -90,7 +90,7 @@ async def sessions(served: dict[str, Any] | None = None, **options: Any) -> Asyn
     ):
         with contextlib.suppress(NotExposedError):
             await a.call("b", "nothing")
-        (mine,), (theirs,) = a.endpoint._sessions(), b.endpoint._sessions()
+        (mine,), (theirs,) = a.endpoint.sessions(), b.endpoint.sessions()
         assert mine.pulses is not None
         yield b, mine.pulses, theirs
 

@@ -91,7 +91,7 @@ def test_a_look_that_is_late_itself_tells_no_peer(seconds: float) -> None:
 
 
 def session_of(worker: dist.Worker) -> PeerSession:
-    (session,) = worker.endpoint._sessions()
+    (session,) = worker.endpoint.sessions()
     return session
 
 

@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed.error_wire import to_wire
@@ -109,9 +109,7 @@ class Endpoint:
         text = f"the request is longer than Limits.message_bytes={limits.message_bytes} of worker {name!r}; send it in parts or raise the limit there"
         self._too_long: Sequence[Buffer] = encode(to_wire(LimitError(text), name, "admission", ""), limits)
         self._is_open = False
-        #: pulses that were refused
-        self.refused_pulses = 0
-        self._failed_handshakes = 0
+        self.refused_pulses = self._failed_handshakes = 0
         self._handshake_log = HandshakeLog(self.name)
         self._lost = 0
 
@@ -159,7 +157,7 @@ class Endpoint:
         try:
             for handshake in list(self._handshakes):
                 handshake.close()
-            sessions = list(self._sessions())
+            sessions = self.sessions()
             for session in sessions:
                 session.say_goodbye()
             await asyncio.sleep(0)  # lets the transport pass it on
@@ -221,17 +219,12 @@ class Endpoint:
         return known is not None and any(session.channel is not None for session in known.sessions)
 
     def silence_left(self, peer: PeerId) -> float:
-        """Seconds in which a peer may still be heard, before it is lost: what is left of its silence, from its last frame in any session.
-
-        Before it was ever heard silence counts from the moment in which it was first dialled. 0: it is lost.
-        """
-        if peer.name == self.name:
-            return self.limits.silence
+        """Seconds until a peer is lost: of its silence, from its last frame in any session or, before that, from its first dialling; 0: it is."""
         known, over = self._peers.get(peer), self._lost_peers.over(peer)
         left = None if known is None else known.silence_left(was_heard=over is not None)
-        if left is not None:
-            return left
-        return self.limits.silence if over is None else max(0.0, over - self.loop.time())
+        if left is None:
+            return self.limits.silence if over is None else max(0.0, over - self.loop.time())
+        return left
 
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
@@ -279,7 +272,7 @@ class Endpoint:
     def statistics(self) -> EndpointStatistics:
         """Counts of the work so far and of open connections and requests."""
         peers = []
-        for session in self._sessions():
+        for session in self.sessions():
             figures = session.rpc_session.statistics()
             peers.append(
                 PeerStatistics(
@@ -308,19 +301,13 @@ class Endpoint:
 
     def pulse(self, message: bytes) -> bool:
         """Take a pulse of a peer's watchdog; returns False where it is refused: it is of no session, forged, altered, or was there before."""
-        is_taken = any(session.pulse(message) for session in self._sessions())
+        is_taken = any(session.pulse(message) for session in self.sessions())
         self.refused_pulses += not is_taken
         return is_taken
 
-    def listeners(self) -> Iterator[tuple[PeerSession, str]]:
-        """The sessions with a connection, and the URLs of their peers where they are known. To be called from any thread."""
-        for peer in list(self._peers.values()):
-            if (url := self.url_of(peer.id)) is not None:
-                yield from ((session, url) for session in list(peer.sessions) if session.channel is not None)
-
-    def _sessions(self) -> Iterator[PeerSession]:
-        for peer in self._peers.values():
-            yield from peer.sessions
+    def sessions(self) -> list[PeerSession]:
+        """All sessions. To be called from any thread."""
+        return [session for peer in list(self._peers.values()) for session in list(peer.sessions)]
 
     # ---- for peers
 

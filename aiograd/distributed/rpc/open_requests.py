@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from aiograd.distributed.rpc.endpoint import Endpoint
-from aiograd.distributed.rpc.peer_session import PeerSession
 
 
 class RequestMade(NamedTuple):
@@ -39,11 +38,6 @@ class RequestServed(NamedTuple):
     began: float | None
 
 
-def sessions(endpoint: Endpoint) -> list[PeerSession]:
-    """The sessions of an endpoint."""
-    return list(endpoint._sessions())
-
-
 def open_requests(endpoint: Endpoint) -> Iterator[RequestMade | RequestServed]:
     """The requests that are under way.
 
@@ -54,7 +48,7 @@ def open_requests(endpoint: Endpoint) -> Iterator[RequestMade | RequestServed]:
         An iterator; nothing changes.
     """
     here = endpoint.name
-    for session in sessions(endpoint):
+    for session in endpoint.sessions():
         peer, principal, rpc_session = session.peer.name, session.peer.principal, session.rpc_session
         outbound, inbound = {each.id: each for each in rpc_session.unresolved()}, rpc_session._answers.requests
         for id, made in list(session._requests.items()):
