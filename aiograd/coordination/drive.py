@@ -242,8 +242,8 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
 
     async def _tell_all(self, client: TransactionClient, told: list[str]) -> None:
         outcome = self.machine.outcome
-        if are_many(told):
-            heard = [name for name in told if client.silence_left(name) > 0]  # a lost one would keep its branch waiting
+        heard = [name for name in told if client.silence_left(name) > 0] if are_many(told) else []  # a lost one would keep its branch waiting
+        if are_many(heard):
             for name, error in (await client.spread(heard, outcome)).items():
                 if error is None or getattr(error, "committed", False):
                     self._told(name, error)

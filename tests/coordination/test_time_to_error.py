@@ -22,6 +22,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.errors import CommitUnknown, StepError, WorkerLostError
 from aiograd.testing import simulated_run
+from aiograd.transaction import tree
 from tests.coordination.faults import COORDINATOR, MEMBERS, Moment, Scene
 from tests.coordination.scenes import SCENES, AgreementScene, PassScene, StepScene
 from tests.distributed.local_steps.learners import OUTER, SGD, Learner
@@ -321,3 +322,35 @@ async def test_a_process_that_is_stopped_at_a_commit(point: str, expected: type[
             print(f"stopped at {point}: {type(caught.value).__name__} after {asyncio.get_running_loop().time() - began:.2f} s")
             assert name in str(caught.value)
         os.kill(cluster.pids[name], signal.SIGCONT)
+
+
+@pytest.mark.sim
+def test_many_lost_members_are_not_told_by_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no first one of a branch to tell."""
+    monkeypatch.setattr(tree, "FANOUT", 1)
+
+    async def main() -> None:
+        scene = PROTOCOLS["pipeline"]()
+        scene.limits = DEFAULT
+        scene.start()
+
+        def freeze(scene: Scene) -> None:
+            for name in MEMBERS:
+                scene.network.freeze(name, 3 * DEFAULT.silence)
+
+        async def drive() -> None:
+            async with scene.worker(COORDINATOR), scene.session():
+                scene.arm(Moment("sent", "Relay", COORDINATOR), freeze)
+                for _ in range(2):
+                    with pytest.raises(CommitUnknown) as caught:
+                        await scene.step()
+                    assert caught.value.workers == MEMBERS
+                await asyncio.sleep(3 * DEFAULT.silence)
+                await scene.step()
+                assert scene.taken("a") == scene.taken("b") == 2
+
+        await scene.network.spawn(COORDINATOR, drive())
+        scene.over.set()
+        await asyncio.gather(*scene.servers)
+
+    simulated_run(main)
