@@ -386,6 +386,21 @@ def test_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed[1].split()[-2:] == claimed[1].split()[-2:]
 
 
+def test_a_plan_after_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# absorbed.py"), {})
+    assert capsys.readouterr().out == after("# absorbed.py", "text")
+
+
+def test_the_table_of_losses_is_what_plans_say() -> None:
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d.]+) × \|$", TEXTS["docs/tutorials/pipeline.md"], re.MULTILINE)
+    assert len(rows) == 3
+    for microbatches, units, ratio in rows:
+        schedule = pipeline.make_schedule("1F1B", 4, int(microbatches))
+        most = max(pipeline.absorb(schedule, 4, [(0, rank)]).timeline().duration for rank in range(4))
+        assert most == float(units)
+        assert float(ratio) - 0.01 <= most / pipeline.simulate(schedule, EVEN).duration <= float(ratio)
+
+
 def test_a_parallel_map() -> None:
     async def main() -> float:
         a, b, c = leaves

@@ -21,6 +21,8 @@ from aiograd.pipeline.microbatch import Split as Split
 from aiograd.pipeline.microbatch import merge_microbatches as merge_microbatches
 from aiograd.pipeline.microbatch import split_microbatches as split_microbatches
 from aiograd.pipeline.run import Pipeline as Pipeline
+from aiograd.pipeline.schedule.absorption import AbsorptionPlan as AbsorptionPlan
+from aiograd.pipeline.schedule.absorption import absorb as absorb
 from aiograd.pipeline.schedule.action import Action as Action
 from aiograd.pipeline.schedule.action import ActionKind as ActionKind
 from aiograd.pipeline.schedule.catalog import make_schedule as make_schedule

@@ -12,6 +12,8 @@ Source: the simulator of Qi et al., "Zero Bubble Pipeline Parallelism", 2024; th
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 from aiograd.errors import ArgumentTypeError
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.costs import Costs
@@ -40,66 +42,78 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     """
     if not isinstance(schedule, Schedule) or not isinstance(costs, Costs):
         raise ArgumentTypeError(f"simulate takes a Schedule and its Costs, not {type(schedule).__name__} and {type(costs).__name__}")
-    return _Simulation(schedule.validate(), costs).run()
+    homes, is_lowered = schedule.validate().stage_to_rank, schedule.is_lowered
+    rows = [[action for action in row if action is not None] for row in schedule.ranks]
+    times = action_times(costs, schedule.num_stages, schedule.num_ranks)
+    events = timed(rows, lambda part: facts_needed(part, homes, is_lowered), times, costs.communication)
+    return Timeline(events, ranks=len(rows), memory=costs, name=schedule.name)
 
 
-class _Simulation:
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
-        self.schedule = schedule
-        self.costs = costs
-        self.homes = schedule.stage_to_rank
-        self.rows = [[action for action in row if action is not None] for row in schedule.ranks]
-        self.times = {
-            (kind, stage): time
-            for stage, (forward, inputs, weights) in enumerate(costs.stage_times(schedule.num_stages, schedule.num_ranks))
-            for kind, time in ((_K.F, forward), (_K.I, inputs), (_K.W, weights), (_K.B, inputs + weights))
-        }
-        #: the time of each fact, for the rank that made it
-        self.there: dict[Fact, float] = {}
-        self.free = [0.0] * schedule.num_ranks
-        self.events: list[TimelineEvent] = []
+def action_times(costs: Costs, stages: int, ranks: int) -> dict[tuple[ActionKind, int], float]:
+    """The time of each kind of computation of each stage.
 
-    def run(self) -> Timeline:
-        waiting: dict[Fact, int] = {}  # a fact is needed by one rank only
-        positions = [0] * len(self.rows)
-        runnable = list(range(len(self.rows)))
-        while runnable:
-            rank = runnable.pop()
-            row = self.rows[rank]
-            while positions[rank] < len(row):
-                action = row[positions[rank]]
-                missing = self.carry_out(rank, action)
-                if missing is not None:
-                    waiting[missing] = rank
-                    break
-                for part in action.parts or (action,):
-                    waiter = waiting.pop(fact_of(part), None)
-                    if waiter is not None:
-                        runnable.append(waiter)
-                positions[rank] += 1
-        return Timeline(self.events, ranks=len(self.rows), memory=self.costs, name=self.schedule.name)
+    Raises:
+        ArgumentError: times given for another number of stages.
+    """
+    return {
+        (kind, stage): time
+        for stage, (forward, inputs, weights) in enumerate(costs.stage_times(stages, ranks))
+        for kind, time in ((_K.F, forward), (_K.I, inputs), (_K.W, weights), (_K.B, inputs + weights))
+    }
 
-    def carry_out(self, rank: int, action: Action) -> Fact | None:
+
+def timed(
+    rows: Sequence[Sequence[Action]],
+    needs: Callable[[Action], Sequence[Fact]],
+    times: Mapping[tuple[ActionKind, int], float],
+    communication: float,
+) -> list[TimelineEvent]:
+    """Starts and ends of the actions of rows; see Note [The machine]. Rows that wait for each other end where they do so.
+
+    Args:
+        rows: the actions of each rank.
+        needs: the facts that a single action waits for, each of which one rank needs.
+        times: by kind and stage.
+        communication: the time of a transfer.
+    """
+    made: dict[Fact, tuple[float, int]] = {}  # the time of each fact, and the rank that made it
+    free = [0.0] * len(rows)
+    events: list[TimelineEvent] = []
+
+    def carry_out(rank: int, action: Action) -> Fact | None:
         """Time one action; returns the fact that it waits for and that has not been timed yet, None if it was timed."""
         parts = action.parts or (action,)
         ready = 0.0
         for part in parts:
-            for fact in facts_needed(part, self.homes, self.schedule.is_lowered):
-                made = self.there.get(fact)
-                if made is None:
+            for fact in needs(part):
+                found = made.get(fact)
+                if found is None:
                     return fact
-                ready = max(ready, made + (self.costs.communication if self.crosses(fact, rank) else 0.0))
+                ready = max(ready, found[0] + (communication if found[1] != rank else 0.0))
         if action.kind.is_compute:
-            start = max(ready, self.free[rank])
-            end = self.free[rank] = start + sum(self.times[part.kind, part.stage] for part in parts)
+            start = max(ready, free[rank])
+            end = free[rank] = start + sum(times[part.kind, part.stage] for part in parts)
         else:
-            start = end = ready if action.kind.has_microbatch else self.free[rank]
-        for part in parts:
-            self.there[fact_of(part)] = end
-        arrival = end + self.costs.communication if action.kind.is_send else end
-        self.events.append(TimelineEvent(rank, action, start, arrival))
+            start = end = ready if action.kind.has_microbatch else free[rank]
+        made.update((fact_of(part), (end, rank)) for part in parts)
+        events.append(TimelineEvent(rank, action, start, end + communication if action.kind.is_send else end))
         return None
 
-    def crosses(self, fact: Fact, rank: int) -> bool:
-        """True if something has to be moved to the rank: what another rank made, or sent."""
-        return self.homes[fact[1]] != rank
+    waiting: dict[Fact, int] = {}
+    positions = [0] * len(rows)
+    runnable = list(range(len(rows)))
+    while runnable:
+        rank = runnable.pop()
+        row = rows[rank]
+        while positions[rank] < len(row):
+            action = row[positions[rank]]
+            missing = carry_out(rank, action)
+            if missing is not None:
+                waiting[missing] = rank
+                break
+            for part in action.parts or (action,):
+                waiter = waiting.pop(fact_of(part), None)
+                if waiter is not None:
+                    runnable.append(waiter)
+            positions[rank] += 1
+    return events

@@ -49,7 +49,7 @@ class TimelineData:
 
     __slots__ = ("events", "ranks", "stage_to_rank", "cost", "bubble", "bubble_rate", "duration", "busy", "peak_activations", "name")
 
-    def __init__(self, events: Sequence[TimelineEvent], *, ranks: int, memory: Costs, name: str) -> None:
+    def __init__(self, events: Sequence[TimelineEvent], *, ranks: int, memory: Costs, name: str, stages: int = 0) -> None:
         self.events = tuple(sorted(events, key=lambda event: (event.start, event.rank)))
         self.ranks = ranks
         self.name = name
@@ -59,7 +59,7 @@ class TimelineData:
             if event.action.kind.is_compute:
                 rows[event.rank].append(event)
                 homes.update((part.stage, event.rank) for part in event.action.computations)
-        self.stage_to_rank = tuple(homes.get(stage, -1) for stage in range(max(homes) + 1))
+        self.stage_to_rank = tuple(homes.get(stage, -1) for stage in range(max(stages, max(homes) + 1)))
         spans = [(row[0].start, max(event.end for event in row)) for row in rows if row]
         self.busy = tuple(map(_busy, rows))
         self.cost = max(end - start for start, end in spans)

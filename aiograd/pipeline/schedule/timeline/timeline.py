@@ -32,6 +32,7 @@ class Timeline(TimelineData):
         peak_activations: for each rank the most activations it kept at once, in the unit of `Costs.activation_memory`.
         name: the name in pictures.
         memory: the memory of an activation and of what waits for a weight gradient, as in `Costs`.
+        stages: the number of stages, where the last ones have no events.
 
     >>> schedule = ag.pipeline.make_schedule("1F1B", ranks=2, microbatches=2)
     >>> timeline = ag.pipeline.simulate(schedule, ag.pipeline.Costs(1, 1, 1))
