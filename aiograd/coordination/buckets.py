@@ -34,37 +34,44 @@ class Bucket:
     Args:
         indices: of the parameters, in the order in which they stand in the bucket.
         specs: of all parameters.
+        addends: gradients of each parameter, which are not added up here.
     """
 
     __slots__ = ("indices", "missing", "_specs", "_grads")
 
-    def __init__(self, indices: tuple[int, ...], specs: Sequence[ParameterSpec]) -> None:
+    def __init__(self, indices: tuple[int, ...], specs: Sequence[ParameterSpec], addends: int = 1) -> None:
         self.indices = indices
         #: how many gradients are still to come
         self.missing = len(indices)
         self._specs = specs
-        self._grads: dict[int, Array] = {}
+        #: by parameter
+        self._grads: list[dict[int, Array]] = [{} for _ in range(addends)]
 
-    def put(self, index: int, grad: Array | None) -> None:
-        """Take the gradient of a parameter; None: it has none."""
+    def put(self, index: int, *grads: Array | None) -> None:
+        """Take the gradients of a parameter; None: there is none."""
         self.missing -= 1
-        if grad is not None:
-            self._grads[index] = grad
+        for place, grad in enumerate(grads):
+            if grad is not None:
+                self._grads[place][index] = grad
 
-    def taken(self) -> dict[int, Array]:
-        """Take out the gradients that were put here; returns them by parameter."""
-        grads, self._grads = self._grads, {}
+    def taken(self) -> list[dict[int, Array]]:
+        """Take out the gradients that were put here; returns them by parameter, the first of each, then the second, and so on."""
+        grads, self._grads = self._grads, []
         return grads
 
-    def arrays(self, marks: Sequence[bool] = ()) -> list[Array]:
-        """The arrays to be reduced: gradients, -0.0 where there is none (which changes no sum, not even the sign of a zero), and flags.
+    def arrays(self, marks: Sequence[bool] = ()) -> list[list[Array]]:
+        """The arrays to be reduced, a list for each addend: gradients, and flags.
+
+        Where there is no gradient it is -0.0, which changes no sum, not even the sign of a zero.
 
         Args:
             marks: further flags at the end.
         """
-        grads = self.taken()
-        flags = np.array([*(index in grads for index in self.indices), *marks], self._specs[self.indices[0]].dtype)
-        return [*(grads[index] if index in grads else nothing(*self._specs[index]) for index in self.indices), flags]
+        lists = []
+        for grads in self.taken():
+            flags = np.array([*(index in grads for index in self.indices), *marks], self._specs[self.indices[0]].dtype)
+            lists.append([*(grads[index] if index in grads else nothing(*self._specs[index]) for index in self.indices), flags])
+        return lists
 
     def split(self, arrays: Sequence[Array]) -> tuple[dict[int, Array | None], list[float]]:
         """The reduced gradients by parameter, None where no rank had one; and the reduced marks."""
@@ -110,6 +117,6 @@ class GradientBuckets:
                 self.indices.append(tuple(filling))
                 filling, size = [], 0
 
-    def empty(self) -> list[Bucket]:
-        """Buckets for one pass."""
-        return [Bucket(indices, self.specs) for indices in self.indices]
+    def empty(self, addends: int = 1) -> list[Bucket]:
+        """Buckets for one pass, with so many gradients of each parameter."""
+        return [Bucket(indices, self.specs, addends) for indices in self.indices]

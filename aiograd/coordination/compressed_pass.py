@@ -64,7 +64,7 @@ class CompressedPass(ReducedPass):
         self.residuals = list(before)
 
     def _begin(self, number: int) -> Coroutine[Any, Any, Any]:
-        return self._exchange(number, self._buckets[number].taken())
+        return self._exchange(number, *self._buckets[number].taken())
 
     async def _exchange(self, number: int, grads: dict[int, Array]) -> tuple[dict[int, Array | None], list[float]]:
         grads = {index: await on_host(grad) for index, grad in grads.items()}

@@ -21,6 +21,9 @@ class ReducingGroup(Protocol):
     def all_reduce(self, arrays: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """See `Group.all_reduce`."""
 
+    def sum_in_turn(self, arrays: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """See `Group.sum_in_turn`."""
+
     def all_gather(self, array: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """See `Group.all_gather`."""
 
@@ -45,31 +48,39 @@ class ReducedPass:
         op: "sum" or "mean".
         timeout: seconds for each bucket; None: the worker's default.
         marks: travel with the first bucket, see `marks`.
+        addends: gradients of each parameter on this rank; the members add theirs in turn, see `Group.sum_in_turn`. None: each has one.
     """
 
     def __init__(
-        self, group: ReducingGroup, buckets: GradientBuckets, op: str = "mean", timeout: float | None = None, marks: Sequence[bool] = ()
+        self,
+        group: ReducingGroup,
+        buckets: GradientBuckets,
+        op: str = "mean",
+        timeout: float | None = None,
+        marks: Sequence[bool] = (),
+        addends: int | None = None,
     ) -> None:
         self._group = group
         self._bucket_of = buckets.bucket_of
         self._op = op
         self._timeout = timeout
         self._marks = marks
-        self._buckets = buckets.empty()
+        self._is_in_turn = addends is not None
+        self._buckets = buckets.empty(addends or 1)
         self._taken: set[int] = set()
         self._reducing: list[asyncio.Task[Any]] = []
         #: combined marks, once there are results
         self.marks: list[float] = []
 
-    def take(self, index: int, grad: Array | None) -> None:
-        """Take the gradient of a parameter, which must not change any more; begins to reduce complete buckets.
+    def take(self, index: int, *grads: Array | None) -> None:
+        """Take the gradients of a parameter, which must not change any more; begins to reduce complete buckets.
 
         Args:
             index: of the parameter.
-            grad: None: it has none on this rank.
+            grads: as many as `addends`; None: there is none on this rank.
         """
         self._taken.add(index)
-        self._buckets[self._bucket_of[index]].put(index, grad)
+        self._buckets[self._bucket_of[index]].put(index, *grads)
         while len(self._reducing) < len(self._buckets) and not self._buckets[len(self._reducing)].missing:
             number = len(self._reducing)
             self._reducing.append(watched(self._begin(number), f"bucket {number}"))
@@ -77,7 +88,9 @@ class ReducedPass:
     def _begin(self, number: int) -> Coroutine[Any, Any, Any]:
         """Begin to reduce a bucket; `_split` takes the result."""
         arrays = self._buckets[number].arrays(() if number else self._marks)
-        return self._group.all_reduce(arrays, self._op, timeout=self._timeout)
+        if self._is_in_turn:
+            return self._group.sum_in_turn(arrays, timeout=self._timeout)
+        return self._group.all_reduce(arrays[0], self._op, timeout=self._timeout)
 
     def _split(self, number: int, result: Any) -> tuple[dict[int, Array | None], list[float]]:
         """The gradients by parameter, and the marks, of a bucket that is reduced."""

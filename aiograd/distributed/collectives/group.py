@@ -19,19 +19,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-import numpy as np
-
 from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.collectives.agreement import GroupAgreements
-from aiograd.distributed.collectives.operation import (
-    REDUCED_KINDS,
-    SENDABLE_KINDS,
-    Operation,
-    OperationKind,
-    check_arrays,
-    check_reduction,
-    specs_of,
-)
+from aiograd.distributed.collectives.arguments import data_of, data_of_lists, is_single
+from aiograd.distributed.collectives.operation import REDUCED_KINDS, SENDABLE_KINDS, Operation, OperationKind, check_reduction, specs_of
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
 from aiograd.distributed.error_wire import to_wire
@@ -40,7 +31,6 @@ from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError
 from aiograd.running.caller import called
 from aiograd.running.types import Array
-from aiograd.tensors.core import TensorCore
 
 #: seconds in which rank 0 of a large group gathers the names of leaving members
 GATHERING = 0.02
@@ -161,9 +151,32 @@ class Group:
             rank does something else or has given up. WorkerLostError: a member is lost. DeadlineError: a member did not come in time.
         """
         reduction = check_reduction("all_reduce", op)
-        values = _data_of("all_reduce", arrays, REDUCED_KINDS[reduction])
+        values = data_of("all_reduce", arrays, REDUCED_KINDS[reduction])
         operation = Operation(OperationKind.ALL_REDUCE, reduction, 0, specs_of(values))
-        return called(self.operations.begin(operation, values, timeout, _is_single(arrays)), "Group.all_reduce")
+        return called(self.operations.begin(operation, values, timeout, is_single(arrays)), "Group.all_reduce")
+
+    def sum_in_turn(self, arrays: Sequence[Sequence[Any]], *, timeout: float | None = None) -> Coroutine[Any, Any, list[Array]]:
+        """The sum of lists of arrays, of which a rank may have several: the list of rank 0, then those of rank 1 one after another, and so on.
+
+        So the bits depend on the lists and their order, and not on their number on each rank, and no more bytes travel than with one on each.
+
+        Args:
+            arrays: lists of arrays, of the same shapes and dtypes in every list and on every rank; of rank 0 one list.
+            timeout: as of `all_reduce`.
+
+        Returns:
+            To be awaited: new arrays, the same on every rank to the bit. Cancelling makes the group fail on every member.
+
+        Raises:
+            As `all_reduce`.
+            ArgumentError: no list, several on rank 0, or lists that differ.
+
+        >>> two = [[np.full(1, 2.0)], [np.full(1, 3.0)]]
+        >>> await asyncio.gather(groups[0].sum_in_turn([[np.full(1, 1.0)]]), groups[1].sum_in_turn(two))
+        [[array([6.])], [array([6.])]]
+        """
+        data, specs = data_of_lists(arrays, self.rank)
+        return called(self.operations.begin(Operation(OperationKind.SUM_IN_TURN, "sum", 0, specs), data, timeout), "Group.sum_in_turn")
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Array]:
         """Combine arrays over all ranks, and return this rank's rows of the result.
@@ -182,7 +195,7 @@ class Group:
             ArgumentError: an array without rows.
         """
         reduction = check_reduction("reduce_scatter", op)
-        values = _data_of("reduce_scatter", [array], REDUCED_KINDS[reduction])
+        values = data_of("reduce_scatter", [array], REDUCED_KINDS[reduction])
         if len(values[0].shape) == 0:
             raise ArgumentError("reduce_scatter: the array has no rows to divide; expected at least one dimension")
         operation = Operation(OperationKind.REDUCE_SCATTER, reduction, 0, specs_of(values))
@@ -201,7 +214,7 @@ class Group:
         Raises:
             As `all_reduce`.
         """
-        values = _data_of("all_gather", [array], SENDABLE_KINDS)
+        values = data_of("all_gather", [array], SENDABLE_KINDS)
         return called(self.operations.begin(Operation(OperationKind.ALL_GATHER, specs=specs_of(values)), values, timeout), "Group.all_gather")
 
     def broadcast(self, arrays: Any = None, root: int = 0, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
@@ -225,8 +238,8 @@ class Group:
             raise ArgumentError(f"broadcast(root={root!r}): expected a rank from 0 to {self.size - 1}")
         if arrays is None and root == self.rank:
             raise ArgumentTypeError("broadcast: the root has to give the arrays, found None")
-        values = [] if arrays is None else _data_of("broadcast", arrays, SENDABLE_KINDS)
-        single = arrays is not None and _is_single(arrays)
+        values = [] if arrays is None else data_of("broadcast", arrays, SENDABLE_KINDS)
+        single = arrays is not None and is_single(arrays)
         operation = Operation(OperationKind.BROADCAST, "", root, specs_of(values))
         return called(self.operations.begin(operation, values, timeout, single), "Group.broadcast")
 
@@ -422,13 +435,3 @@ class Group:
             await self.ask(name, message, self._owner.core.limits.silence)
         except DistributedError:
             return  # lost as well, or it knows
-
-def _is_single(arrays: Any) -> bool:
-    return not isinstance(arrays, (list, tuple))
-
-
-def _data_of(what: str, arrays: Any, kinds: str) -> list[Any]:
-    """The data of arrays and Tensors, checked; arrays of the host are C-contiguous."""
-    data: list[Any] = [array._data if isinstance(array, TensorCore) else array for array in ([arrays] if _is_single(arrays) else arrays)]
-    data = [np.asarray(array) if isinstance(array, (np.generic, int, float, complex)) else array for array in data]
-    return check_arrays(what, data, kinds)

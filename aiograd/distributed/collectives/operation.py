@@ -20,6 +20,7 @@ class OperationKind(StrEnum):
     """The kind of a collective."""
 
     ALL_REDUCE = "all_reduce"
+    SUM_IN_TURN = "sum_in_turn"
     REDUCE_SCATTER = "reduce_scatter"
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
@@ -42,7 +43,7 @@ class Operation(NamedTuple):
     """A collective operation. Ranks with different operations cannot carry them out together; see `mismatch`."""
 
     kind: OperationKind
-    #: of all_reduce and reduce_scatter: a name in `REDUCTIONS`
+    #: of all_reduce, sum_in_turn and reduce_scatter: a name in `REDUCTIONS`
     reduction: str = ""
     #: of broadcast: the rank that has the values
     root: int = 0

@@ -11,6 +11,10 @@ Note [A ring in the order of ranks]
     last rank has the result, which goes on around the ring, from rank 0 to the last but one. Pieces follow each other, so all ranks are busy as
     soon as there are as many pieces as ranks. A rank sends each element at most twice, and so n / (n - 1) times as much as is possible at least.
 
+    A rank may have several contributions (`SUM_IN_TURN`). It adds them to the sum of the ranks before, one after another, so no more travels than
+    with one, and the sum is the same however contributions are divided among the ranks. Where every rank sends to every other one, or to rank
+    0, each contribution would travel by itself: so small groups and small arrays, too, go along the ring then.
+
     A piece of a reduce-scatter goes around only until it has reached the rank that owns its rows. An all-gather is the second round alone, begun
     at every rank with its own array; of a broadcast the root sends pieces around.
 
@@ -46,8 +50,6 @@ MESH = 16
 #: bytes of a piece, at least, where there are that many
 SMALLEST = 1 << 16
 
-_REDUCING = (OperationKind.ALL_REDUCE, OperationKind.REDUCE_SCATTER)
-
 
 def is_large(size: int) -> bool:
     """True if the members of a group of this size exchange along a ring, and by way of rank 0."""
@@ -60,7 +62,7 @@ def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Ar
     Args:
         most: bytes that the members take in one message; the same on all of them, unless it is above some megabytes.
     """
-    if is_large(size):
+    if is_large(size) or (operation.kind is OperationKind.SUM_IN_TURN and size > 1):
         return RingExchange(operation, rank, size, arrays)
     return MeshExchange(operation, rank, size, arrays, min(PIECE, max(1, most // (PIECES + 1))))
 
@@ -68,8 +70,8 @@ def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Ar
 class RingExchange(CollectiveExchange):
     """One operation on one rank of a group of at least two; see Note [A ring in the order of ranks].
 
-    It takes the arguments of `CollectiveExchange`: pieces have at least `piece` bytes where there are that many, and operations on at most `direct`
-    bytes go by way of rank 0.
+    It takes the arguments of `CollectiveExchange`. The arrays of a SUM_IN_TURN are several lists of them, one after another. Pieces have at least
+    `piece` bytes where there are that many, and operations on at most `direct` bytes go by way of rank 0.
     """
 
     def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = SMALLEST, direct: int = DIRECT) -> None:
@@ -77,7 +79,7 @@ class RingExchange(CollectiveExchange):
         self._next, self._before = (rank + 1) % size, (rank - 1) % size
         self._layout: BufferLayout | None = None
         #: contributions of this rank, and results
-        self._source: list[Array] = []
+        self._sources: list[list[Array]] = []
         self._results: list[Array] = []
         #: the arrays of an all-gather, by rank
         self._gathered: dict[int, Array] = {}
@@ -121,14 +123,15 @@ class RingExchange(CollectiveExchange):
             return self._begin_at_root([])
         layout = self._layout = self._layout_of(self.operation)
         self._results = layout.empty()
-        if layout.nbytes <= self._direct:
-            return self._begin_at_root(layout.flatten(self._arrays, copy=True))
-        self._source = layout.flatten(self._arrays)
+        arrays, count = self._arrays, len(self.operation.specs)
+        if layout.nbytes <= (0 if kind is OperationKind.SUM_IN_TURN else self._direct):
+            return self._begin_at_root(layout.flatten(arrays[:count], copy=True))
+        self._sources = [layout.flatten(arrays[first : first + count]) for first in range(0, len(arrays), count or 1)]
         missing = {(self._before, CONTRIBUTION, *place) for place in self._places(layout)} if self.rank else set()
         self._missing = missing | {(self._before, VALUES, *place) for place in self._places(layout) if self._passes(place[0], self.rank)}
         if self.rank:
             return []
-        return [Message(1, CONTRIBUTION, *place, [view_of(self._source, _piece(layout, place))]) for place in self._places(layout)]
+        return [Message(1, CONTRIBUTION, *place, [view_of(self._sources[0], _piece(layout, place))]) for place in self._places(layout)]
 
     def _begin_at_root(self, source: list[Array]) -> list[Message]:
         if self.rank:
@@ -169,7 +172,7 @@ class RingExchange(CollectiveExchange):
         """True if the result for the rows of `part` comes to a rank on its way around from the last rank, which has it."""
         if rank == self.size - 1:
             return False
-        return self.operation.kind is OperationKind.ALL_REDUCE or rank <= part < self.size - 1
+        return self.operation.kind is not OperationKind.REDUCE_SCATTER or rank <= part < self.size - 1
 
     # ---------------------------------------------------------------- receive
 
@@ -233,7 +236,9 @@ class RingExchange(CollectiveExchange):
             return []
         place = _piece(self._layout, (part, piece))
         target = view_of(self._results, place)
-        REDUCTIONS[self.operation.reduction](values, view_of(self._source, place), out=target)
+        for source in self._sources:
+            REDUCTIONS[self.operation.reduction](values, view_of(source, place), out=target)
+            values = target
         if self._next:
             return [Message(self._next, CONTRIBUTION, part, piece, [target])]
         finish_sum(target, self.operation.reduction, self.size)

@@ -39,16 +39,17 @@ class DataParallel:
 
         async with await dist.DataParallel.create(driver, names, Net, optimizer=ag.optim.AdamW, optimizer_options={"lr": 1e-3}) as replicas:
             for x, target in batches:
-                shards = list(zip(np.array_split(x, len(names)), np.array_split(target, len(names))))
+                shards = list(zip(np.array_split(x, 12), np.array_split(target, 12)))
                 losses = await replicas.step(shards)
             state = await replicas.state_dict()
 
-    A step computes the loss of each shard on its replica, adds up the gradients between the workers, in the order of the replicas, and lets the
+    A step computes the loss of each shard on one of the replicas, adds up the gradients between the workers, in the order of the shards, and lets the
     optimizer of each replica take the same step. All replicas have taken it, or none. The result has the bits of one process that adds up the
-    gradients of the shards in that order.
+    gradients of the shards in that order. So the shards decide the bits, and the number of workers does not (EasyScale, SC 2023), unless gradients
+    are compressed.
 
     A worker that is lost makes the step fail on all replicas; then `remove` it, or wait until it runs again and `add` it, and take the step again.
-    The state of a new replica comes from one that is there.
+    The state of a new replica comes from one that is there. With ``absorb=True`` the step goes on without the worker instead, and has the same bits.
 
     Args:
         coordinator, seed: as `create` makes them.
@@ -79,6 +80,7 @@ class DataParallel:
         bucket_bytes: int = BUCKET_BYTES,
         shard_optimizer: bool = False,
         compress: Compressor | None = None,
+        absorb: bool = False,
         timeout: float | None = None,
     ) -> Self:
         """Make replicas on workers; all begin with the state of the first.
@@ -87,7 +89,7 @@ class DataParallel:
 
         Args:
             driver: this process's worker, which knows the others; these know each other.
-            names: of the workers; their order is that in which gradients are added up.
+            names: of the workers; the first shards of a step go to the first of them.
             module: the class, or its name: a module that the workers' service exposes with ``@service.reference``.
             *args: of the class.
             optimizer: class of the optimizer, or its name: one of ``ag.optim``, or one that the workers' services expose and that is derived from
@@ -106,6 +108,8 @@ class DataParallel:
             compress: `TopK` or `Blockwise`: gradients travel between the workers as its payloads; None: as they are. Each replica keeps the
                 values that its payloads have left out and adds them to its next gradients; a step that fails leaves them as they were. A replica
                 that is made anew, or that gets another state, begins without.
+            absorb: True: a replica that is lost before a step is decided is left out, and the others compute its shards in the same call of `step`;
+                see `lost`. Replicas keep the gradients of each of their shards until a step is committed.
             timeout: seconds for each request to a worker; None: the worker's default.
 
         Returns:
@@ -122,6 +126,7 @@ class DataParallel:
         given = checked_workers("DataParallel", driver, names)
         optimizer_name = name_of_optimizer("DataParallel", "optimizer", optimizer)
         options = {
+            "absorb": _checked_absorb(absorb, given),
             "method": checked_method("DataParallel", "method", method),
             "clip_norm": checked_norm("DataParallel", clip_norm),
             "accumulate": checked_count("DataParallel", "accumulate", accumulate),
@@ -162,30 +167,40 @@ class DataParallel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the workers, in the order in which gradients are added up."""
+        """Names of the workers, in the order of their shards."""
         return tuple(each.owner for each in self._coordinator.remotes)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """With ``absorb=True``: names of the workers that were lost and left out, and not taken in again with `add` or given up with `remove`."""
+        return tuple(self._coordinator.lost)
 
     # ---------------------------------------------------------------- training
 
     async def step(self, shards: Sequence[Any]) -> list[Any]:
         """Forward, backward and a step of the optimizer, for one batch.
 
-        Either all replicas have taken the step, or it raises and none has: parameters, optimizer and buffers are as they were. Buffers, such as
-        running statistics, have the first replica's values afterwards, on all. No ``grad`` is touched. Random numbers, as for dropout, are
-        drawn by replica and step, the same when a step is taken again. Steps run one after the other. Cancelling withdraws the step, unless it
-        is decided already: then it is carried out, and the error that is raised has ``committed`` True.
+        Either all replicas have taken the step, or it raises and none has: parameters, optimizer and buffers are as they were. No ``grad`` is
+        touched. Steps run one after the other. Cancelling withdraws the step, unless it is decided already: then it is carried out, and the error
+        that is raised has ``committed`` True.
+
+        Shards are dealt to the replicas in contiguous runs, as evenly as possible. A replica computes its shards in turn, and one without a shard
+        takes the step of the others. Each shard begins with the same buffers, such as running statistics; all replicas have the values of the first
+        shard afterwards. Random numbers, as for dropout, are drawn by shard and step, the same when a step is taken again. A replica other than
+        the first keeps the gradients of its shards apart until they are added up: memory for as many gradients of the parameters.
 
         Args:
-            shards: for each replica, in the order of `names`, a tuple of arrays: the arguments of the loss. A shard weighs by the rows
-                of its first array, so it is the gradient of the mean over all rows. One without rows takes no part.
+            shards: at least one; each a tuple of arrays, the arguments of the loss. A shard weighs by the rows of its first array, so it is the
+                gradient of the mean over all rows. One without rows takes no part.
 
         Returns:
-            The loss of each replica, the mean over the rows of its shard: 0-d Tensors, NaN where there are none.
+            The loss of each shard, the mean over its rows: 0-d Tensors, NaN where there are none.
 
         Raises:
-            WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. RemoteError: the loss
-            failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm
-            it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
+            WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. With ``absorb=True``:
+            no other replica is left. RemoteError: the loss failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided,
+            and no replica could be reached to confirm it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad
+            mode is off.
 
         >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
         [tensor(4.), tensor(1.)]
@@ -201,20 +216,20 @@ class DataParallel:
                 if not sum(rows):
                     raise ArgumentError("DataParallel.step: no shard has any rows")
                 weights = [count / sum(rows) / self._coordinator.accumulate for count in rows]
-                with tracing.span("data-parallel step", attributes={"aiograd.replicas": len(given)}):
+                with tracing.span("data-parallel step", attributes={"aiograd.replicas": len(self.names), "aiograd.shards": len(given)}):
                     return await coordinator.step(given, weights, self._seed)
         except BaseException as error:
             clear_frames(error, "aiograd.distributed.data_parallel.")
             raise
 
     async def eval(self, shards: Sequence[Any]) -> list[Any]:
-        """Forward of a batch in evaluation mode, without gradients: ``module(*shard)`` on each replica. Cancelling stops it on all.
+        """Forward of a batch in evaluation mode, without gradients: ``module(*shard)`` for each shard. Cancelling stops it on all replicas.
 
         Args:
             shards: as of `step`, with the arguments of the module's ``forward``.
 
         Returns:
-            The output of each replica.
+            The output for each shard.
 
         Raises:
             As `step`.
@@ -330,7 +345,7 @@ class DataParallel:
         With ``shard_optimizer`` the others divide the state of the optimizer anew, at once if all of them can be reached. Remove lost replicas before
         others.
 
-        Cancelled, the replica is removed all the same, but its worker may not know.
+        A name in `lost` is taken out of there. Cancelled, the replica is removed all the same, but its worker may not know.
 
         Args:
             name: of the worker.
@@ -344,7 +359,7 @@ class DataParallel:
         """
         async with self._turn:
             coordinator = self._open()
-            await coordinator.leave(coordinator.find_removable("DataParallel", "replica", name))
+            await coordinator.leave(coordinator.lost.get(name) or coordinator.find_removable("DataParallel", "replica", name))
 
     async def add(self, name: str) -> None:
         """Take in another replica, with the state of one that is there. Its rank is the last.
@@ -377,12 +392,14 @@ class DataParallel:
 
     def _checked_shards(self, what: str, shards: Any) -> list[list[Any]]:
         if not isinstance(shards, Sequence) or isinstance(shards, str):
-            raise ArgumentTypeError(f"DataParallel.{what}: expected a list with a tuple of arrays for each replica, found {type(shards).__name__}")
-        if len(shards) != len(self.names):
-            raise ArgumentError(
-                f"DataParallel.{what}: got {len(shards)} shards for {len(self.names)} replicas ({', '.join(self.names)}); expected one for each"
-            )
-        return [[_sendable(value) for value in (shard if isinstance(shard, (tuple, list)) else (shard,))] for shard in shards]
+            raise ArgumentTypeError(f"DataParallel.{what}: expected a list of shards, each a tuple of arrays, found {type(shards).__name__}")
+        if not shards:
+            raise ArgumentError(f"DataParallel.{what}: got no shards; expected at least one")
+        given = [[_sendable(value) for value in (shard if isinstance(shard, (tuple, list)) else (shard,))] for shard in shards]
+        for index, each in enumerate(given):
+            if len(each) != len(given[0]):
+                raise ArgumentError(f"DataParallel.{what}: shard {index} has {len(each)} arrays, shard 0 has {len(given[0])}; expected equally many")
+        return given
 
 
 def _sendable(value: Any) -> Any:
@@ -400,6 +417,14 @@ def _rows_of(index: int, shard: Sequence[Any]) -> int:
         found = "nothing" if not shard else "a 0-d Tensor" if isinstance(first, TensorCore) else f"a {type(first).__name__}"
         raise ArgumentError(f"DataParallel.step: shard {index} begins with {found}; expected an array with rows along its first axis")
     return int(first.shape[0])
+
+
+def _checked_absorb(absorb: Any, names: Sequence[str]) -> bool:
+    if not isinstance(absorb, bool):
+        raise ArgumentTypeError(f"DataParallel(absorb={absorb!r}): expected True or False")
+    if absorb and len(names) == 1:
+        raise ArgumentError(f"DataParallel(absorb=True): {names[0]} is the only replica, so no other can compute its shards; name at least two")
+    return absorb
 
 
 def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:

@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from aiograd.coordination.coordinator import restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import WITNESSES, StepWork
+from aiograd.distributed.data_parallel.absorption import results_or_loss
+from aiograd.distributed.data_parallel.dealing import dealt, dealt_again
 from aiograd.distributed.data_parallel.module_coordinator import ModuleCoordinator
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
-from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
+from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion, ShardRun
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
 from aiograd.distributed.messages.library import CreateOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
@@ -76,6 +78,9 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         #: steps until the optimizer takes one
         self.accumulate = int(options["accumulate"])
         self.is_sharded = bool(options["shard_optimizer"])
+        self.absorbs = bool(options["absorb"])
+        #: by name the replicas that were left out
+        self.lost: dict[str, RemoteReplica] = {}
         #: how often a state of the optimizer was loaded from outside, where it is divided
         self._optimizer_loads = 0
         self._steps = 0
@@ -83,6 +88,12 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         self.version = (0, 0)
         #: nothing has happened since all have joined
         self._is_ready = False
+
+    async def aclose(self) -> None:
+        """Let every worker forget its replica, also those that were left out. Unreachable workers are left alone."""
+        self.remotes += self.lost.values()
+        self.lost.clear()
+        await super().aclose()
 
     # ---------------------------------------------------------------- replicas
 
@@ -101,12 +112,16 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         return RemoteReplica(name, *refs)
 
     async def leave(self, replica: RemoteReplica) -> None:
-        """Go on without a replica."""
+        """Go on without a replica, which may have been left out already."""
+        if self.lost.pop(replica.owner, None) is None:
+            self._leave_out(replica)
+            await self._divide_soon()
+        await self.drop([replica])
+
+    def _leave_out(self, replica: RemoteReplica) -> None:
         self.remotes.remove(replica)
         self.decisions.forget(replica)
         self._is_ready = False
-        await self._divide_soon()
-        await self.drop([replica])
 
     async def enter(self, name: str) -> None:
         """Take in a new replica, in place of a lost one of the same worker if there is one."""
@@ -116,6 +131,8 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         source = await self.source()
         if source is before:  # it is there again
             return
+        if name in self.lost:
+            await self.drop([self.lost[name]])
         (made,) = await self.make([name])
         try:
             await self.check_equal([source, made])
@@ -129,6 +146,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         else:
             self.remotes[self.remotes.index(before)] = made
             self.decisions.forget(before)
+        self.lost.pop(name, None)
         await self._divide_soon()
 
     async def _divide_soon(self) -> None:
@@ -286,20 +304,47 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         """Take a step on all replicas, or on none.
 
         Returns:
-            The loss of each.
+            The loss of each shard.
 
         Raises:
             As `DataParallel.step`.
         """
-        await self.get_ready()
+        call, count = self._steps + 1, len(shards)
+        runs: dict[RemoteReplica, range] = {}
+
+        async def attempt() -> list[Any]:
+            nonlocal runs
+            await self.get_ready()
+            dealing = dealt_again([runs[each] for each in self.remotes], count) if runs else dealt(count, len(self.remotes))
+            runs = dict(zip(self.remotes, dealing, strict=True))
+            is_in_turn, draws = any(len(run) > 1 for run in dealing[1:]), [*seed, self.version[1]]
+            parts = [(run.start, list(shards[run.start : run.stop]), list(weights[run.start : run.stop])) for run in dealing]
+            return await self._attempt([ShardRun(call, *part, draws, is_in_turn) for part in parts])
+
+        return await self._absorbing(attempt)
+
+    async def _absorbing(self, attempt: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """The result of an attempt. It is repeated without a replica that is lost; see Note [Absorbing a loss] in `absorption`."""
+        while True:
+            try:
+                return await attempt()
+            except WorkerLostError as error:
+                lost = self.find(error.worker)
+                if not self.absorbs or lost is None or len(self.remotes) == 1:
+                    raise
+                self._leave_out(lost)
+                self.lost[lost.owner] = lost
+
+    async def _attempt(self, runs: Sequence[ShardRun]) -> list[Any]:
         self._steps += 1
         decision = self.decisions.begin(StepWork(self._steps), self.remotes)
+        work = {replica: self._run(replica, decision, run) for replica, run in zip(self.remotes, runs, strict=True)}
+
+        async def give_up() -> None:
+            await self._try((each.ref, self.ask(each, "give_up", decision.step)) for each in self.remotes)
+
         try:
-            work = [
-                self._run(replica, decision, shard, weight, [*seed, self.version[1], rank])
-                for rank, (replica, shard, weight) in enumerate(zip(self.remotes, shards, weights, strict=True))
-            ]
-            losses = await together(work)
+            losses = await (results_or_loss(work, give_up) if self.absorbs else together(work.values()))
             while asked := self._to_ask(decision):
                 await self._collect(decision, asked)
         except BaseException as error:
@@ -309,24 +354,30 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
                 raise self.explained(error) from error
             raise
         await self.commit(decision)
-        return losses
+        return [loss for found in losses for loss in found]
 
     async def evaluate(self, shards: Sequence[list[Any]]) -> list[Any]:
-        """The output of each replica for its shard."""
-        await self.get_ready()
-        try:
-            return await together([self.ask(each, "evaluate", shard) for each, shard in zip(self.remotes, shards, strict=True)])
-        except WorkerLostError as error:
-            self._is_ready = False
-            raise self.explained(error) from error
+        """The output for each shard."""
 
-    async def _run(self, replica: RemoteReplica, decision: ReplicaDecision, shard: list[Any], weight: float, seed: list[int]) -> Any:
+        async def attempt() -> list[Any]:
+            await self.get_ready()
+            runs = dealt(len(shards), len(self.remotes))
+            asked = [self.ask(each, "evaluate", list(shards[run.start : run.stop])) for each, run in zip(self.remotes, runs, strict=True) if run]
+            try:
+                return [output for found in await together(asked) for output in found]
+            except WorkerLostError as error:
+                self._is_ready = False
+                raise self.explained(error) from error
+
+        return await self._absorbing(attempt)
+
+    async def _run(self, replica: RemoteReplica, decision: ReplicaDecision, run: ShardRun) -> list[Any]:
         now = asyncio.get_running_loop().time
         began = now()
-        result = parse(ReplicaResult, await self.ask(replica, "run", decision.step, shard, weight, seed), replica.owner)
+        result = parse(ReplicaResult, await self.ask(replica, "run", decision.step, encode(run)), replica.owner)
         decision.drive.handle(Prepared(began + result.kept, replica.name))
         self._promised, self._took = result.kept, now() - began
-        return result.loss
+        return result.losses
 
     async def commit(self, decision: ReplicaDecision) -> None:
         """Take a prepared step on every replica. Cancelling does not stop it once it has begun. See Note [Lost after the decision].

@@ -14,6 +14,7 @@ from aiograd.coordination.reduced_pass import ReducedPass
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.loss_module import LossModule
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
+from aiograd.distributed.data_parallel.shard_gradients import ShardGradients
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.errors import DistributedError
@@ -39,6 +40,7 @@ class Replica(LossModule):
         bucket_bytes: see `GradientBuckets`.
         shard_optimizer: True: the replicas divide the state of the optimizer.
         compress: gradients travel as its payloads, see `aiograd.coordination.compressed_pass`; None: as they are.
+        absorb: True: what is computed for a step is kept until one is committed.
 
     Raises:
         ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, another kind of optimizer is needed, or a
@@ -55,8 +57,12 @@ class Replica(LossModule):
         bucket_bytes: int,
         shard_optimizer: bool = False,
         compress: Compressor | None = None,
+        absorb: bool = False,
     ) -> None:
         super().__init__(module, method, clip_norm)
+        self.absorb = absorb
+        #: what is kept, with the number of the call and the version of the state to which it belongs
+        self._kept: tuple[tuple[int, ...], ShardGradients] | None = None
         self.accumulate = accumulate
         specs = [ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters]
         names = [name for name, each in module.named_parameters() if each.requires_grad]
@@ -82,14 +88,28 @@ class Replica(LossModule):
         """Grows with every change of the state; of two replicas the one with the greater version is ahead."""
         return self.loads, self.taken
 
-    def reduced_pass(self, group: Group) -> ReducedPass:
+    def shard_gradients(self, call: int) -> ShardGradients:
+        """What is computed for a step, with what earlier attempts to take it have left.
+
+        Args:
+            call: the number that these attempts have in common.
+        """
+        key = (call, *self.version)
+        if self._kept is not None and self._kept[0] == key:
+            return self._kept[1]
+        made = ShardGradients(self.running if self.compress is None else [None] * len(self.parameters))
+        self._kept = (key, made) if self.absorb else None
+        return made
+
+    def reduced_pass(self, group: Group, addends: int | None) -> ReducedPass:
         """The gradients of a step that begins.
 
         Args:
             group: this replica and the others.
+            addends: see `ReducedPass`; compressed gradients are always one.
         """
         if self.compress is None:
-            return ReducedPass(group, self.buckets, "sum")
+            return ReducedPass(group, self.buckets, "sum", addends=addends)
         return CompressedPass(group, self.buckets, self.compress, self.residuals, "sum")
 
     def forget_residuals(self) -> None:
@@ -104,6 +124,7 @@ class Replica(LossModule):
             sums: the gradients of the step.
         """
         self.taken += 1
+        self._kept = None
         if isinstance(sums, CompressedPass):
             self.residuals = sums.residuals
         if isinstance(self.optimizer, ShardedOptimizer):

@@ -22,12 +22,12 @@ from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession, StepWork, kept_for
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
-from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion
+from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion, ShardRun
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from aiograd.distributed.data_parallel.sharded_optimizer import sent_stamp, stamp_of
 from aiograd.distributed.objects.adapter_worker import AdapterWorker
-from aiograd.errors import ArgumentError, DistributedError
+from aiograd.errors import ArgumentError, CollectiveError, DistributedError
 from aiograd.running.offloading import offload
 
 SUBJECT = "data-parallel replicas"
@@ -197,12 +197,12 @@ class ReplicaMember(StepMember[StepWork]):
         self._coordinator, self.others = coordinator, others
         return True
 
-    async def run(self, step: int, shard: list[Any], weight: float, seed: list[int]) -> dict[str, Any]:
+    async def run(self, step: int, run: dict[str, Any]) -> dict[str, Any]:
         """Carry out a step up to the commit. Cancelling gives it up.
 
         Args:
             step: its number; see Note [Steps] in `aiograd.coordination.member`.
-            shard, weight, seed: see `ReplicaStep.carry_out`.
+            run: the wire value of a `ShardRun`.
 
         Returns:
             The wire value of a `ReplicaResult`.
@@ -217,19 +217,29 @@ class ReplicaMember(StepMember[StepWork]):
         session = self._begin_to_run(step, self._coordinator)
         try:
             async with replica.alone():
-                execution = ReplicaStep(replica, self._group)
-                loss = await execution.carry_out(shard, weight, seed)
+                execution = ReplicaStep(replica, self._group, parse(ShardRun, run))
+                losses = await execution.carry_out()
         except BaseException:
             session.failed()
             raise
         session.prepared(execution)
-        return encode(ReplicaResult(loss, kept_for(worker.lease)))  # type: ignore[no-any-return]
+        return encode(ReplicaResult(losses, kept_for(worker.lease)))  # type: ignore[no-any-return]
 
-    async def evaluate(self, shard: list[Any]) -> Any:
-        """See `Replica.evaluate`."""
+    async def give_up(self, step: int) -> bool:
+        """End the sums of a step that cannot succeed, since another replica is lost. `run` raises once the shards of this one are computed.
+
+        Args:
+            step: its number.
+        """
+        if self._group is not None and self._session is not None and self._session.step == step:
+            self._group.fail(CollectiveError(f"a step of {SUBJECT} was given up: a replica is lost"))
+        return True
+
+    async def evaluate(self, shards: list[list[Any]]) -> list[Any]:
+        """See `Replica.evaluate`; the output for each shard."""
         replica = self._replica
         async with replica.alone():
-            return await replica.evaluate(shard)
+            return [await replica.evaluate(shard) for shard in shards]
 
     # ---------------------------------------------------------------- inside
 
@@ -246,4 +256,6 @@ def _make(modules: Sequence[Any], options: Any) -> Replica:
     found = parse(ReplicaOptions, options)
     optimizer = found.optimizer.local_value()
     compress = received_form(found.compress)
-    return Replica(modules[0], optimizer, found.method, found.clip_norm, found.accumulate, found.bucket_bytes, found.shard_optimizer, compress)
+    return Replica(
+        modules[0], optimizer, found.method, found.clip_norm, found.accumulate, found.bucket_bytes, found.shard_optimizer, compress, found.absorb
+    )

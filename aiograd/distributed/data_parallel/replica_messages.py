@@ -29,6 +29,8 @@ class ReplicaOptions(WireMessage):
     bucket_bytes: Positive
     shard_optimizer: bool
     optimizer: RemoteRef
+    #: what is computed is kept until a step is committed, for the next attempt
+    absorb: bool
     #: None: gradients are sent as they are
     compress: CompressorForm | None = None
 
@@ -42,11 +44,29 @@ class ReplicaVersion(WireMessage):
 
 
 @message(code="replica", wire=dict)
+class ShardRun(WireMessage):
+    """The shards that a replica computes in a step."""
+
+    #: attempts to take one step have the same number
+    call: Count
+    #: the index of the first
+    first: Count
+    #: of each the arguments of the method that computes the loss
+    shards: list[list[Any]]
+    #: of each its part of the rows of the batch; 0: it has none, and the loss is not computed
+    weights: list[float]
+    #: of the random numbers of the step; the index of the shard follows
+    seed: list[int]
+    #: the replicas add their gradients in turn, since others than the first have several shards
+    is_in_turn: bool
+
+
+@message(code="replica", wire=dict)
 class ReplicaResult(WireMessage):
     """The result of a step that is prepared."""
 
-    #: a Tensor
-    loss: Any
+    #: Tensors, by shard
+    losses: list[Any]
     #: seconds from the request on for which the step is kept
     kept: float
 

@@ -1,13 +1,15 @@
 """ReplicaStep: one step of a replica, up to the commit.
 
 Note [A step of replicas]
-    The loss of a replica is the mean over the rows of its shard. Its backward begins with the shard's part of all rows, so that the sum over the
-    replicas, in the order of their ranks, is the gradient of the mean over the batch. Where the optimizer takes a step only after several of
-    these, rank 0 begins its contribution with the sum so far, so all additions have the order of one process. With a compressor the sum of the
-    decoded gradients of a step is added to the sum so far, which is not compressed again. Gradients are summed in buckets, while backward still runs.
+    The loss of a shard is the mean over its rows. Its backward begins with the shard's part of all rows, so that the sum over the shards, in their
+    order, is the gradient of the mean over the batch. A replica with several shards computes them in turn, each from the buffers and with the random
+    numbers that it would have on a replica of its own. Where the optimizer takes a step only after several of these, rank 0 begins its
+    contribution with the sum so far, so all additions have the order of one process. With a compressor a replica adds up the gradients of its
+    shards; the sum of the decoded gradients of a step is added to the sum so far, which is not compressed again. Gradients are summed in buckets,
+    while backward of a replica's last shard still runs.
 
     Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients, residuals of the compressor and the buffers
-    (rank 0's, for all) wait beside the old ones until the step is committed.
+    (those of shard 0, for all) wait beside the old ones until the step is committed.
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.coordination.module_calls import BufferSnapshot
-from aiograd.coordination.reduced_pass import ReducedPass
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
+from aiograd.distributed.data_parallel.replica_messages import ShardRun
+from aiograd.distributed.data_parallel.shard_gradients import sum_of
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.running.offloading import offload
@@ -39,53 +42,57 @@ class ReplicaStep:
     Args:
         replica: the replica.
         group: it and the others.
+        run: the shards of this replica.
     """
 
     #: gradients stay out of leaves
     leaves: frozenset[AccumulateGrad] = frozenset()
 
-    def __init__(self, replica: Replica, group: Group) -> None:
+    def __init__(self, replica: Replica, group: Group, run: ShardRun) -> None:
         self._replica = replica
         self._group = group
+        self._run = run
+        self._shards = range(run.first, run.first + len(run.shards))
+        self._work = replica.shard_gradients(run.call)
         self._running: list[Array | None] | None = None
-        self._sums = replica.reduced_pass(group)
+        self._is_one = group.rank == 0 or replica.compress is not None
+        self._sums = replica.reduced_pass(group, (1 if self._is_one else len(self._shards)) if run.is_in_turn else None)
         #: parameters with gradients that are being summed
         self._taken: set[int] = set()
-        #: buffers as the loss has left them, and the buffers with the values that they are to have
-        self._statistics: list[Array] = []
+        #: the buffers with the values that they are to have
         self._buffers: list[tuple[Any, Array]] = []
 
-    async def carry_out(self, shard: Sequence[Any], weight: float, seed: Sequence[int]) -> Any:
+    async def carry_out(self) -> list[Any]:
         """Do everything that can be done before the commit. Cancelling it makes the group fail.
 
-        Args:
-            shard: the arguments of the method that computes the loss.
-            weight: of the shard: its part of the rows of the batch; 0: it has none, and the loss is not computed.
-            seed: of the random numbers of the step on this replica.
-
         Returns:
-            The loss, outside of any graph.
+            The losses by shard, outside of any graph.
         """
         replica = self._replica
-        sums = self._sums
+        sums, work = self._sums, self._work
         try:
-            loss = await self._backward(shard, weight, seed, sums)
+            missing = [shard for shard in self._shards if shard not in work.losses]
+            for shard in missing:
+                if self._group.rank == 0:
+                    work.add_up()
+                work.losses[shard] = await self._backward(shard, is_last=shard == missing[-1])
             for index in range(len(replica.parameters)):
                 if index not in self._taken:
-                    self._take(sums, index, None)
+                    self._take(index)
+            losses = [work.losses[shard] for shard in self._shards]
             reduced = await sums.results()
             if replica.compress is not None:
-                reduced = [_sum_of(*each) for each in zip(replica.running, reduced, strict=True)]
+                reduced = [sum_of(*each) for each in zip(replica.running, reduced, strict=True)]
         except BaseException:
             sums.cancel()
             raise
         buffers = list(replica.module.buffers())
         if buffers:
-            values = await self._group.broadcast(self._statistics if self._group.rank == 0 else None)
+            values = await self._group.broadcast(work.statistics if self._group.rank == 0 else None)
             self._buffers = list(zip(buffers, values, strict=True))
         if (replica.taken + 1) % replica.accumulate:
             self._running = reduced
-            return loss
+            return losses
         withdrawn: list[bool] = []
         try:
             await offload(self._update, reduced, withdrawn)
@@ -94,28 +101,38 @@ class ReplicaStep:
         except BaseException:
             withdrawn.append(True)
             raise
-        return loss
+        return losses
 
-    async def _backward(self, shard: Sequence[Any], weight: float, seed: Sequence[int], sums: ReducedPass) -> Any:
-        """The loss of the shard; its weighted gradients are being summed when this returns.
+    async def _backward(self, shard: int, *, is_last: bool) -> Any:
+        """The loss of a shard; its weighted gradients are there when this returns. Buffers are then as they were before.
 
-        Buffers are then as they were before, and `_statistics` has their new values.
+        Args:
+            shard: its index.
+            is_last: the gradients of all shards are summed as soon as those of this one come.
         """
         replica = self._replica
+        place = shard - self._shards.start
+        weight, grads = self._run.weights[place], self._work.begin(shard)
         before = BufferSnapshot([replica.module])
         hooks: list[Any] = []
 
         def undo() -> None:
-            self._statistics = [buffer._data.copy() for buffer in replica.module.buffers()]
+            if not shard:
+                self._work.statistics = [buffer._data.copy() for buffer in replica.module.buffers()]
             before.restore()
+
+        def come(index: int, mine: Any) -> None:
+            grads[index] = None if mine is None else mine.detach()._data
+            if is_last:
+                self._take(index)
 
         try:
             if not weight:
                 return make(np.asarray(np.nan, replica.parameters[0].dtype))
-            with drawing_from(Generator(tuple(seed))):
-                loss = await replica.loss(shard)
+            with drawing_from(Generator((*self._run.seed, shard))):
+                loss = await replica.loss(self._run.shards[place])
             for index, parameter in enumerate(replica.parameters):
-                hooks.append(parameter.register_hook(functools.partial(self._take, sums, index)))
+                hooks.append(parameter.register_hook(functools.partial(come, index)))
             part = make(np.full(loss.shape, weight, loss.dtype)).to(loss.device)
             await grad(loss, replica.parameters, part, allow_unused=True)
         finally:
@@ -124,13 +141,10 @@ class ReplicaStep:
             replica.release(undo)
         return loss.detach()
 
-    def _take(self, sums: ReducedPass, index: int, mine: Any) -> None:
-        """The gradient of a parameter is complete, or there is none: let it be summed with the others."""
+    def _take(self, index: int) -> None:
+        """The gradients of a parameter are complete, or there are none: let them be summed with the others."""
         self._taken.add(index)
-        array = None if mine is None else mine.detach()._data
-        if self._group.rank == 0 and self._replica.compress is None:
-            array = _sum_of(self._replica.running[index], array)
-        sums.take(index, array)
+        self._sums.take(index, *self._work.addends(index, self._shards, is_one=self._is_one, is_kept=self._replica.absorb))
 
     def _update(self, grads: Sequence[Array | None], withdrawn: Sequence[Any]) -> None:
         """Clip the gradients and compute the optimizer's step."""
@@ -151,8 +165,3 @@ class ReplicaStep:
 
     async def after_commit(self) -> None:
         """Nothing follows."""
-
-
-def _sum_of(first: Any, second: Any) -> Any:
-    """The sum of two gradients, each of which may be missing."""
-    return second if first is None else first if second is None else first + second

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import aiograd as ag
+from aiograd.distributed.data_parallel.dealing import dealt
 from tests.distributed.data_parallel.models import bits
 
 
@@ -47,9 +48,10 @@ class Ranks:
 async def summed_gradients(model: Any, ranks: Ranks, shards: Any, accumulate: int = 1) -> list[Any]:
     """The gradients of the shards of all replicas, decoded and added up; `ranks` has these replicas in this order."""
     rows, grads = sum(len(each[0]) for each in shards), {}
-    for rank, each in zip(ranks.residuals, shards, strict=True):
+    for rank, run in zip(ranks.residuals, dealt(len(shards), len(ranks.residuals)), strict=True):
         model.zero_grad()
-        await ag.backward(await model.loss(*map(ag.asarray, each)), ag.tensor(np.float32(len(each[0]) / rows / accumulate)))
+        for each in shards[run.start : run.stop]:
+            await ag.backward(await model.loss(*map(ag.asarray, each)), ag.tensor(np.float32(len(each[0]) / rows / accumulate)))
         grads[rank] = [None if p.grad is None else p.grad.numpy().copy() for p in model.parameters()]
     return ranks.combined(grads, 1)
 

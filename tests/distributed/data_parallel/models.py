@@ -78,6 +78,20 @@ class BatchNet(nn.Module):
 
 
 @service.reference
+class Counting(nn.Module):
+    """A loss that depends on how many losses there were before."""
+
+    def __init__(self) -> None:
+        self.first = nn.Linear(4, 3, generator=ag.Generator(3))
+        self.register_buffer("count", ag.ones(()))
+
+    def loss(self, x: Any, target: Any) -> Any:
+        loss = F.cross_entropy(self.first(x), target) * self.count.detach()
+        self.count = self.count + 1.0
+        return loss
+
+
+@service.reference
 class PartlyUsed(nn.Module):
     """One of two layers is used, as the first number of the shard says."""
 

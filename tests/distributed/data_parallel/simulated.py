@@ -21,6 +21,8 @@ class World(TrainingWorld):
     Args:
         names: of the workers; the first `replicas` of them have one.
         replicas: None: all.
+        module, arguments: of the replicas.
+        seed: of the network.
         options: of `DataParallel.create`.
     """
 
@@ -30,10 +32,12 @@ class World(TrainingWorld):
         replicas: int | None = None,
         *,
         module: Any = Net,
+        arguments: Sequence[Any] = (),
         seed: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(names, replicas, module, seed, {**OPTIONS, **options})
+        self.arguments = arguments
         self.replicas: dist.DataParallel
 
     @property
@@ -47,8 +51,9 @@ class World(TrainingWorld):
         return service
 
     async def drive(self, main: Callable[[World], Awaitable[Any]]) -> Any:
+        ag.seed(0)  # for the random numbers of steps
         async with self.worker("driver") as self.driver:
-            async with await dist.DataParallel.create(self.driver, self.first, self.module, **self.options) as self.replicas:
+            async with await dist.DataParallel.create(self.driver, self.first, self.module, *self.arguments, **self.options) as self.replicas:
                 return await main(self)
 
     # ---------------------------------------------------------------- what is there

@@ -41,8 +41,8 @@ def _commit_alone() -> Any:
     """A replica commits as soon as it is prepared."""
     run = ReplicaMember.run
 
-    async def hasty(self: ReplicaMember, step: int, shard: list[Any], weight: float, seed: list[int]) -> dict[str, Any]:
-        result = await run(self, step, shard, weight, seed)
+    async def hasty(self: ReplicaMember, step: int, shards: dict[str, Any]) -> dict[str, Any]:
+        result = await run(self, step, shards)
         await self.commit(step)
         return result
 

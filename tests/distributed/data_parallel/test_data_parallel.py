@@ -348,8 +348,9 @@ async def test_what_steps_refuse() -> None:
         before = all_bits(replicas, opened)
         x, target = given[0]
         for shards, found in (
-            (given[:2], "2 shards for 3 replicas"),
-            ("abc", "list with a tuple"),
+            ([], "got no shards; expected at least one"),
+            ("abc", "expected a list of shards, each a tuple of arrays, found str"),
+            ([*given, (x,)], "shard 3 has 1 arrays, shard 0 has 2; expected equally many"),
             ([(3, target)] * 3, "begins with a int"),
             ([()] * 3, "begins with nothing"),
             ([(np.float32(1.0),)] * 3, "begins with a 0-d"),

@@ -23,7 +23,7 @@ from aiograd.distributed.data_parallel.replica_messages import (
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, ProtocolError
 
-OPTIONS: dict[str, Any] = {"method": "loss", "clip_norm": None, "accumulate": 1, "bucket_bytes": 9, "shard_optimizer": False}
+OPTIONS: dict[str, Any] = {"method": "loss", "clip_norm": None, "accumulate": 1, "bucket_bytes": 9, "shard_optimizer": False, "absorb": False}
 OPTIONS |= {"optimizer": RemoteRef.__new__(RemoteRef)}
 STATE = {"names": ["w"], "groups": [], "states": [[0, "step", False, 3]], "running": [0], "version": [1, 2]}
 
