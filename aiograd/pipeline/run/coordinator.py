@@ -30,9 +30,10 @@ from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import COORDINATOR, PAUSE, WITNESSES
 from aiograd.engine.evaluate import suspends
-from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
+from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError, WorkerLostError
 from aiograd.pipeline.microbatch import Call
 from aiograd.pipeline.run.batch import rows_of
+from aiograd.pipeline.run.lost_ranks import AbsorbedStep, LostRanks, placed
 from aiograd.pipeline.run.member import WORDING, PipelineOutcomes
 from aiograd.pipeline.run.messages import ReplicaShare, StageResults
 from aiograd.pipeline.run.remote_stages import RemoteStages, check_apart, owner_of, owners_of, part_of, reference, stages_on
@@ -59,6 +60,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         respawn: ``respawn(stage)`` gives another module for a stage of a lost worker; may be ``async def``. None: a loss is a failure.
         worker: this process's Worker, where others have to send values here; None: the one of the stages' RemoteModules.
         timeout: seconds for a step on another worker; None: the worker's default.
+        lost: takes the members that are lost before a step is decided; None: a loss is a failure.
 
     Raises:
         ArgumentError: the stages of one rank live in different places, or replicas are not on workers of their own.
@@ -71,7 +73,11 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         respawn: Callable[[int], Any] | None,
         worker: Any,
         timeout: float | None,
+        lost: LostRanks | None = None,
     ) -> None:
+        self.lost = lost
+        #: of the running step, where members are lost
+        self._absorbed: AbsorbedStep | None = None
         self.replicas = list(replicas)
         self.is_replicated = is_replicated
         self._respawn = respawn
@@ -147,14 +153,16 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         groups: dict[tuple[int, ...], list[RemoteStages]] = {}
         for remote in self.remotes:
             groups.setdefault(remote.stages, []).append(remote)
-        new = {stages: [each for each in members[1:] if each.is_new] for stages, members in groups.items()}
+        #: of each group the member whose state the new ones get
+        sources = {stages: next((each for each in members if not each.is_new), members[0]) for stages, members in groups.items()}
+        new = {stages: [each for each in members if each.is_new and each is not sources[stages]] for stages, members in groups.items()}
         names = {stages: f"the replicas of stages {', '.join(map(str, stages))}" for stages in groups}
-        await together({names[stages]: self.check_alike([groups[stages][0], *each], names[stages]) for stages, each in new.items() if each})
+        await together({names[stages]: self.check_alike([sources[stages], *each], names[stages]) for stages, each in new.items() if each})
         joining: dict[str, Coroutine[Any, Any, Any]] = {}
-        for members in groups.values():
-            copies = any(each.is_new for each in members)
+        for stages, members in groups.items():
+            source = members.index(sources[stages]) if any(each.is_new for each in members) else None
             gathering = self.gathering(members, self._worker)
-            joining |= {each.name: self.ask(each, "join", *gathering, copies) for each in members}
+            joining |= {each.name: self.ask(each, "join", *gathering, source) for each in members}
         await together(joining)
         for remote in self.remotes:
             remote.is_new = False
@@ -163,6 +171,8 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
     async def leave(self, replica: StageAssignment) -> None:
         """Remove a replica."""
         gone = [remote for remote in self.remotes if remote.replica is replica]
+        if self.lost is not None:
+            self.lost.remotes = [remote for remote in self.lost.remotes if remote.replica is not replica]
         self.remotes = [remote for remote in self.remotes if remote.replica is not replica]
         self.replicas = [each for each in self.replicas if each is not replica]
         self.stages = dict(self.replicas[0].stages)
@@ -183,6 +193,65 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         except BaseException:
             await self.leave(replica)
             raise
+
+    def lose(self, error: WorkerLostError) -> bool:
+        """Go on without a member that was lost before the decision, if lost ones are absorbed; False: they are not, or it is none of them.
+
+        Raises:
+            WorkerLostError: no replica has its stages any more.
+        """
+        remote = next((each for each in self.remotes if each.owner == error.worker), None)
+        if self.lost is None or remote is None or remote.is_new:
+            return False
+        self.lost.lose(remote, self.replicas, error)
+        self.remotes = [each for each in self.remotes if each is not remote]
+        self.decisions.forget(remote)
+        self._has_joined = False
+        return True
+
+    async def fill(self, remote: RemoteStages, modules: Sequence[Any]) -> None:
+        """Put modules in the place of a lost member, with the state of another one. Cancelled or failed, it is lost as before.
+
+        Args:
+            modules: one for each of its stages.
+        """
+        stages = {index: as_stage(module) for index, module in zip(remote.stages, modules, strict=True)}
+        owners = {owner_of(stage) for stage in stages.values()}
+        if len(owners) != 1 or None in owners or self.lost is None:
+            raise ArgumentError(f"Pipeline.replace({remote.owner!r}): expected modules on one worker, found {sorted(map(str, owners))}")
+        before = self.replicas, self.remotes, self.lost.remotes, [(each, each.replica) for each in (*self.remotes, *self.lost.remotes)]
+        replica = remote.replica._replace(stages={**remote.replica.stages, **stages})
+        (new,) = stages_on(replica, replica.stages, owners, remote.ranks)
+        self.replicas = [replica if each is remote.replica else each for each in self.replicas]
+        for each, found in before[3]:
+            each.replica = replica if found is remote.replica else found
+        self.lost.remotes = [each for each in self.lost.remotes if each is not remote]
+        place = {id(each): number for number, each in enumerate(self.replicas)}
+        self.remotes = sorted([*self.remotes, new], key=lambda each: place[id(each.replica)])
+        self._has_joined = False
+        try:
+            check_apart(self.replicas, [*self.remotes, *self.lost.remotes])
+            await self.connect()
+        except BaseException:
+            self.replicas, self.remotes, self.lost.remotes, given = before
+            for each, found in given:
+                each.replica = found
+            self._has_joined = False
+            await self._forget([new.ref] if new.ref is not None else [])
+            raise
+        self.stages = dict(self.replicas[0].stages)
+
+    async def aclose(self) -> None:
+        """Let every worker forget its member, lost ones as well, as far as they can be reached."""
+        await super().aclose()
+        if self.lost is not None:
+            await self._forget(remote.ref for remote in self.lost.remotes)
+
+    def address(self, replica: int, stage: int, microbatch: int) -> tuple[int, int]:
+        """The rank that computes a stage of a microbatch in the step that was opened last, and the number of the stage there."""
+        if self._absorbed is None:
+            return self.replicas[replica].stage_to_rank[stage], stage
+        return self._absorbed.rank_of(replica, stage, microbatch), replica * self._absorbed.plan.schedule.num_stages + stage
 
     def shares(self, calls: Sequence[Call], scales: bool) -> list[tuple[float, int]] | None:
         """The share of each replica in a batch: the factor of losses, and the number of the first microbatch. None: there are no replicas.
@@ -219,20 +288,27 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
 
     # ---------------------------------------------------------------- a step
 
-    def open(self, step: int) -> PipelineDecision:
+    def open(self, step: int, trains: bool) -> PipelineDecision:
         """Begin a step; values for it can be put into its work."""
+        self._absorbed = None if self.lost is None else self.lost.step(self.replicas, trains)
         decision = self.decisions.begin(self.local.work(step), self.remotes)
         decision.work.outbox.route(self.peers(self.local_ranks))
         return decision
 
     async def run(
-        self, decision: PipelineDecision, trains: bool, shares: Sequence[tuple[float, int]] | None = None, clip_norm: float | None = None
+        self,
+        decision: PipelineDecision,
+        trains: bool,
+        random: StepRandom,
+        shares: Sequence[tuple[float, int]] | None = None,
+        clip_norm: float | None = None,
     ) -> StageResults:
         """Carry out a step on every member, up to the commit.
 
         Args:
             decision: the step.
             trains: with backward.
+            random: the random numbers of forwards.
             shares: of the replicas in the batch, see `shares`.
             clip_norm: the largest norm of all gradients together; None: any.
 
@@ -242,7 +318,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         Raises:
             PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
         """
-        step, random = decision.step, StepRandom()
+        step = decision.step
         self.seed, self._factor, self._measures = random.seed, None, clip_norm is not None
         self._shares = {} if shares is None else {id(replica): share for replica, share in zip(self.replicas, shares, strict=True)}
         local = self._run_here(decision, trains, random)
@@ -257,9 +333,14 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             replica_of = {remote.name: remote.replica for remote in self.remotes}
             found = await together(work)
             parts = [[part for name, part in found.items() if replica_of.get(name, each) is each] for each in self.replicas]
+            if self._absorbed is not None:
+                parts = [list(found.values())]
             if clip_norm is not None:
                 await self._clip(step, parts[0], clip_norm)
-            results = _joined([*map(_merged, parts)])
+            if self._absorbed is not None:
+                results = StageResults(placed(parts[0], "losses"), placed(parts[0], "outputs"))
+            else:
+                results = _joined([*map(_merged, parts)])
             while asked := self._to_ask(decision):
                 for remote in await self._collect(decision, asked):
                     self._busy += 1
@@ -288,10 +369,10 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         """Scale the gradients of all members, so that the gradients of one replica together have at most this norm.
 
         Args:
-            parts: the results of the members of one replica: the gradients of all replicas are the same.
+            parts: the results of the members of one replica, or of all: the gradients of all replicas are the same.
         """
-        by_stage = sorted((int(stage), each) for part in parts for stage, each in (part.sizes or {}).items())
-        sizes = [size.detach()._data[()] for _, each in by_stage for size in each]
+        by_stage = {int(stage): each for part in parts for stage, each in (part.sizes or {}).items()}
+        sizes = [size.detach()._data[()] for stage in sorted(by_stage) for size in by_stage[stage]]
         factor = factor_for(norm_of(sum_of(sizes, 2.0), 2.0), clip_norm) if sizes else 1.0
         if factor != 1.0:
             self._factor = make(np.asarray(factor))
@@ -321,9 +402,12 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
 
     async def _run(self, remote: RemoteStages, step: int, trains: bool) -> StageResults:
         try:
-            peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
-            share = self._share_of(remote)
-            answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
+            absorbed = self._absorbed
+            peers, seed = self.peers(remote.ranks, remote.replica if absorbed is None else None), list(self.seed)
+            share, rows = self._share_of(remote), []
+            if absorbed is not None:
+                rows = [encode(absorbed.rows_of(remote, [self._shares[id(replica)] for replica in self.replicas]))]
+            answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures, *rows)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)
         except GONE:
