@@ -68,6 +68,17 @@ class Head(ag.nn.Module):
 
 
 @service.reference
+class Other(ag.nn.Module):
+    """A block of another shape."""
+
+    def __init__(self, index: int) -> None:
+        self.inner = ag.nn.Linear(3, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+@service.reference
 class Last(Block):
     """A last block that computes the loss itself; fails or waits on demand."""
 
