@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from aiograd.errors import ArgumentError, PipelineError, WorkerLostError
+from aiograd.errors import ArgumentError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
-from tests.pipeline.models import data, gradients, values
+from tests.pipeline.models import gradients, values
 from tests.pipeline.remote import behind
 from tests.pipeline.replicas import place_replicas
 from tests.pipeline.test_pipeline_doubt import FORWARD, World
-from tests.pipeline.test_replicas_failures import BATCH, NOTHING, expected
+from tests.pipeline.test_replicas_failures import BATCH, expected
 
 REPLICAS = [["a0", "a1"], ["b0", "b1"], ["c0", "c1"]]
 ALL = [name for replica in REPLICAS for name in replica]

@@ -154,8 +154,8 @@ class AbsorbedExecution(StepExecution):
     async def prepare(self) -> None:
         if self._buffers and _versions(self.assignment) != self._buffers:
             raise PipelineError(
-                f"forwards of stages {sorted(self.assignment.stages)} change buffers, such as running statistics, and a replica has lost these stages: "
-                "other replicas cannot compute its buffers. Fill its place with Pipeline.replace, or go on without it (Pipeline.remove)"
+                f"forwards of stages {sorted(self.assignment.stages)} change buffers, such as running statistics, and a replica has lost these "
+                "stages: other replicas cannot compute its buffers. Fill its place with Pipeline.replace, or go on without it (Pipeline.remove)"
             )
         for accumulator in self._inherited.values():
             await accumulator.fold()

@@ -122,6 +122,7 @@ class PipelineReplicas:
                 raise ArgumentError(f"Pipeline.replace({worker!r}): this worker is not lost; lost are: {known or 'none'}")
             modules = list(module) if isinstance(module, (list, tuple)) else [module]
             if len(modules) != len(remote.stages):
-                raise ArgumentError(f"Pipeline.replace({worker!r}): {len(modules)} modules; expected one for each of its stages {list(remote.stages)}")
+                stages = list(remote.stages)
+                raise ArgumentError(f"Pipeline.replace({worker!r}): {len(modules)} modules; expected one for each of its stages {stages}")
             await coordinator.settle()
             await coordinator.fill(remote, modules)
