@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
 
-from aiograd.errors import ArgumentError, WorkerLostError
+import aiograd as ag
+from aiograd.errors import ArgumentError, CommitUnknown, PipelineError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
-from tests.pipeline.models import gradients, values
-from tests.pipeline.remote import behind
+from tests.pipeline.models import blocks, data, gradients, values
+from tests.pipeline.remote import Block, CountingBlock, NoisyBlock, ScalingBlock, behind
 from tests.pipeline.replicas import place_replicas
 from tests.pipeline.test_pipeline_doubt import FORWARD, World
 from tests.pipeline.test_replicas_failures import BATCH, expected
@@ -22,16 +24,17 @@ ALL = [name for replica in REPLICAS for name in replica]
 class AbsorbingWorld(World):
     """A driver and workers on a simulated network, with a pipeline in three replicas of two stages; one worker is left."""
 
-    def __init__(self, schedule: str = "1F1B", **options: Any) -> None:
+    def __init__(self, schedule: Any = "1F1B", kind: Any = Block, replicas: Any = REPLICAS, clip_norm: float | None = None, **options: Any) -> None:
         super().__init__()
         self.names = ["driver", *ALL, "spare"]
-        self.schedule = make_schedule(schedule, 2, 2)
-        self.options = {"wait": FORWARD} | options
+        self.schedule = make_schedule(schedule, 2, 2) if isinstance(schedule, str) else schedule
+        self.kind, self.layout, self.clip_norm = kind, replicas, clip_norm
+        self.options = options
 
     async def drive(self, main: Any) -> Any:
         async with self.worker("driver") as self.driver:
-            self.placed = await place_replicas(self.driver, REPLICAS, **self.options)
-            async with Pipeline(self.placed, self.schedule, absorb=True) as self.pipe:
+            self.placed = await place_replicas(self.driver, self.layout, self.kind, **self.options)
+            async with Pipeline(self.placed, self.schedule, absorb=True, clip_norm=self.clip_norm) as self.pipe:
                 await self.pipe.eval(BATCH[0])
                 return await main(self)
 
@@ -67,7 +70,7 @@ def test_a_worker_is_lost_between_steps(name: str, kind: str) -> None:
         world.check(twice, name)
         assert (await world.pipe.eval(BATCH[0])).numpy().tobytes() == whole
 
-    AbsorbingWorld(kind).run(main)
+    AbsorbingWorld(kind, wait=FORWARD).run(main)
 
 
 def duration(schedule: str) -> float:
@@ -79,7 +82,7 @@ def duration(schedule: str) -> float:
         await world.pipe.step(*BATCH)
         took.append(asyncio.get_running_loop().time() - began)
 
-    AbsorbingWorld(schedule).run(main)
+    AbsorbingWorld(schedule, wait=FORWARD).run(main)
     return took[0]
 
 
@@ -94,7 +97,7 @@ def test_a_worker_is_lost_in_the_midst_of_a_step(name: str, part: int) -> None:
         world.check(bits, name)
         assert len(losses) == 6
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
 
 
 @pytest.mark.parametrize("names", [("a0", "b1"), ("a0", "b0"), ("a0", "a1"), ("b0", "c0"), ("a1", "c1"), ("a0", "b1", "c0")])
@@ -110,7 +113,7 @@ def test_several_workers_are_lost_one_after_another(names: tuple[str, ...]) -> N
             world.check(bits[number], *lost)
         assert len(world.pipe.absorbed) == len(names)
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
 
 
 def test_several_workers_are_lost_at_once() -> None:
@@ -122,7 +125,7 @@ def test_several_workers_are_lost_at_once() -> None:
         await world.pipe.step(*BATCH)
         world.check(bits, "a0", "b1")
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
 
 
 def test_a_stage_that_is_lost_everywhere() -> None:
@@ -138,7 +141,7 @@ def test_a_stage_that_is_lost_everywhere() -> None:
         for name in ("a0", "b0", "c0"):
             assert world.gradients_of(name) == bits[:2]
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
 
 
 @pytest.mark.parametrize("name", ["a0", "b1", "c1"])
@@ -154,7 +157,7 @@ def test_a_lost_place_is_filled(name: str) -> None:
         with pytest.raises(ArgumentError, match="2 modules; expected one for each of its stages"):
             await world.pipe.replace(name, [1, 2])
         with pytest.raises(ArgumentError, match="differ"):
-            await world.pipe.replace(name, await world.driver.remote_module("spare", "Other", 0))
+            await world.pipe.replace(name, await world.driver.remote_module("spare", "Wide", 0))
         assert len(world.pipe.absorbed) == 1
         module = await world.driver.remote_module("spare", kind, int(name[1]))
         await world.pipe.replace(name, module)
@@ -164,7 +167,7 @@ def test_a_lost_place_is_filled(name: str) -> None:
         await world.pipe.step(*BATCH)
         world.check(twice)
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
 
 
 def test_a_replica_with_a_lost_worker_is_removed() -> None:
@@ -178,7 +181,7 @@ def test_a_replica_with_a_lost_worker_is_removed() -> None:
         await world.pipe.step(*BATCH)
         world.check(bits)
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
 
 
 def test_without_absorbing_a_loss_is_an_error() -> None:
@@ -192,4 +195,111 @@ def test_without_absorbing_a_loss_is_an_error() -> None:
             with pytest.raises(ArgumentError, match="lost are: none"):
                 await pipe.replace("b1", world.placed[0][0])
 
-    AbsorbingWorld().run(main)
+    AbsorbingWorld(wait=FORWARD).run(main)
+
+
+# -------------------------------------------------------------------- the same as without a loss
+
+
+async def one(world: Any, batch: Any) -> list[float] | None:
+    """The losses of a step; None: it is taken, and the error says that a lost worker has not confirmed it."""
+    try:
+        return values(await world.pipe.step(*batch))
+    except CommitUnknown as error:
+        assert error.committed
+        return None
+
+
+def equal(found: Any, expected: Any) -> bool:
+    """True if gradients are equal, and the losses that are known."""
+    losses = zip(found[0], expected[0], strict=True)
+    return found[1] == expected[1] and all(mine is None or mine == wanted for mine, wanted in losses)
+
+
+def trained(world: AbsorbingWorld, batch: Any, *trouble: tuple[float, str]) -> tuple[Any, ...]:
+    """Three steps, with hosts killed so many virtual seconds after the first has begun.
+
+    Returns:
+        The losses; the gradients of each stage, which all living workers have; the seconds that the steps took.
+    """
+    result: list[Any] = []
+
+    async def main(world: Any) -> None:
+        loop = asyncio.get_running_loop()
+        ag.seed(5)
+        began = loop.time()
+        for after, name in trouble:
+            loop.call_later(after, lambda name=name: world.network.kill(name))
+        losses = [await one(world, batch) for _ in range(3)]
+        lost = {name for _, name in trouble}
+        found = [
+            {str(gradients([behind(replica[stage], *world.workers.values())])) for replica in world.pipe.replicas if replica[stage].peer not in lost}
+            for stage in range(world.schedule.num_stages)
+        ]
+        assert all(len(each) == 1 for each in found), "workers of one stage have other gradients"
+        assert bool(world.pipe.absorbed) == bool(lost)
+        result.extend((losses, found, loop.time() - began))
+
+    world.run(main)
+    return tuple(result)
+
+
+WORLDS = {
+    "dropout": lambda: AbsorbingWorld("1F1B", NoisyBlock),
+    "clipped": lambda: AbsorbingWorld("ZB-H1", clip_norm=0.05),
+    "GPipe": lambda: AbsorbingWorld(make_schedule("GPipe", 2, 5)),
+    "workers with two stages": lambda: AbsorbingWorld(make_schedule("Interleaved1F1B", 2, 4, 2), replicas=[names * 2 for names in REPLICAS]),
+    "workers with two stages in a V": lambda: AbsorbingWorld(
+        make_schedule("ZBV", 2, 4, 2), replicas=[[*names, *reversed(names)] for names in REPLICAS]
+    ),
+    "a worker with two ranks": lambda: AbsorbingWorld(make_schedule("1F1B", 3, 3), replicas=[[*names, names[1]] for names in REPLICAS]),
+    "buffers that stay": lambda: AbsorbingWorld("1F1B", ScalingBlock),
+}
+
+
+@pytest.mark.parametrize("case", WORLDS)
+@pytest.mark.parametrize("lost", [("a0",), ("b1",), ("c0", "a1"), ("a1", "b1")])
+def test_the_bits_of_steps_without_a_loss(case: str, lost: tuple[str, ...]) -> None:
+    """Batches of which replicas have unequal parts."""
+    batch = data(31)
+    losses, found, took = trained(WORLDS[case](), batch)
+    for part in (0.1, 0.45):
+        trouble = [(took * (part + 0.3 * number), name) for number, name in enumerate(lost)]
+        assert equal(trained(WORLDS[case](), batch, *trouble), (losses, found))
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_any_time(chunk: int) -> None:
+    losses, found, took = trained(AbsorbingWorld(), BATCH)
+    for seed in range(chunk * 8, chunk * 8 + 8):
+        random = Random(seed)
+        lost = random.choice([("a0",), ("a1",), ("b0",), ("c1",), ("a0", "b1"), ("b1", "c1"), ("a0", "a1"), ("c0", "b0", "a1")])
+        trouble = [(random.uniform(0, took), name) for name in lost]
+        assert equal(trained(AbsorbingWorld(), BATCH, *trouble), (losses, found)), (seed, trouble)
+
+
+def test_buffers_that_change() -> None:
+    async def main(world: Any) -> None:
+        await world.pipe.step(*BATCH)
+        before = world.gradients_of("b0")
+        world.network.kill("a1")
+        await world.pipe.step(*BATCH)  # no buffers there
+        before = world.gradients_of("b0")
+        world.network.kill("a0")
+        with pytest.raises(PipelineError, match=r"forwards of stages \[0\] change buffers.*Fill its place"):
+            await world.pipe.step(*BATCH)
+        assert world.gradients_of("b0") == before
+        (count,) = (buffer for name, buffer in behind(world.placed[1][0], *world.workers.values()).named_buffers() if name == "count")
+        assert count.item() == 2 * 2 + 2  # of an evaluation and two steps
+        await world.pipe.replace("a0", await world.driver.remote_module("spare", "CountingBlock", 0))
+        await world.pipe.step(*BATCH)
+        assert list(world.pipe.absorbed) == [(0, 1)]
+
+    AbsorbingWorld("1F1B", CountingBlock).run(main)
+
+
+async def test_what_cannot_be_absorbed() -> None:
+    with pytest.raises(ArgumentError, match="absorb=True.*give at least two replicas"):
+        Pipeline(blocks(2), make_schedule("1F1B", 2, 2), absorb=True)
+    with pytest.raises(ArgumentError, match="absorb=True.*give at least two replicas"):
+        Pipeline([blocks(2)], make_schedule("1F1B", 2, 2), absorb=True)

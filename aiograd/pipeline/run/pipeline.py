@@ -26,7 +26,7 @@ from typing import Any, Literal, Self, overload
 
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
-from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError, WorkerLostError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, ModeError, PipelineError, WorkerLostError
 from aiograd.pipeline.run.action_handlers import ActionHandlers
 from aiograd.pipeline.run.batch import Batch, BatchSpecs, as_it_is
 from aiograd.pipeline.run.coordinator import PipelineCoordinator, PipelineDecision
@@ -215,7 +215,8 @@ class Pipeline(PipelineReplicas):
         """Find out what became of a step that is in doubt: returns when every worker is known to have committed it, at once if there is none.
 
         After a step that raised `CommitUnknown` the gradients are there, except perhaps on the workers that the error names. These find out by
-        themselves or are told here; then everything goes on: ``await pipe.settle()``, then the optimizer. Until then steps and evaluations of the
+        themselves or are told here; then everything goes on: ``await pipe.settle()``, then the optimizer. With ``absorb=True`` lost ones are left
+        out, since all others have taken the step. Until then steps and evaluations of the
         pipeline, and steps of a `DistributedOptimizer` over these workers, raise `CommitUnknown` and change nothing. Cancelled midway, call it again.
 
         Raises:
@@ -228,7 +229,12 @@ class Pipeline(PipelineReplicas):
         >>> await pipe.settle()
         """
         async with self._turn:
-            await self._coordinator.settle()
+            while True:
+                try:
+                    return await self._coordinator.settle()
+                except CommitUnknown as error:
+                    if not self._coordinator.lose(error):
+                        raise
 
     # ---------------------------------------------------------------- training
 
@@ -397,7 +403,7 @@ class Pipeline(PipelineReplicas):
                 decision.work.keeps_outputs = keeps_outputs
                 random = StepRandom() if random is None else random
                 return decision, await self._coordinator.run(decision, trains, random, shares, self.clip_norm if trains else None)
-            except WorkerLostError as error:
+            except (WorkerLostError, CommitUnknown) as error:
                 if not self._coordinator.lose(error):
                     raise
 

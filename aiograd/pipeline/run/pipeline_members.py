@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from aiograd.coordination.coordinator import GONE, StepCoordinator
-from aiograd.errors import ArgumentError, WorkerLostError
+from aiograd.errors import ArgumentError, CommitUnknown, WorkerLostError
 from aiograd.pipeline.run.lost_ranks import LostRanks
 from aiograd.pipeline.run.member import WORDING, PipelineOutcomes
 from aiograd.pipeline.run.remote_stages import RemoteStages, check_apart, owner_of, owners_of, part_of, reference, stages_on
@@ -145,12 +145,22 @@ class PipelineMembers(StepCoordinator[PipelineWork, RemoteStages]):
             await self.leave(replica)
             raise
 
-    def lose(self, error: WorkerLostError) -> bool:
-        """Go on without a member that was lost before the decision, if lost ones are absorbed; False: they are not, or it is none of them.
+    def lose(self, error: BaseException) -> bool:
+        """Go on without a lost member, if losses are absorbed and the error is about one; then the others have taken all steps that were decided.
+
+        Args:
+            error: a WorkerLostError, or that an earlier step is in doubt on lost members alone.
+
+        Returns:
+            False: losses are not absorbed, or the error is another one.
 
         Raises:
             WorkerLostError: no replica has its stages any more.
         """
+        if isinstance(error, CommitUnknown) and error.__cause__ is not None:
+            error = error.__cause__
+        if not isinstance(error, WorkerLostError):
+            return False
         remote = next((each for each in self.remotes if each.owner == error.worker), None)
         if self.lost is None or remote is None or remote.is_new:
             return False
