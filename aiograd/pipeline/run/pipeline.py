@@ -186,11 +186,6 @@ class Pipeline(PipelineReplicas):
             await self._coordinator.aclose()
 
     @property
-    def stages(self) -> tuple[Any, ...]:
-        """The stages, with replacements in the places of lost ones; of the first replica, where there are several."""
-        return tuple(self._coordinator.stages[index].module for index in range(self._assignment.last_stage + 1))
-
-    @property
     def timeline(self) -> Timeline:
         """When the ranks of this process did what in the last step or evaluation, in seconds of the loop's clock.
 
@@ -387,11 +382,6 @@ class Pipeline(PipelineReplicas):
     def _count(self) -> int:
         """The number of microbatches of all replicas."""
         return self._plan.microbatches * len(self._coordinator.replicas)
-
-    def _open(self) -> PipelineCoordinator:
-        if self._closed:
-            raise PipelineError("this Pipeline has been closed; make a new one")
-        return self._coordinator
 
     async def _carry_out(self, batch: Batch, trains: bool, keeps_outputs: bool = False) -> tuple[PipelineDecision, StageResults]:
         """A step that is prepared everywhere, and its results; repeated without workers that are lost, if they are absorbed."""

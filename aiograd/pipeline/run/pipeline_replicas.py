@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, PipelineError
 from aiograd.pipeline.run.coordinator import PipelineCoordinator
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.schedule.schedule import Schedule
@@ -21,14 +21,12 @@ class PipelineReplicas:
     _assignment: StageAssignment
     _turn: asyncio.Lock
     _made: int
+    _closed: bool
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """See `Pipeline.stages`."""
-        raise NotImplementedError
-
-    def _open(self) -> PipelineCoordinator:
-        raise NotImplementedError
+        """The stages, with replacements in the places of lost ones; of the first replica, where there are several."""
+        return tuple(self._coordinator.stages[index].module for index in range(self._assignment.last_stage + 1))
 
     @property
     def replicas(self) -> tuple[tuple[Any, ...], ...]:
@@ -51,6 +49,11 @@ class PipelineReplicas:
         }  # fmt: skip
         absorbed = coordinator.lost.plan(coordinator.replicas).absorbed
         return {(replica, stage): tuple(owners[taker, stage] for taker in takers) for (replica, stage), takers in absorbed.items()}
+
+    def _open(self) -> PipelineCoordinator:
+        if self._closed:
+            raise PipelineError("this Pipeline has been closed; make a new one")
+        return self._coordinator
 
     async def remove(self, name: str) -> None:
         """Go on without the replica that has a stage on a worker, which may be lost. The others keep their order.
