@@ -51,9 +51,8 @@ class AbsorbingWorld(World):
                     assert self.gradients_of(replica[stage].peer) == bits[2 * stage : 2 * stage + 2], replica[stage].peer
 
 
-@pytest.mark.parametrize("kind", ["1F1B", "ZB-H1"])
-@pytest.mark.parametrize("name", ALL)
-def test_a_worker_is_lost_between_steps(name: str, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "name"), [("1F1B", "a0"), ("1F1B", "b1"), ("1F1B", "c0"), ("ZB-H1", "a1"), ("ZB-H1", "b0"), ("ZB-H1", "c1")])
+def test_a_worker_is_lost_between_steps(kind: str, name: str) -> None:
     once, twice = expected(3), expected(3, 3)
 
     async def main(world: Any) -> None:
@@ -86,7 +85,7 @@ def duration(schedule: str) -> float:
     return took[0]
 
 
-@pytest.mark.parametrize("name", ["a0", "a1", "b0", "c1"])
+@pytest.mark.parametrize("name", ["a0", "b1"])
 @pytest.mark.parametrize("part", range(8))
 def test_a_worker_is_lost_in_the_midst_of_a_step(name: str, part: int) -> None:
     bits, step = expected(3), duration("1F1B")
@@ -184,6 +183,21 @@ def test_a_replica_with_a_lost_worker_is_removed() -> None:
     AbsorbingWorld(wait=FORWARD).run(main)
 
 
+def test_a_replica_is_added_while_another_one_has_a_lost_worker() -> None:
+    bits = expected(2, 3)
+
+    async def main(world: Any) -> None:
+        await world.pipe.remove("c0")
+        world.network.kill("b0")
+        await world.pipe.step(*BATCH)
+        await world.pipe.add(world.placed[2])
+        await world.pipe.step(*BATCH)
+        assert world.pipe.absorbed == {(1, 0): ("a0", "c0")}
+        world.check(bits, "b0")
+
+    AbsorbingWorld(wait=FORWARD).run(main)
+
+
 def test_without_absorbing_a_loss_is_an_error() -> None:
     async def main(world: Any) -> None:
         async with Pipeline(world.placed, world.schedule) as pipe:
@@ -258,7 +272,7 @@ WORLDS = {
 
 
 @pytest.mark.parametrize("case", WORLDS)
-@pytest.mark.parametrize("lost", [("a0",), ("b1",), ("c0", "a1"), ("a1", "b1")])
+@pytest.mark.parametrize("lost", [("b1",), ("c0", "a1")])
 def test_the_bits_of_steps_without_a_loss(case: str, lost: tuple[str, ...]) -> None:
     """Batches of which replicas have unequal parts."""
     batch = data(31)
@@ -268,10 +282,10 @@ def test_the_bits_of_steps_without_a_loss(case: str, lost: tuple[str, ...]) -> N
         assert equal(trained(WORLDS[case](), batch, *trouble), (losses, found))
 
 
-@pytest.mark.parametrize("chunk", range(4))
+@pytest.mark.parametrize("chunk", range(3))
 def test_any_time(chunk: int) -> None:
     losses, found, took = trained(AbsorbingWorld(), BATCH)
-    for seed in range(chunk * 8, chunk * 8 + 8):
+    for seed in range(chunk * 6, chunk * 6 + 6):
         random = Random(seed)
         lost = random.choice([("a0",), ("a1",), ("b0",), ("c1",), ("a0", "b1"), ("b1", "c1"), ("a0", "a1"), ("c0", "b0", "a1")])
         trouble = [(random.uniform(0, took), name) for name in lost]

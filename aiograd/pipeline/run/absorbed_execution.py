@@ -114,7 +114,7 @@ class AbsorbedExecution(StepExecution):
         return action
 
     def _taker(self, stage: int, exchange: RankExchange) -> GradientTaker | None:
-        """What takes the gradients of a stage, numbered through."""
+        """The taker of the gradients of a stage, numbered through."""
         replica = stage // self._count
         if replica == self._absorbed.replica:
             return self.accumulator

@@ -116,7 +116,7 @@ class PipelineCoordinator(PipelineMembers):
 
     # ---------------------------------------------------------------- a step
 
-    def open(self, step: int, trains: bool) -> PipelineDecision:
+    def open(self, step: int, trains: bool = True) -> PipelineDecision:
         """Begin a step; values for it can be put into its work."""
         self._absorbed = None if self.lost is None else self.lost.step(self.replicas, trains)
         decision = self.decisions.begin(self.local.work(step), self.remotes)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiograd.errors import PipelineError, WorkerLostError
 from aiograd.pipeline.run.messages import AbsorbedRows
@@ -26,6 +27,8 @@ class LostRanks:
     def __init__(self, training: Schedule, evaluation: Schedule) -> None:
         self._schedules = {True: training, False: evaluation}
         self.remotes: list[RemoteStages] = []
+        #: with and without backward, the step that was taken last: making one takes longer than a short step
+        self._steps: dict[bool, AbsorbedStep] = {}
 
     def find(self, worker: str) -> RemoteStages | None:
         """The lost member of a worker, if there is one."""
@@ -66,19 +69,49 @@ class LostRanks:
 
     def step(self, replicas: Sequence[StageAssignment], trains: bool) -> AbsorbedStep | None:
         """A step without the lost members; None: there are none."""
-        return AbsorbedStep(self.plan(replicas, trains), replicas) if self.remotes else None
+        if not self.remotes:
+            return None
+        known = self._steps.get(trains)
+        if known is None or not known.fits(replicas, self.remotes):
+            known = self._steps[trains] = AbsorbedStep(self.plan(replicas, trains), replicas, self.remotes)
+        return known
 
 
-class AbsorbedStep(NamedTuple):
-    """A step in which members do what lost ones had to."""
+class AbsorbedStep:
+    """A step in which members do what lost ones had to.
 
-    plan: AbsorptionPlan
-    replicas: Sequence[StageAssignment]
+    Args:
+        plan: its rows.
+        replicas: the pipeline's.
+        lost: the lost members.
+    """
+
+    def __init__(self, plan: AbsorptionPlan, replicas: Sequence[StageAssignment], lost: Sequence[RemoteStages]) -> None:
+        self.plan = plan
+        self.replicas = list(replicas)
+        self._lost = list(lost)
+        #: the rows of members, by their ranks
+        self._texts: dict[tuple[int, ...], dict[str, str]] = {}
+
+    def fits(self, replicas: Sequence[StageAssignment], lost: Sequence[RemoteStages]) -> bool:
+        """True if replicas and lost members are still the same."""
+        return _are_same(self.replicas, replicas) and _are_same(self._lost, lost)
 
     def rank_of(self, origin: int, stage: int, microbatch: int) -> int:
         """The rank that computes a stage of a microbatch."""
         return self.replicas[self.plan.replica_of(origin, stage, microbatch)].stage_to_rank[stage]
 
+    @functools.cached_property
+    def homes(self) -> dict[str, list[int]]:
+        """By stage, numbered through, the rank that computes each microbatch."""
+        stages, microbatches = self.plan.schedule.num_stages, self.plan.schedule.num_microbatches
+        return {
+            str(origin * stages + stage): [self.rank_of(origin, stage, microbatch) for microbatch in range(microbatches)]
+            for origin in range(self.plan.replicas)
+            for stage in range(stages)
+        }
+
+    @functools.cached_property
     def adders(self) -> dict[str, int]:
         """By lost stage, numbered through, the rank that adds up its gradients: of the replica before it that has the stage, else of the next one.
 
@@ -99,19 +132,16 @@ class AbsorbedStep(NamedTuple):
             remote: the member.
             shares: of all replicas: factor of losses, and number of the first microbatch.
         """
-        schedule = self.plan.schedule
-        stages, microbatches = schedule.num_stages, schedule.num_microbatches
         place = next(number for number, replica in enumerate(self.replicas) if replica is remote.replica)
-        first = min(remote.replica.stage_to_rank)
+        first, ranks = min(remote.replica.stage_to_rank), tuple(sorted(remote.ranks))
+        if ranks not in self._texts:
+            rows = {rank: _lowered(self.plan.rows[place, rank - first], self.plan.schedule.num_stages) for rank in ranks}
+            self._texts[ranks] = {str(rank): " ".join(map(str, row)) for rank, row in rows.items()}
         return AbsorbedRows(
             replica=place,
-            rows={str(rank): " ".join(map(str, _lowered(self.plan.rows[place, rank - first], stages))) for rank in sorted(remote.ranks)},
-            homes={
-                str(origin * stages + stage): [self.rank_of(origin, stage, microbatch) for microbatch in range(microbatches)]
-                for origin in range(self.plan.replicas)
-                for stage in range(stages)
-            },
-            adders=self.adders(),
+            rows=self._texts[ranks],
+            homes=self.homes,
+            adders=self.adders,
             scales=[scale for scale, _ in shares],
             firsts=[number for _, number in shares],
         )
@@ -134,6 +164,10 @@ def _lowered(row: Sequence[OriginAction], stages: int) -> list[Action]:
         if goes:
             found.append(Action(stage, _K.SEND_F if is_forward else _K.SEND_B, microbatch))
     return found
+
+
+def _are_same(mine: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(mine) == len(others) and all(one is other for one, other in zip(mine, others, strict=True))
 
 
 def placed(parts: Sequence[Any], name: str) -> list[Any] | None:

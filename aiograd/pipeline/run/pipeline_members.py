@@ -137,7 +137,7 @@ class PipelineMembers(StepCoordinator[PipelineWork, RemoteStages]):
         remotes = self._remotes_of(replica)
         self.replicas.append(replica)
         try:
-            check_apart(self.replicas, [*self.remotes, *remotes])
+            check_apart(self.replicas, [*self.remotes, *(() if self.lost is None else self.lost.remotes), *remotes])
             self.remotes += remotes
             self._has_joined = False
             await self.connect()

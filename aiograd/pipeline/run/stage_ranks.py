@@ -48,7 +48,7 @@ class StageRanks:
         rank, stage, microbatch = sent.rank, sent.stage, sent.microbatch
         assignment = self.assignment
         real = stage % len(assignment.stage_to_rank)  # after a loss, stages are numbered through over all replicas
-        if rank not in work.mailboxes or real not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
+        if rank not in work.mailboxes or stage < 0 or real not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
             raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
         work.mailboxes[rank].put((sent.kind, stage, microbatch), received(sent.kind, sent.value))
 
