@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, CommitUnknown, PipelineError, WorkerLostError
+from aiograd.errors import ArgumentError, CommitUnknown, PipelineError, ProtocolError, RemoteError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
 from tests.pipeline.models import blocks, data, gradients, values
 from tests.pipeline.remote import Block, CountingBlock, NoisyBlock, ScalingBlock, behind
@@ -317,3 +317,35 @@ async def test_what_cannot_be_absorbed() -> None:
         Pipeline(blocks(2), make_schedule("1F1B", 2, 2), absorb=True)
     with pytest.raises(ArgumentError, match="absorb=True.*give at least two replicas"):
         Pipeline([blocks(2)], make_schedule("1F1B", 2, 2), absorb=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": {"9": "0F0"}}, "a row of rank 9"),
+        ({"rows": {"0": "1F0"}}, "the action 1F0"),
+        ({"rows": {"0": "8F0"}}, "the action 8F0"),
+        ({"rows": {"0": "moon"}}, "moon"),
+        ({"homes": {"0": [0, 0]}}, "ranks of 1 stages"),
+        ({"adders": {"0": 0}}, "lost stages .0."),
+        ({"adders": {"17": 0}}, "lost stages .17."),
+        ({"firsts": [0]}, "1 first microbatches"),
+        ({"replica": 3}, "replica 3 of 3"),
+        ({"replica": -1}, "malformed AbsorbedRows"),
+        ({"homes": {"x": []}}, "malformed AbsorbedRows"),
+    ],
+)
+def test_rows_that_make_no_sense(change: dict[str, Any], message: str) -> None:
+    """From the process that has the pipeline, or from one that says that it has it."""
+
+    async def main(world: Any) -> None:
+        rows = {
+            "replica": 0, "rows": {"0": "0F0 0I0 0W0"}, "homes": {str(stage): [0, 0] for stage in range(6)}, "adders": {"2": 0},
+            "scales": [1.0] * 3, "firsts": [0, 2, 4],
+        }  # fmt: skip
+        host = next(remote.ref for remote in world.pipe._coordinator.remotes if remote.owner == "a0")
+        with pytest.raises((ProtocolError, RemoteError), match=message):
+            await host.call("run", 50, True, {}, None, [1, 2], [1.0, 0, []], False, rows | change)
+        assert world.gradients_of("a0") == [None, None]
+
+    AbsorbingWorld().run(main)

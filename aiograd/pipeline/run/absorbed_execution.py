@@ -92,6 +92,13 @@ class AbsorbedExecution(StepExecution):
             raise ArgumentError(
                 f"AbsorbedRows with ranks of {len(homes)} stages; expected {assignment.microbatches} for each stage of {replicas} replicas"
             )
+        own = range(absorbed.replica * count, (absorbed.replica + 1) * count)
+        strange = sorted(stage for stage in map(int, absorbed.adders) if stage not in homes or (stage in own and stage % count in assignment.stages))
+        if strange or len(absorbed.firsts) != replicas or absorbed.replica >= replicas:
+            raise ArgumentError(
+                f"AbsorbedRows for replica {absorbed.replica} of {replicas}, with {len(absorbed.firsts)} first microbatches and lost stages "
+                f"{sorted(map(int, absorbed.adders))}; expected one number for each replica, and stages of replicas that have lost them"
+            )
         randoms = [StepRandom(self.random.seed) for _ in range(replicas)]
         for random, first in zip(randoms, absorbed.firsts, strict=True):
             random.first = first
@@ -101,12 +108,12 @@ class AbsorbedExecution(StepExecution):
                 raise ArgumentError(f"AbsorbedRows with a row of rank {rank}; expected ranks {sorted(self.work.mailboxes)}")
             row = [self._checked(Action.parse(cell), homes) for cell in text.split()]
             exchange = _AbsorbedExchange(self, rank, homes)
-            own = {}
+            runs = {}
             for stage in dict.fromkeys(action.stage for action in row):
                 replica, real = divmod(stage, count)
                 taker = self._taker(stage, exchange) if trains else None
-                own[stage] = self.runs[stage] = self._stage_run(real, taker, absorbed.scales[replica], randoms[replica])
-            self.ranks[f"rank {rank}"] = Rank(rank, row, own, exchange, assignment.handlers, stages=count)
+                runs[stage] = self.runs[stage] = self._stage_run(real, taker, absorbed.scales[replica], randoms[replica])
+            self.ranks[f"rank {rank}"] = Rank(rank, row, runs, exchange, assignment.handlers, stages=count)
 
     def _checked(self, action: Action | None, homes: Mapping[int, Sequence[int]]) -> Action:
         if action is None or action.stage not in homes or action.stage % self._count not in self.assignment.stages:
