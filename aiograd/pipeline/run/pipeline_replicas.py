@@ -116,6 +116,9 @@ class PipelineReplicas:
             ArgumentError: the worker is not lost, or the modules do not fit. WorkerLostError: a worker cannot be reached.
 
         >>> await pipe.replace("right", await driver.remote_module("right", "Linear", 2, 2))
+        Traceback (most recent call last):
+            ...
+        aiograd.errors.ArgumentError: Pipeline.replace('right'): this worker is not lost; lost are: none
         """
         async with self._turn:
             coordinator = self._open()
