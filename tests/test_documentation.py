@@ -153,7 +153,7 @@ def test_replicas(tmp_path: Path) -> None:
     (tmp_path / "replicas_service.py").write_text(block("# replicas_service.py"))
     (tmp_path / "replicas.py").write_text(block("# replicas.py"))
     done = subprocess.run([sys.executable, "replicas.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout == "3 layers.0.bias\n" and done.stderr == ""
+    assert done.stdout == "6 layers.0.bias\n" and done.stderr == ""
 
 
 @pytest.mark.proc

@@ -1,7 +1,7 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
-The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --serving --local-steps --replay`` run on virtual time; ``--proxied`` and
-``--processes`` run in real time, and want a machine that is not busy with something else.
+The parts ``--only-seeds --cells --ablations --cancel --replicas --absorb --groups --serving --local-steps --replay`` run on virtual time;
+``--proxied`` and ``--processes`` run in real time, and want a machine that is not busy with something else.
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.
@@ -42,7 +42,7 @@ from tests.chaos.shrink import attempt, shrink
 from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
 
-PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "serving", "local-steps", "replay", "proxied", "processes")
+PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "absorb", "groups", "serving", "local-steps", "replay", "proxied", "processes")
 #: parts that this process carries out itself, at the end
 OWN = ("replay", "processes")
 #: runs in one piece of work, and in one of a part whose runs are long
@@ -62,6 +62,8 @@ class Size(NamedTuple):
     cancel: int
     #: seeds of training by data-parallel replicas
     replicas: int
+    #: seeds of training by replicas that absorb losses
+    absorb: int
     #: groups whose collectives are disturbed
     groups: int
     #: lives of servers
@@ -84,13 +86,13 @@ class Size(NamedTuple):
 
 
 CHAOS = Size(
-    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, serving=4_000, local_steps=1_000,
+    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, absorb=1_000, groups=400, serving=4_000, local_steps=1_000,
     replay=20, proxied=20, kills=1, stops=5, ends=20,
 )  # fmt: skip
 #: parts whose size is a number of seeds
-SEEDED = ("seeds", "cells", "cancel", "replicas", "groups", "serving", "local-steps", "proxied")
+SEEDED = ("seeds", "cells", "cancel", "replicas", "absorb", "groups", "serving", "local-steps", "proxied")
 RELEASE = Size(
-    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, serving=100_000,
+    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, absorb=20_000, groups=20_000, serving=100_000,
     local_steps=20_000, replay=200, proxied=500, kills=20, stops=100, ends=500, trainings=20,
 )  # fmt: skip
 

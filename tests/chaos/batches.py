@@ -21,6 +21,7 @@ from tests.chaos.collectives import catch, run_group
 from tests.chaos.proxied import run_proxied
 from tests.chaos.replicas import ReplicaRun
 from tests.chaos.world import run_seed
+from tests.distributed.data_parallel.absorbing import AbsorbRun
 from tests.distributed.local_steps.scenario import LocalStepsRun
 from tests.serving.scenario import run_life
 
@@ -180,6 +181,15 @@ def replicas(first: int, last: int) -> Batch:
     return _batch("replicas", range(first, last), one)
 
 
+def absorb(first: int, last: int) -> Batch:
+    """Training by data-parallel replicas, which compute the shards of lost ones."""
+
+    def one(batch: Batch, seed: int) -> None:
+        batch.counts.update({f"absorbing: {what}": count for what, count in AbsorbRun(seed).run().items()})
+
+    return _batch("absorb", range(first, last), one)
+
+
 def ablation(protection: str, first: int, most: int) -> Batch:
     """One protection taken out: who notices."""
     batch = Batch()
@@ -192,7 +202,7 @@ def ablation(protection: str, first: int, most: int) -> Batch:
 
 
 RUNS: Mapping[str, Callable[..., Batch]] = {
-    "seeds": seeds, "cells": cells, "ablations": ablation, "cancel": cancelled, "replicas": replicas, "groups": groups,
+    "seeds": seeds, "cells": cells, "ablations": ablation, "cancel": cancelled, "replicas": replicas, "absorb": absorb, "groups": groups,
     "groups without": group_ablation, "serving": serving, "local-steps": local_steps, "proxied": proxied,
 }  # fmt: skip
 

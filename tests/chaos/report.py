@@ -37,6 +37,7 @@ class Report:
         others = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(passes.items()) if outcome != "committed")
         yield f"passes committed     {committed:,} of {sum(passes.values()):,} ({others})"
         yield "steps of replicas    " + (", ".join(f"{name} {count:,}" for name, count in sorted(_under("replicas: ", counts))) or "none")
+        yield "losses absorbed      " + (", ".join(f"{name} {count:,}" for name, count in sorted(_under("absorbing: ", counts))) or "none")
         yield "local steps          " + (", ".join(f"{name} {count:,}" for name, count in sorted(_under("local steps: ", counts))) or "none")
         yield f"contributions lost or doubled   {sum('gradient' in failure and 'expected' in failure for failure in self.failures)}"
         yield f"hangs                {wrong.count('did not end within') + wrong.count('DeadlockError') + wrong.count('a hang')}"

@@ -168,6 +168,7 @@ class ReplicaScene(StepScene):
     moments = {**StepScene.moments, "all are prepared": Moment("after", "run", "a", pauses=True)}
     service = models.service
     participants = MEMBERS
+    absorbs = False
     #: the replicas, and what a member has after each number of steps
     trainer: Any
     known: list[Any]
@@ -175,7 +176,7 @@ class ReplicaScene(StepScene):
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncIterator[None]:
         names = self.living[1:]
-        options: dict[str, Any] = {"optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 0.05}}
+        options: dict[str, Any] = {"optimizer": ag.optim.AdamW, "optimizer_options": {"lr": 0.05}, "absorb": self.absorbs}
         async with await dist.DataParallel.create(self.workers[COORDINATOR], names, models.Net, **options) as self.trainer:
             self.known = [await self.expected(*[len(names)] * steps) for steps in range(3)]
             self.find_members(self.trainer._coordinator)
@@ -206,6 +207,26 @@ class ReplicaScene(StepScene):
             await self.step()
         except WorkerLostError:
             await self.step()
+
+
+class AbsorbingScene(ReplicaScene):
+    """A step of replicas, which compute the shards of a lost one."""
+
+    absorbs = True
+
+    async def step(self) -> None:
+        await self.trainer.step(SHARDS)
+
+    async def again(self) -> None:
+        """With all that are there; one is left out in the step where contact to it was lost and nothing has noticed that."""
+        await self.take_in()
+        await self.step()
+        await self.take_in()
+        self.find_members(self.trainer._coordinator)
+
+    async def take_in(self) -> None:
+        for name in self.trainer.lost:
+            await (self.trainer.add(name) if name in self.living else self.trainer.remove(name))
 
 
 class ReplicatedPipelineScene(ReplicaScene):
@@ -376,6 +397,7 @@ SCENES: Mapping[str, type[Scene]] = {
     "pass": PassScene,
     "pipeline": PipelineScene,
     "replicas": ReplicaScene,
+    "absorbing": AbsorbingScene,
     "replicated pipeline": ReplicatedPipelineScene,
     "agreement": AgreementScene,
     "gradients": GradientScene,

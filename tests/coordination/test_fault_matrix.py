@@ -23,6 +23,7 @@ OUTCOMES = {
     ("in doubt", "all"): "U",
     ("in doubt", "all but b"): "L",  # which knows that it lacks it, or is named by the error
     ("done", "all but b"): "R",  # which gets the state of another replica, or whose group fails
+    ("done", "some"): "O",  # of absorbing replicas: b is left out
     ("killed", "all"): "K",
     ("killed", "all but b"): "H",  # which knows that it lacks it
     ("killed", "none"): "D",
@@ -32,22 +33,22 @@ OUTCOMES = {
 
 #: a letter for each moment of a protocol; a dot where the fault has nothing to meet
 TABLE = """
-protocol                                          | pass   | pipeline | replicas | replicated pipeline | agreement | gradients | optimizer
-the caller is cancelled                           | XXXYYY | XXXYYY   | XXXYYY   | XXXYYY              | XXZCC     | XXXYCC    | ZZZ
-all connections break                             | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
-a member is short of memory                       | AACCC. | AACCC.   | ACCCC.   | AAACC.              | .....     | A.....    | CC.
-a member is cut off for a moment                  | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
-a member is cut off from the coordinator          | CCCCCC | AAACCC   | AACCCC   | AACCCC              | AACCC     | AAACCC    | LLU
-a member is cut off                               | AAACCC | AAACCC   | AACCCC   | AACCCC              | AACCC     | AAACCC    | LLU
-a member is cut off for longer than its lease     | AAALLU | AAALLU   | AARRRC   | AAALLU              | AARRC     | AAARRC    | LLU
-a member is frozen for a moment                   | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
-a member is frozen for longer than its lease      | AAAUUC | AAAUUC   | AACCCC   | AAAUUC              | CACCC     | ACACCC    | LLC
-a member is killed                                | AAAUUU | AAAUUU   | AACCCC   | AAAUUU              | AACCC     | AAACCC    | UUU
-a member is killed silently                       | AAAUUU | AAAUUU   | AACCCC   | AAAUUU              | AACCC     | AAACCC    | UUU
-the coordinator is frozen for a moment            | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC              | CCCCC     | CCCCCC    | CCC
-the coordinator is frozen for longer than a lease | AAAUUC | AAACCC   | AAACCC   | AAACCC              | AACCC     | AAACCC    | CCC
-the coordinator is killed                         | DDD?KK | DD??KK   | D???KK   | D???KK              | ???KK     | D???KK    | DPK
-the coordinator is killed silently                | DDD?KK | DD??KK   | D???KK   | D???KK              | ???KK     | D???KK    | DPK
+protocol                                          | pass   | pipeline | replicas | absorbing | replicated pipeline | agreement | gradients | optimizer
+the caller is cancelled                           | XXXYYY | XXXYYY   | XXXYYY   | XXXYYY    | XXXYYY              | XXZCC     | XXXYCC    | ZZZ
+all connections break                             | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
+a member is short of memory                       | AACCC. | AACCC.   | ACCCC.   | ACCCC.    | AAACC.              | .....     | A.....    | CC.
+a member is cut off for a moment                  | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
+a member is cut off from the coordinator          | CCCCCC | AAACCC   | AACCCC   | OOCCCC    | AACCCC              | AACCC     | AAACCC    | LLU
+a member is cut off                               | AAACCC | AAACCC   | AACCCC   | OOCCCC    | AACCCC              | AACCC     | AAACCC    | LLU
+a member is cut off for longer than its lease     | AAALLU | AAALLU   | AARRRC   | ORRRRC    | AAALLU              | AARRC     | AAARRC    | LLU
+a member is frozen for a moment                   | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
+a member is frozen for longer than its lease      | AAAUUC | AAAUUC   | AACCCC   | OOCCCC    | AAAUUC              | CACCC     | ACACCC    | LLC
+a member is killed                                | AAAUUU | AAAUUU   | AACCCC   | CCCCCC    | AAAUUU              | AACCC     | AAACCC    | UUU
+a member is killed silently                       | AAAUUU | AAAUUU   | AACCCC   | CCCCCC    | AAAUUU              | AACCC     | AAACCC    | UUU
+the coordinator is frozen for a moment            | CCCCCC | CCCCCC   | CCCCCC   | CCCCCC    | CCCCCC              | CCCCC     | CCCCCC    | CCC
+the coordinator is frozen for longer than a lease | AAAUUC | AAACCC   | AAACCC   | AAACCC    | AAACCC              | AACCC     | AAACCC    | CCC
+the coordinator is killed                         | DDD?KK | DD??KK   | D???KK   | D???KK    | D???KK              | ???KK     | D???KK    | DPK
+the coordinator is killed silently                | DDD?KK | DD??KK   | D???KK   | D???KK    | D???KK              | ???KK     | D???KK    | DPK
 """
 
 

@@ -21,8 +21,17 @@ from typing import Any, Protocol, Self
 
 from aiograd.coordination.message_form import WireMessage
 from aiograd.distributed.collectives.agreement import GroupAgreements
-from aiograd.distributed.collectives.arguments import data_of, data_of_lists, is_single
-from aiograd.distributed.collectives.operation import REDUCED_KINDS, SENDABLE_KINDS, Operation, OperationKind, check_reduction, specs_of
+from aiograd.distributed.collectives.operation import (
+    REDUCED_KINDS,
+    SENDABLE_KINDS,
+    Operation,
+    OperationKind,
+    check_reduction,
+    data_of,
+    data_of_lists,
+    is_single,
+    specs_of,
+)
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
 from aiograd.distributed.error_wire import to_wire

@@ -20,16 +20,16 @@ import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from aiograd.coordination.coordinator import restarted
+from aiograd.coordination.coordinator import GONE, restarted
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import WITNESSES, StepWork
 from aiograd.distributed.data_parallel.absorption import results_or_loss
-from aiograd.distributed.data_parallel.dealing import dealt, dealt_again
 from aiograd.distributed.data_parallel.module_coordinator import ModuleCoordinator
 from aiograd.distributed.data_parallel.remote_replica import RemoteReplica, missing_state
 from aiograd.distributed.data_parallel.replica_member import SUBJECT, WORDING
 from aiograd.distributed.data_parallel.replica_messages import ReplicaOptions, ReplicaResult, ReplicaVersion, ShardRun
+from aiograd.distributed.data_parallel.shard_gradients import dealt, dealt_again
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, sent_stamp, shards_of, stamp_of
 from aiograd.distributed.messages.library import CreateOptimizer, ask_library
 from aiograd.distributed.objects.references import RemoteRef
@@ -118,10 +118,12 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
             await self._divide_soon()
         await self.drop([replica])
 
-    def _leave_out(self, replica: RemoteReplica) -> None:
+    def _leave_out(self, replica: RemoteReplica, *, is_lost: bool = False) -> None:
         self.remotes.remove(replica)
         self.decisions.forget(replica)
         self._is_ready = False
+        if is_lost:
+            self.lost[replica.owner] = replica
 
     async def enter(self, name: str) -> None:
         """Take in a new replica, in place of a lost one of the same worker if there is one."""
@@ -314,7 +316,6 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
 
         async def attempt() -> list[Any]:
             nonlocal runs
-            await self.get_ready()
             dealing = dealt_again([runs[each] for each in self.remotes], count) if runs else dealt(count, len(self.remotes))
             runs = dict(zip(self.remotes, dealing, strict=True))
             is_in_turn, draws = any(len(run) > 1 for run in dealing[1:]), [*seed, self.version[1]]
@@ -327,13 +328,14 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         """The result of an attempt. It is repeated without a replica that is lost; see Note [Absorbing a loss] in `absorption`."""
         while True:
             try:
+                await self.get_ready()
                 return await attempt()
             except WorkerLostError as error:
+                self._is_ready = False
                 lost = self.find(error.worker)
                 if not self.absorbs or lost is None or len(self.remotes) == 1:
                     raise
-                self._leave_out(lost)
-                self.lost[lost.owner] = lost
+                self._leave_out(lost, is_lost=True)
 
     async def _attempt(self, runs: Sequence[ShardRun]) -> list[Any]:
         self._steps += 1
@@ -360,13 +362,11 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         """The output for each shard."""
 
         async def attempt() -> list[Any]:
-            await self.get_ready()
             runs = dealt(len(shards), len(self.remotes))
             asked = [self.ask(each, "evaluate", list(shards[run.start : run.stop])) for each, run in zip(self.remotes, runs, strict=True) if run]
             try:
                 return [output for found in await together(asked) for output in found]
             except WorkerLostError as error:
-                self._is_ready = False
                 raise self.explained(error) from error
 
         return await self._absorbing(attempt)
@@ -397,6 +397,9 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
             loads, taken = self.version
             self.version = loads, taken + 1
             self._is_ready = not failed
+            for replica, failure in failed.items():
+                if self.absorbs and isinstance(failure, GONE):
+                    self._leave_out(replica, is_lost=True)
             return
         unknown = self.decisions.unconfirmed()
         first = next(iter(failed.values()))

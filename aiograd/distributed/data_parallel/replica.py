@@ -40,7 +40,7 @@ class Replica(LossModule):
         bucket_bytes: see `GradientBuckets`.
         shard_optimizer: True: the replicas divide the state of the optimizer.
         compress: gradients travel as its payloads, see `aiograd.coordination.compressed_pass`; None: as they are.
-        absorb: True: what is computed for a step is kept until one is committed.
+        absorb: True: losses and gradients of a step are kept until one is committed.
 
     Raises:
         ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, another kind of optimizer is needed, or a
@@ -61,7 +61,7 @@ class Replica(LossModule):
     ) -> None:
         super().__init__(module, method, clip_norm)
         self.absorb = absorb
-        #: what is kept, with the number of the call and the version of the state to which it belongs
+        #: the kept losses and gradients, with the number of the call and the version of the state to which they belong
         self._kept: tuple[tuple[int, ...], ShardGradients] | None = None
         self.accumulate = accumulate
         specs = [ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters]
@@ -89,7 +89,7 @@ class Replica(LossModule):
         return self.loads, self.taken
 
     def shard_gradients(self, call: int) -> ShardGradients:
-        """What is computed for a step, with what earlier attempts to take it have left.
+        """The losses and gradients of a step, with those that earlier attempts to take it have left.
 
         Args:
             call: the number that these attempts have in common.

@@ -197,7 +197,7 @@ class ReplicaMember(StepMember[StepWork]):
         self._coordinator, self.others = coordinator, others
         return True
 
-    async def run(self, step: int, run: dict[str, Any]) -> dict[str, Any]:
+    async def run(self, step: int, run: list[Any]) -> dict[str, Any]:
         """Carry out a step up to the commit. Cancelling gives it up.
 
         Args:

@@ -29,7 +29,7 @@ class ReplicaOptions(WireMessage):
     bucket_bytes: Positive
     shard_optimizer: bool
     optimizer: RemoteRef
-    #: what is computed is kept until a step is committed, for the next attempt
+    #: losses and gradients are kept until a step is committed, for the next attempt
     absorb: bool
     #: None: gradients are sent as they are
     compress: CompressorForm | None = None
@@ -43,7 +43,7 @@ class ReplicaVersion(WireMessage):
     taken: Count
 
 
-@message(code="replica", wire=dict)
+@message(code="replica", wire=list)
 class ShardRun(WireMessage):
     """The shards that a replica computes in a step."""
 

@@ -1,4 +1,4 @@
-"""ShardGradients: what a replica has computed for the shards of one step.
+"""The shards of one step: dealt to replicas in contiguous runs; and ShardGradients, the losses and gradients of one replica. Pure.
 
 Note [By shard]
     Gradients are added up by shard, ((shard 0 + shard 1) + shard 2) + ..., whichever replica computes them. The replica with the first shards adds
@@ -12,6 +12,7 @@ Note [By shard]
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,15 +57,43 @@ class ShardGradients:
             is_one: added up, beginning with the total.
             is_kept: False: they are taken out.
         """
-        apart = [self._apart[shard] for shard in shards if shard in self._apart]
-        found = [each[parameter] for each in apart] or [None]
+        found = [self._apart[shard][parameter] for shard in shards if shard in self._apart] or [None]
         if is_one:
             found = [functools.reduce(sum_of, found, self._total[parameter])]
-        for each in () if is_kept else (self._total, *apart):
-            each[parameter] = None
+        if not is_kept:
+            for each in (self._total, *self._apart.values()):
+                each[parameter] = None
         return found
 
 
 def sum_of(first: Any, second: Any) -> Any:
     """The sum of two gradients, each of which may be missing."""
     return second if first is None else first if second is None else first + second
+
+
+def dealt(count: int, size: int) -> list[range]:
+    """Runs of shards, as even as possible; the first ones have one more.
+
+    Args:
+        count: of the shards.
+        size: the number of replicas.
+    """
+    even, longer = divmod(count, size)
+    begins = [even * rank + min(rank, longer) for rank in range(size + 1)]
+    return [range(*each) for each in itertools.pairwise(begins)]
+
+
+def dealt_again(runs: Sequence[range], count: int) -> list[range]:
+    """Runs of the replicas that are left, which keep their shards: those in between go to the two beside them, so that these have equally many.
+
+    Args:
+        runs: of these replicas, in order; at least one.
+        count: of all shards.
+    """
+    found, begin = [], 0
+    for run, after in itertools.pairwise(runs):
+        gap = after.start - run.stop
+        taken = min(max((len(after) + gap - (run.stop - begin) + 1) // 2, 0), gap)
+        found.append(range(begin, run.stop + taken))
+        begin = run.stop + taken
+    return [*found, range(begin, count)]

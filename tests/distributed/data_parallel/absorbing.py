@@ -5,8 +5,8 @@ Note [The oracle]
     trouble: the same shards, which depend neither on the number of workers nor on who was lost when.
 
 Note [No error]
-    Two of three seeds have no other trouble than workers that are killed, of which one always lives. No step may raise there. The others have networks
-    that fail as well; there a step may raise a typed error, and is taken again unless that says that it is decided.
+    Two of three seeds have no other trouble than workers that are killed, of which one always lives. No step may raise there. The others have
+    networks that fail as well; there a step may raise a typed error, and is taken again unless that says that it is decided.
 """
 
 from __future__ import annotations

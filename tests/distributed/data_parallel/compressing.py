@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import aiograd as ag
-from aiograd.distributed.data_parallel.dealing import dealt
+from aiograd.distributed.data_parallel.shard_gradients import dealt
 from tests.distributed.data_parallel.models import bits
 
 

@@ -41,7 +41,7 @@ def _commit_alone() -> Any:
     """A replica commits as soon as it is prepared."""
     run = ReplicaMember.run
 
-    async def hasty(self: ReplicaMember, step: int, shards: dict[str, Any]) -> dict[str, Any]:
+    async def hasty(self: ReplicaMember, step: int, shards: list[Any]) -> dict[str, Any]:
         result = await run(self, step, shards)
         await self.commit(step)
         return result

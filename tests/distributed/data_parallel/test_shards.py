@@ -15,9 +15,8 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
-from aiograd.distributed.data_parallel.dealing import dealt, dealt_again
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
-from aiograd.distributed.data_parallel.shard_gradients import ShardGradients
+from aiograd.distributed.data_parallel.shard_gradients import ShardGradients, dealt, dealt_again
 from aiograd.errors import ArgumentError, CollectiveError
 from tests.distributed.data_parallel.compressing import Ranks, serial_replicas
 from tests.distributed.data_parallel.models import BatchNet, Counting, Net, PartlyUsed, batches, bits, comparable, module_of, serial
