@@ -161,6 +161,9 @@ def test_replicas_of_a_pipeline(tmp_path: Path) -> None:
     (tmp_path / "replicated_pipeline.py").write_text(block("# replicated_pipeline.py"))
     done = subprocess.run([sys.executable, "replicated_pipeline.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout == "8 True\n" and not complaints_in(done.stderr)
+    (tmp_path / "absorbing_pipeline.py").write_text(block("# absorbing_pipeline.py"))
+    done = subprocess.run([sys.executable, "absorbing_pipeline.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n{}\n"
 
 
 class _Flaky:

@@ -161,7 +161,7 @@ def run(example: doctest.DocTest, monkeypatch: pytest.MonkeyPatch) -> doctest.Te
 
         monkeypatch.setattr(doctest, "exec", execute, raising=False)
         example.globs.update(ag=ag, np=np, asyncio=asyncio, dist=dist)
-        if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline.", "aiograd.serving.")):
+        if example.name.startswith(("aiograd.distributed.", "aiograd.pipeline.run.pipeline", "aiograd.serving.")):
             example.globs.update(runner.run(ready(stack, example)))
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
         results = doctest.DocTestRunner(Checker(), optionflags=flags).run(example, compileflags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

@@ -24,19 +24,24 @@ class Block(ag.nn.Module):
     def __init__(self, index: int, wait: float = 0.0) -> None:
         self.inner = blocks(index + 1)[index]
         self.wait = wait
-        self.fails_at = -1
+        self.fails_at = self.ends_at = -1
         self.calls = 0
 
     async def forward(self, x: Any) -> Any:
         self.calls += 1
         if self.calls == self.fails_at:
             raise ZeroDivisionError("by nought")
+        if self.calls == self.ends_at:
+            await self.end()
         if self.wait:
             await asyncio.sleep(self.wait)
         return self.inner(x)
 
     async def fail_at(self, call: int) -> None:
         self.fails_at = self.calls + call
+
+    async def end_at(self, call: int) -> None:
+        self.ends_at = self.calls + call
 
     async def gradient(self) -> bytes:
         return b"".join(parameter.grad.numpy().tobytes() for parameter in self.parameters())
@@ -86,6 +91,30 @@ class NormBlock(ag.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return self.norm(self.inner(x))
+
+
+@service.reference
+class ScalingBlock(Block):
+    """A block with a buffer that stays as it is, and one that may count forwards."""
+
+    counts = False
+
+    def __init__(self, index: int, wait: float = 0.0) -> None:
+        super().__init__(index, wait)
+        self.register_buffer("factor", ag.ones(1))
+        self.register_buffer("count", ag.zeros(1))
+
+    async def forward(self, x: Any) -> Any:
+        if self.counts:
+            self.count += 1
+        return await super().forward(x) * self.factor
+
+
+@service.reference
+class CountingBlock(ScalingBlock):
+    """A block with a buffer that counts forwards."""
+
+    counts = True
 
 
 @service.reference

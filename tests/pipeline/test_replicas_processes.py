@@ -60,3 +60,39 @@ async def test_two_replicas_of_two_stages_and_one_that_takes_the_place_of_anothe
             await step(pipe, 2)
             await step(pipe, 2)
         await optimizer.delete()
+
+
+async def test_four_replicas_of_four_stages_absorb_losses() -> None:
+    """Between steps, and in the midst of one."""
+    x, target = data(40)
+    alone = blocks(4)
+    async with LocalCluster(16, service=SERVICE) as cluster:
+        names = [list(cluster.workers[first : first + 4]) for first in range(0, 16, 4)]
+        lost: set[str] = set()
+
+        async def step(pipe: Pipeline) -> None:
+            losses = values(await pipe.step(x, target))
+            assert losses == await serial_replicas(alone, [4] * 4, x, target)
+            bits = [b"".join(parameter.grad.numpy().tobytes() for parameter in stage.parameters()) for stage in alone]
+            for replica in pipe.replicas:
+                for stage, module in enumerate(replica):
+                    assert module.peer in lost or await module.ref.call("gradient") == bits[stage]
+
+        def kill(name: str) -> None:
+            os.kill(cluster.pids[name], signal.SIGKILL)
+            lost.add(name)
+
+        async with Pipeline(await place_replicas(cluster.driver, names), make_schedule("1F1B", 4, 4), absorb=True) as pipe:
+            await step(pipe)
+            kill(names[0][1])
+            await step(pipe)
+            assert pipe.absorbed == {(0, 1): (names[1][1], names[2][1], names[3][1])}
+            await pipe.replicas[2][3].ref.call("end_at", 2)  # of its forwards from now on
+            lost.add(names[2][3])
+            await step(pipe)
+            assert pipe.absorbed == {
+                (0, 1): (names[1][1], names[2][1], names[3][1]), (2, 3): (names[0][3], names[1][3], names[3][3]),
+            }  # fmt: skip
+            kill(names[3][0])
+            await step(pipe)
+            assert len(pipe.absorbed) == 3

@@ -5,6 +5,10 @@
 `action_handlers`    functions of the user for some kinds of action
 `batch`              the arguments of a step in microbatches
 `coordinator`        all members of a pipeline: their steps, and the replacement of lost ones
+`pipeline_members`   which members there are, and their groups
+`pipeline_replicas`  the part of a `Pipeline` that is about its replicas
+`lost_ranks`         members whose place nothing fills, and the rows of the others then
+`absorbed_execution` one step of one member with microbatches of lost ones
 `remote_stages`      the ranks on a worker, as the coordinating process sees them; the places of stages
 `member`             the ranks on a worker, as a member of steps
 `stage_ranks`        the ranks in one process, from step to step

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
@@ -23,22 +23,27 @@ class Batch(NamedTuple):
     #: by microbatch of all replicas; None: there are none
     targets: list[Any] | None
 
-    def put(self, work: PipelineWork, ranks: Sequence[Sequence[int]], last: int) -> None:
-        """Send the microbatches to the first stages and the targets to the last ones; the batch keeps no microbatch.
+    def put(self, work: PipelineWork, replicas: int, last: int, address: Callable[[int, int, int], tuple[int, int]], keeps: bool) -> None:
+        """Send the microbatches to the first stages and the targets to the last ones.
 
         Args:
             work: of the step.
-            ranks: of each replica, by stage.
+            replicas: the number of replicas.
             last: the stage that gets the targets.
+            address: gives for a replica, a stage and a microbatch the rank, and the number of the stage there.
+            keeps: the step may have to be repeated; otherwise the batch keeps no microbatch.
         """
         count = len(self.calls)
-        size = count // len(ranks)
+        size = count // replicas
         for index, call in enumerate(self.calls):
-            work.put(ranks[index // size][0], (ENTRY, 0, index % size), call)
-        self.calls.clear()
+            rank, stage = address(index // size, 0, index % size)
+            work.put(rank, (ENTRY, stage, index % size), call)
+        if not keeps:
+            self.calls.clear()
         for index in range(count):
             target = () if self.targets is None else (self.targets[index],)
-            work.put(ranks[index // size][last], (TARGET, last, index % size), target)
+            rank, stage = address(index // size, last, index % size)
+            work.put(rank, (TARGET, stage, index % size), target)
 
 
 class BatchSpecs(NamedTuple):

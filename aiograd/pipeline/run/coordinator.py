@@ -7,25 +7,18 @@ Note [Replacing a worker]
     sent values] in `outbox`). Members that are done are asked now and then whether they are still there, for as long as others are
     not: a replacement may wait for them. All that is computed again is computed in the same order from the same values and with the same random
     numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of earlier steps that a lost worker held are gone with it.
-
-Note [Replicas]
-    Of a pipeline in replicas every replica has members of its own, which exchange values among themselves; its ranks have numbers of their own,
-    too. The members with the same stages in all replicas form a group, which adds up gradients. All members of all replicas take one step
-    together: there is one coordinator and one decision, as if they were one pipeline. After a failure, and whenever the replicas are others, the
-    members form new groups before the next step; a member that is new gets the state of the first replica, which is the state of all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from aiograd.coordination.coordinator import GONE, StepCoordinator
+from aiograd.coordination.coordinator import GONE
 from aiograd.coordination.decisions import StepDecision
 from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.session import COORDINATOR, PAUSE, WITNESSES
@@ -33,16 +26,15 @@ from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.microbatch import Call
 from aiograd.pipeline.run.batch import rows_of
-from aiograd.pipeline.run.member import WORDING, PipelineOutcomes
+from aiograd.pipeline.run.lost_ranks import AbsorbedStep, LostRanks, placed
 from aiograd.pipeline.run.messages import ReplicaShare, StageResults
-from aiograd.pipeline.run.remote_stages import RemoteStages, check_apart, owner_of, owners_of, part_of, reference, stages_on
+from aiograd.pipeline.run.pipeline_members import PipelineMembers
+from aiograd.pipeline.run.remote_stages import RemoteStages, owner_of, stages_on
 from aiograd.pipeline.run.stage_assignment import StageAssignment
-from aiograd.pipeline.run.stage_ranks import StageRanks
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
-from aiograd.running.assembly import STAGE_MEMBER_ADAPTER
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
 from aiograd.transaction import TransactionState
@@ -50,18 +42,15 @@ from aiograd.transaction import TransactionState
 PipelineDecision = StepDecision[PipelineWork, RemoteStages]
 
 
-class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
-    """All members of one pipeline.
+class PipelineCoordinator(PipelineMembers):
+    """The steps of all members of one pipeline.
 
     Args:
-        replicas: for each everything that is to be done, as if it all were in this process.
-        is_replicated: see Note [Replicas]. Otherwise there is one.
+        replicas, is_replicated, worker, timeout, lost: see `PipelineMembers`.
         respawn: ``respawn(stage)`` gives another module for a stage of a lost worker; may be ``async def``. None: a loss is a failure.
-        worker: this process's Worker, where others have to send values here; None: the one of the stages' RemoteModules.
-        timeout: seconds for a step on another worker; None: the worker's default.
 
     Raises:
-        ArgumentError: the stages of one rank live in different places, or replicas are not on workers of their own.
+        ArgumentError: see `PipelineMembers`.
     """
 
     def __init__(
@@ -71,27 +60,13 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         respawn: Callable[[int], Any] | None,
         worker: Any,
         timeout: float | None,
+        lost: LostRanks | None = None,
     ) -> None:
-        self.replicas = list(replicas)
-        self.is_replicated = is_replicated
+        super().__init__(replicas, is_replicated, worker, timeout, lost)
         self._respawn = respawn
-        self._worker = worker
-        first = self.replicas[0]
-        #: where stages of the first replica have been replaced
-        self.stages = dict(first.stages)
-        remotes = [remote for replica in self.replicas for remote in self._remotes_of(replica)]
-        super().__init__(WORDING, timeout)
-        #: the ranks of this process
-        self.local = StageRanks(part_of(first, first.stages, self.local_ranks))
-        self.outcomes = PipelineOutcomes(self.decisions, self.local)
-        self.remotes = remotes
-        if is_replicated:
-            check_apart(self.replicas, remotes)
-        #: how often each rank has been replaced
-        self._generations: Counter[int] = Counter()
-        #: the groups of members are formed
-        self._has_joined = not is_replicated
-        #: of the running step: of its random numbers; the share of each replica; whether members say how large gradients are, and the factor for them
+        #: of the running step: what members do for lost ones; of its random numbers; the share of each replica; whether members say how large
+        #: gradients are, and the factor for them
+        self._absorbed: AbsorbedStep | None = None
         self.seed: tuple[int, ...] = ()
         self._shares: Mapping[int, tuple[float, int]] = {}
         self._measures = False
@@ -100,89 +75,21 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         #: the number of members that are not done with the running step, and an event for its end
         self._busy = 0
         self._quiet = asyncio.Event()
-        if self.remotes and (self.local_ranks or is_replicated) and self._worker is None:
-            what = "replicas on workers ask this process" if is_replicated else "stages on other workers send values to stages here"
-            raise ArgumentError(f"Pipeline: {what}; pass this process's Worker as worker=...")
 
     @property
     def _replaces(self) -> bool:
         return self._respawn is not None
 
     @property
-    def local_ranks(self) -> set[int]:
-        """The ranks of this process."""
-        return {self.replicas[0].stage_to_rank[stage] for stage, item in self.stages.items() if owner_of(item) is None}
-
-    @property
     def computations(self) -> list[dict[int, int]]:
         """For each replica the number of computations in a step by rank."""
         return [{rank: sum(action.kind.is_compute for action in row) for rank, row in replica.training.items()} for replica in self.replicas]
 
-    def _remotes_of(self, replica: StageAssignment) -> list[RemoteStages]:
-        """The members of a replica, which are new."""
-        owners = owners_of(replica)
-        if self._worker is None:
-            self._worker = next((getattr(stage.module, "worker", None) for stage in replica.stages.values() if stage.is_remote), None)
-        return stages_on(replica, replica.stages, owners)
-
-    # ---------------------------------------------------------------- members
-
-    async def connect(self) -> None:
-        """See that every worker has its member. Cancelled or failed midway, the next time goes on."""
-        if self.remotes and self._worker is not None:
-            self.refer(self._worker)
-        await together({remote.name: self._make(remote) for remote in self.remotes if remote.ref is None})
-        if not self._has_joined:
-            try:
-                await self._join()
-            except GONE as error:
-                raise self.explained(error) from error
-
-    async def _make(self, remote: RemoteStages) -> None:
-        refs = [reference(stage) for stage in remote.assignment.stages.values()]
-        remote.ref = await refs[0].adapt(STAGE_MEMBER_ADAPTER, refs[1:], remote.assignment.to_wire(), timeout=self._timeout)
-
-    async def _join(self) -> None:
-        """Let the members of each stage form a group. See Note [Replicas]."""
-        groups: dict[tuple[int, ...], list[RemoteStages]] = {}
-        for remote in self.remotes:
-            groups.setdefault(remote.stages, []).append(remote)
-        new = {stages: [each for each in members[1:] if each.is_new] for stages, members in groups.items()}
-        names = {stages: f"the replicas of stages {', '.join(map(str, stages))}" for stages in groups}
-        await together({names[stages]: self.check_alike([groups[stages][0], *each], names[stages]) for stages, each in new.items() if each})
-        joining: dict[str, Coroutine[Any, Any, Any]] = {}
-        for members in groups.values():
-            copies = any(each.is_new for each in members)
-            gathering = self.gathering(members, self._worker)
-            joining |= {each.name: self.ask(each, "join", *gathering, copies) for each in members}
-        await together(joining)
-        for remote in self.remotes:
-            remote.is_new = False
-        self._has_joined = True
-
-    async def leave(self, replica: StageAssignment) -> None:
-        """Remove a replica."""
-        gone = [remote for remote in self.remotes if remote.replica is replica]
-        self.remotes = [remote for remote in self.remotes if remote.replica is not replica]
-        self.replicas = [each for each in self.replicas if each is not replica]
-        self.stages = dict(self.replicas[0].stages)
-        self._has_joined = False
-        for remote in gone:
-            self.decisions.forget(remote)
-        await self._forget(remote.ref for remote in gone if remote.ref is not None)
-
-    async def enter(self, replica: StageAssignment) -> None:
-        """Take in a new replica, with the state of the first. Cancelled or failed, the replicas are the same as before."""
-        remotes = self._remotes_of(replica)
-        self.replicas.append(replica)
-        try:
-            check_apart(self.replicas, [*self.remotes, *remotes])
-            self.remotes += remotes
-            self._has_joined = False
-            await self.connect()
-        except BaseException:
-            await self.leave(replica)
-            raise
+    def address(self, replica: int, stage: int, microbatch: int) -> tuple[int, int]:
+        """The rank that computes a stage of a microbatch in the step that was opened last, and the number of the stage there."""
+        if self._absorbed is None:
+            return self.replicas[replica].stage_to_rank[stage], stage
+        return self._absorbed.rank_of(replica, stage, microbatch), replica * self._absorbed.plan.schedule.num_stages + stage
 
     def shares(self, calls: Sequence[Call], scales: bool) -> list[tuple[float, int]] | None:
         """The share of each replica in a batch: the factor of losses, and the number of the first microbatch. None: there are no replicas.
@@ -207,32 +114,29 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
         return [(weight / size if scales else 1.0, number * size) for number, weight in enumerate(weights)]
 
-    def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
-        """The places of all ranks but these, of one replica or of all."""
-        places: dict[str, Any] = {}
-        for remote in self.remotes:
-            if replica is None or remote.replica is replica:
-                places |= {str(rank): [self._generations[rank], remote.ref] for rank in remote.ranks - ranks}
-        if self._outcomes_ref is not None:
-            places |= {str(rank): [self._generations[rank], self._outcomes_ref] for rank in self.local_ranks - ranks}
-        return places
-
     # ---------------------------------------------------------------- a step
 
-    def open(self, step: int) -> PipelineDecision:
+    def open(self, step: int, trains: bool = True) -> PipelineDecision:
         """Begin a step; values for it can be put into its work."""
+        self._absorbed = None if self.lost is None else self.lost.step(self.replicas, trains)
         decision = self.decisions.begin(self.local.work(step), self.remotes)
         decision.work.outbox.route(self.peers(self.local_ranks))
         return decision
 
     async def run(
-        self, decision: PipelineDecision, trains: bool, shares: Sequence[tuple[float, int]] | None = None, clip_norm: float | None = None
+        self,
+        decision: PipelineDecision,
+        trains: bool,
+        random: StepRandom,
+        shares: Sequence[tuple[float, int]] | None = None,
+        clip_norm: float | None = None,
     ) -> StageResults:
         """Carry out a step on every member, up to the commit.
 
         Args:
             decision: the step.
             trains: with backward.
+            random: the random numbers of forwards.
             shares: of the replicas in the batch, see `shares`.
             clip_norm: the largest norm of all gradients together; None: any.
 
@@ -242,7 +146,7 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         Raises:
             PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
         """
-        step, random = decision.step, StepRandom()
+        step = decision.step
         self.seed, self._factor, self._measures = random.seed, None, clip_norm is not None
         self._shares = {} if shares is None else {id(replica): share for replica, share in zip(self.replicas, shares, strict=True)}
         local = self._run_here(decision, trains, random)
@@ -257,9 +161,14 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
             replica_of = {remote.name: remote.replica for remote in self.remotes}
             found = await together(work)
             parts = [[part for name, part in found.items() if replica_of.get(name, each) is each] for each in self.replicas]
+            if self._absorbed is not None:
+                parts = [list(found.values())]
             if clip_norm is not None:
                 await self._clip(step, parts[0], clip_norm)
-            results = _joined([*map(_merged, parts)])
+            if self._absorbed is not None:
+                results = StageResults(placed(parts[0], "losses"), placed(parts[0], "outputs"))
+            else:
+                results = _joined([*map(_merged, parts)])
             while asked := self._to_ask(decision):
                 for remote in await self._collect(decision, asked):
                     self._busy += 1
@@ -288,10 +197,10 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
         """Scale the gradients of all members, so that the gradients of one replica together have at most this norm.
 
         Args:
-            parts: the results of the members of one replica: the gradients of all replicas are the same.
+            parts: the results of the members of one replica, or of all: the gradients of all replicas are the same.
         """
-        by_stage = sorted((int(stage), each) for part in parts for stage, each in (part.sizes or {}).items())
-        sizes = [size.detach()._data[()] for _, each in by_stage for size in each]
+        by_stage = {int(stage): each for part in parts for stage, each in (part.sizes or {}).items()}
+        sizes = [size.detach()._data[()] for stage in sorted(by_stage) for size in by_stage[stage]]
         factor = factor_for(norm_of(sum_of(sizes, 2.0), 2.0), clip_norm) if sizes else 1.0
         if factor != 1.0:
             self._factor = make(np.asarray(factor))
@@ -321,9 +230,12 @@ class PipelineCoordinator(StepCoordinator[PipelineWork, RemoteStages]):
 
     async def _run(self, remote: RemoteStages, step: int, trains: bool) -> StageResults:
         try:
-            peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
-            share = self._share_of(remote)
-            answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures)
+            absorbed = self._absorbed
+            peers, seed = self.peers(remote.ranks, remote.replica if absorbed is None else None), list(self.seed)
+            share, rows = self._share_of(remote), []
+            if absorbed is not None:
+                rows = [encode(absorbed.rows_of(remote, [self._shares[id(replica)] for replica in self.replicas]))]
+            answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures, *rows)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)
         except GONE:

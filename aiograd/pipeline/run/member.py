@@ -16,7 +16,7 @@ from aiograd.coordination.message_form import encode, parse
 from aiograd.coordination.outline import ModuleOutline
 from aiograd.coordination.session import StepSession
 from aiograd.errors import PipelineError
-from aiograd.pipeline.run.messages import RankValue, ReplicaShare
+from aiograd.pipeline.run.messages import AbsorbedRows, RankValue, ReplicaShare
 from aiograd.pipeline.run.remote_stages import RemoteStages
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages, modules_of
 from aiograd.pipeline.run.stage_assignment import StageAssignment
@@ -77,13 +77,14 @@ class StageMember(StepMember[PipelineWork]):
         modules = modules_of(self._ranks.assignment.stages)
         return encode(ModuleOutline.of({f"{n}.": each for n, each in enumerate(modules)}))  # type: ignore[no-any-return]
 
-    async def join(self, names: list[str], group: str, copies: bool) -> bool:
+    async def join(self, names: list[str], group: str, source: int | None) -> bool:
         """Join the members with the same stages in other replicas; gradients are added up with theirs from then on.
 
         Args:
             names: of the workers, in the order of the replicas.
             group: name of the group.
-            copies: True: parameters, buffers and gradients become copies of the first one's. Failed or cancelled, they are as they were.
+            source: the member, by its place in `names`, of which the others take parameters, buffers and gradients; None: all have them. Failed or
+                cancelled, they are as they were.
 
         Raises:
             As `join_group`.
@@ -93,8 +94,8 @@ class StageMember(StepMember[PipelineWork]):
             await before.group.aclose()
         joined = ReplicatedStages(self._ranks.assignment.stages, await self._worker.join(names, group))
         try:
-            if copies:
-                await joined.copy_first()
+            if source is not None:
+                await joined.copy_from(source)
         except BaseException:
             await joined.group.aclose()
             raise
@@ -102,7 +103,15 @@ class StageMember(StepMember[PipelineWork]):
         return True
 
     async def run(
-        self, step: int, trains: bool, peers: dict[str, Any], coordinator: Any = None, seed: Any = None, share: Any = None, measures: bool = False
+        self,
+        step: int,
+        trains: bool,
+        peers: dict[str, Any],
+        coordinator: Any = None,
+        seed: Any = None,
+        share: Any = None,
+        measures: bool = False,
+        absorbed: Any = None,
     ) -> dict[str, Any]:
         """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.
 
@@ -114,6 +123,7 @@ class StageMember(StepMember[PipelineWork]):
             seed: of the step's `StepRandom`; None: a new one.
             share: the wire value of a `ReplicaShare`; None: there are no replicas.
             measures: return the sizes of gradients as well.
+            absorbed: the wire value of `AbsorbedRows`; None: no rank is lost.
 
         Returns:
             The wire value of a `StageResults`, see `StageRanks.run`.
@@ -127,7 +137,8 @@ class StageMember(StepMember[PipelineWork]):
         session = self._begin_to_run(step, coordinator, is_read_only=not trains)
         session.work.witnesses = found.witnesses
         session.work.outbox.route(peers)
-        return encode(await self._ranks.run(session, trains, random, found.scale, measures))  # type: ignore[no-any-return]
+        rows = None if absorbed is None else parse(AbsorbedRows, absorbed)
+        return encode(await self._ranks.run(session, trains, random, found.scale, measures, rows))  # type: ignore[no-any-return]
 
     async def scale(self, step: int, factor: Any) -> bool:
         """See `StageRanks.scale`."""

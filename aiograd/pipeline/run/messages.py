@@ -8,10 +8,10 @@ from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_code import Bound, shown
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message, parse
 from aiograd.pipeline.step.message import StageMessage
-from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET
+from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, WEIGHTS
 
 #: the types of values between ranks, by kind
-KINDS: Final = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple}
+KINDS: Final = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple, WEIGHTS: list}
 
 
 def _has_numbers(table: dict[str, Any]) -> bool:
@@ -61,10 +61,27 @@ class ReplicaShare(WireMessage):
 
 
 @message(code="pipeline", wire=dict)
+class AbsorbedRows(WireMessage):
+    """The part of a member in a step after a loss. Stages are numbered through over all replicas, replica by replica."""
+
+    #: the replica of the member
+    replica: Count
+    #: its actions, by rank
+    rows: Rows
+    #: by stage, the rank that computes each microbatch
+    homes: Annotated[dict[str, list[Count]], Bound("a dict by numbers of stages", _has_numbers)]
+    #: by lost stage, the rank that adds up its gradients
+    adders: Annotated[dict[str, Count], Bound("a dict by numbers of stages", _has_numbers)]
+    #: by replica: the factor of losses, and the number of the first microbatch
+    scales: list[float]
+    firsts: list[Count]
+
+
+@message(code="pipeline", wire=dict)
 class StageResults(WireMessage):
     """The results of a step of some ranks."""
 
-    #: by microbatch; None: the last stage is elsewhere
+    #: by microbatch; None: the last stage is elsewhere. In a step after a loss by microbatch of all replicas, None for each that is elsewhere
     losses: list[Any] | None
     outputs: list[Any] | None
     #: by the number of a stage, where they were asked for: the sizes of gradients, Tensors ``()``

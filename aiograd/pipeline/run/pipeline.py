@@ -26,22 +26,26 @@ from typing import Any, Literal, Self, overload
 
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
-from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, ModeError, PipelineError, WorkerLostError
 from aiograd.pipeline.run.action_handlers import ActionHandlers
 from aiograd.pipeline.run.batch import Batch, BatchSpecs, as_it_is
 from aiograd.pipeline.run.coordinator import PipelineCoordinator, PipelineDecision
+from aiograd.pipeline.run.lost_ranks import LostRanks
+from aiograd.pipeline.run.messages import StageResults
+from aiograd.pipeline.run.pipeline_replicas import PipelineReplicas
 from aiograd.pipeline.run.stage_assignment import ExecutedAction, StageAssignment
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.schedule.schedule import Schedule
 from aiograd.pipeline.schedule.timeline.timeline import Timeline
 from aiograd.pipeline.step.stage import Stage, numbered_stages
+from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running import foreign_modes, tracing
 from aiograd.running.modes import current_mode, no_grad
 from aiograd.tensors.norms import checked_norm
 
 
-class Pipeline:
+class Pipeline(PipelineReplicas):
     """A model cut into stages, with the schedule by which microbatches pass through them.
 
     With stages on other workers, leave it with ``async with`` or `aclose`, so that these forget it.
@@ -75,6 +79,9 @@ class Pipeline:
         clip_norm: the gradients that a step has added to are scaled so that their norm, over all stages together, is at most this; each parameter
             counts once, for any number of replicas. None: they are not scaled.
         timeout: seconds that a step may take on other workers; None: their default.
+        absorb: True, with at least two replicas: when a worker is lost before a step is decided, workers of other replicas with the same stages
+            compute its microbatches, in the same call and from then on, to the same bits; see `absorbed` and `replace`. The step in which it is lost
+            is repeated, and the batch is kept until it is over. Not where forwards change buffers of these stages: then steps fail.
 
     Attributes:
         clip_norm: may be changed between steps, for instance where only the last of several steps before the optimizer's is to scale.
@@ -104,6 +111,7 @@ class Pipeline:
         respawn: Callable[[int], Any] | None = None,
         clip_norm: float | None = None,
         timeout: float | None = None,
+        absorb: bool = False,
     ) -> None:
         if not isinstance(schedule, Schedule):
             raise ArgumentTypeError(f"Pipeline: expected a Schedule such as make_schedule() gives, found {type(schedule).__name__}")
@@ -115,6 +123,11 @@ class Pipeline:
         if is_replicated and (loss_fn is not None or respawn is not None):
             raise ArgumentError(
                 "Pipeline: with replicas the last stage computes the loss, and the loss of a worker is an error; leave out loss_fn and respawn"
+            )
+        if absorb and (not is_replicated or len(given) < 2):
+            raise ArgumentError(
+                "Pipeline(absorb=True): the stages of a lost worker are computed by other replicas, and there are none; give at least two replicas, "
+                "a list of lists of stages"
             )
         replicas = [numbered_stages(each, schedule.num_stages) for each in (given if is_replicated else [given])]
         self.schedule = schedule
@@ -148,7 +161,8 @@ class Pipeline:
         #: how many replicas there have been
         self._made = len(replicas)
         numbered = [assignment.numbered(number, each) for number, each in enumerate(replicas)]
-        self._coordinator = PipelineCoordinator(numbered, is_replicated, respawn, worker, timeout)
+        lost = LostRanks(schedule, self._plan.forward) if absorb else None
+        self._coordinator = PipelineCoordinator(numbered, is_replicated, respawn, worker, timeout, lost)
         self._turn = asyncio.Lock()
         self._steps = 0
         self._closed = False
@@ -170,18 +184,6 @@ class Pipeline:
         async with self._turn:
             self._closed = True
             await self._coordinator.aclose()
-
-    @property
-    def stages(self) -> tuple[Any, ...]:
-        """The stages, with replacements in the places of lost ones; of the first replica, where there are several."""
-        return tuple(self._coordinator.stages[index].module for index in range(self._assignment.last_stage + 1))
-
-    @property
-    def replicas(self) -> tuple[tuple[Any, ...], ...]:
-        """The stages of each replica, in the order in which gradients are added up; one, if they were not given as replicas."""
-        if not self._coordinator.is_replicated:
-            return (self.stages,)
-        return tuple(tuple(each.stages[index].module for index in range(len(each.stages))) for each in self._coordinator.replicas)
 
     @property
     def timeline(self) -> Timeline:
@@ -208,7 +210,8 @@ class Pipeline:
         """Find out what became of a step that is in doubt: returns when every worker is known to have committed it, at once if there is none.
 
         After a step that raised `CommitUnknown` the gradients are there, except perhaps on the workers that the error names. These find out by
-        themselves or are told here; then everything goes on: ``await pipe.settle()``, then the optimizer. Until then steps and evaluations of the
+        themselves or are told here; then everything goes on: ``await pipe.settle()``, then the optimizer. With ``absorb=True`` lost ones are left
+        out, since all others have taken the step. Until then steps and evaluations of the
         pipeline, and steps of a `DistributedOptimizer` over these workers, raise `CommitUnknown` and change nothing. Cancelled midway, call it again.
 
         Raises:
@@ -221,55 +224,12 @@ class Pipeline:
         >>> await pipe.settle()
         """
         async with self._turn:
-            await self._coordinator.settle()
-
-    # ---------------------------------------------------------------- replicas
-
-    async def remove(self, name: str) -> None:
-        """Go on without the replica that has a stage on a worker, which may be lost. The others keep their order.
-
-        A step that is in doubt on that replica alone is settled by that: the others have taken it. Cancelled, the replica is removed all the
-        same, but its workers may not know.
-
-        Args:
-            name: of the worker.
-
-        Raises:
-            ArgumentError: no replica has a stage there, or there is no other.
-
-        >>> await pipe.remove("right")
-        """
-        async with self._turn:
-            replica = next((each.replica for each in self._open().remotes if each.owner == name), None)
-            if replica is None or not self._coordinator.is_replicated:
-                raise ArgumentError(f"Pipeline.remove({name!r}): no replica has a stage on this worker")
-            if len(self._coordinator.replicas) == 1:
-                raise ArgumentError(f"Pipeline.remove({name!r}): it has a stage of the last replica; call aclose() to end")
-            await self._coordinator.leave(replica)
-
-    async def add(self, stages: Iterable[Any]) -> None:
-        """Take in another replica, as the last. Its parameters, buffers and gradients become copies of the first one's.
-
-        Of a replica that was removed since it had lost a worker, the other stages may be given again. The state of an optimizer is not this
-        object's; see `DistributedOptimizer.add`. Cancelled or failed, the replicas are the same as before.
-
-        Args:
-            stages: modules on workers, as for a replica of the constructor.
-
-        Raises:
-            ArgumentError, ArgumentTypeError: the stages do not fit the others'. WorkerLostError: a worker cannot be reached.
-
-        >>> await pipe.remove("right")
-        >>> await pipe.add([await driver.remote_module("right", "Linear", 2, 2)])
-        """
-        async with self._turn:
-            coordinator = self._open()
-            if not coordinator.is_replicated:
-                raise ArgumentError("Pipeline.add(): this pipeline was not made of replicas; give the stages as a list of lists")
-            await coordinator.settle()
-            replica = self._assignment.numbered(self._made, numbered_stages(stages, self.schedule.num_stages))
-            self._made += 1
-            await coordinator.enter(replica)
+            while True:
+                try:
+                    return await self._coordinator.settle()
+                except CommitUnknown as error:
+                    if not self._coordinator.lose(error):
+                        raise
 
     # ---------------------------------------------------------------- training
 
@@ -366,10 +326,7 @@ class Pipeline:
     async def _step(self, batch: Batch, keeps_outputs: bool) -> Any:
         async with self._turn:
             profiler, began = current_mode().profiler, time.perf_counter_ns()
-            shares = self._coordinator.shares(batch.calls, self._scales)
-            decision = await self._begin(batch)
-            decision.work.keeps_outputs = keeps_outputs
-            results = await self._coordinator.run(decision, True, shares, self.clip_norm)
+            decision, results = await self._carry_out(batch, True, keeps_outputs)
             losses = results.losses
             if losses is None or len(losses) != self._count:
                 await self._coordinator.abort(decision)
@@ -415,11 +372,9 @@ class Pipeline:
 
     async def _eval(self, batch: Batch) -> Any:
         async with self._turn:
-            shares = self._coordinator.shares(batch.calls, self._scales)
-            decision = await self._begin(batch)
-            outputs = (await self._coordinator.run(decision, False, shares)).outputs
+            decision, results = await self._carry_out(batch, False)
             await self._coordinator.abort(decision)  # there is nothing to commit
-        return self._specs.merge(outputs or [])
+        return self._specs.merge(results.outputs or [])
 
     # ---------------------------------------------------------------- parts
 
@@ -428,20 +383,29 @@ class Pipeline:
         """The number of microbatches of all replicas."""
         return self._plan.microbatches * len(self._coordinator.replicas)
 
-    def _open(self) -> PipelineCoordinator:
-        if self._closed:
-            raise PipelineError("this Pipeline has been closed; make a new one")
-        return self._coordinator
+    async def _carry_out(self, batch: Batch, trains: bool, keeps_outputs: bool = False) -> tuple[PipelineDecision, StageResults]:
+        """A step that is prepared everywhere, and its results; repeated without workers that are lost, if they are absorbed."""
+        shares = self._coordinator.shares(batch.calls, self._scales)
+        random: StepRandom | None = None
+        while True:
+            try:
+                decision = await self._begin(batch, trains)
+                decision.work.keeps_outputs = keeps_outputs
+                random = StepRandom() if random is None else random
+                return decision, await self._coordinator.run(decision, trains, random, shares, self.clip_norm if trains else None)
+            except (WorkerLostError, CommitUnknown) as error:
+                if not self._coordinator.lose(error):
+                    raise
 
-    async def _begin(self, batch: Batch) -> PipelineDecision:
+    async def _begin(self, batch: Batch, trains: bool) -> PipelineDecision:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
         coordinator = self._open()
         await coordinator.settle()
         await coordinator.connect()
         self.events.clear()
         self._steps += 1
-        decision = coordinator.open(self._steps)
-        batch.put(decision.work, [each.stage_to_rank for each in coordinator.replicas], self._assignment.loss_stage)
+        decision = coordinator.open(self._steps, trains)
+        batch.put(decision.work, len(coordinator.replicas), self._assignment.loss_stage, coordinator.address, coordinator.lost is not None)
         return decision
 
     def _split(self, *arguments: Any) -> Batch:

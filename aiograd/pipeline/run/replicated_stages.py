@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,15 @@ class ReplicatedStages:
         self.group = group
         self._modules = modules_of(stages)
 
-    async def copy_first(self) -> None:
-        """Take parameters, buffers and gradients of the first replica, or give them. Cancelled or failed, nothing has changed here."""
+    async def copy_from(self, source: int) -> None:
+        """Take parameters, buffers and gradients of one member, by its rank, or give them. Cancelled or failed, nothing has changed here."""
         tensors = list({id(each): each for module in self._modules for each in tensors_of(module).values()}.values())
         leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
-        is_first = self.group.rank == 0
-        (present,) = await self.group.broadcast([np.array([each.grad is not None for each in leaves], np.uint8)])
+        gives = self.group.rank == source
+        (present,) = await self.group.broadcast([np.array([each.grad is not None for each in leaves], np.uint8)], source)
         given = [each for each, flag in zip(leaves, present.tolist(), strict=True) if flag]
-        values = await self.group.broadcast([each.detach() for each in tensors] + [each.grad for each in given] if is_first else None)
-        if is_first:
+        values = await self.group.broadcast([each.detach() for each in tensors] + [each.grad for each in given] if gives else None, source)
+        if gives:
             return
         for tensor, value in zip(tensors, values, strict=False):
             inplace.write(tensor, asarray(value).to(tensor.device)._data)
@@ -46,9 +46,13 @@ class ReplicatedStages:
         for leaf, value in zip(given, values[len(tensors) :], strict=True):
             leaf.grad = asarray(value).to(leaf.device)
 
-    def begin(self) -> ReplicaReduction:
-        """A step begins."""
-        return ReplicaReduction(self._modules, self.group)
+    def begin(self, addends: Sequence[int] = ()) -> ReplicaReduction:
+        """A step begins.
+
+        Args:
+            addends: of a step after a loss, see `ReplicaReduction`.
+        """
+        return ReplicaReduction(self._modules, self.group, addends)
 
 
 class ReplicaReduction:
@@ -57,9 +61,11 @@ class ReplicaReduction:
     Args:
         modules: of the stages, in their order.
         group: the members that have them.
+        addends: where replicas have lost the stages: the replicas whose gradients this member adds to the sum, ascending; the members of the group
+            add theirs in turn. None: each has those of its own replica.
     """
 
-    def __init__(self, modules: list[Any], group: ReducingGroup) -> None:
+    def __init__(self, modules: list[Any], group: ReducingGroup, addends: Sequence[int] = ()) -> None:
         found = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
         self._index: dict[AccumulateGrad, int] = {}
         for parameter in found:
@@ -71,7 +77,11 @@ class ReplicaReduction:
         self._sums: ReducedPass | None = None
         if self._index:
             specs = [ParameterSpec(leaf.shape, leaf.dtype) for leaf in self._index]
-            self._sums = ReducedPass(group, GradientBuckets(specs, BUCKET_BYTES), "sum")
+            # rank 0 begins the sum, so what it adds to it is added up here
+            in_turn = None if not addends else len(addends) if group.rank else 1
+            self._sums = ReducedPass(group, GradientBuckets(specs, BUCKET_BYTES), "sum", addends=in_turn)
+        self._addends = list(addends)
+        self._parts: dict[AccumulateGrad, dict[int, Array | None]] = {leaf: {} for leaf in self._index} if addends else {}
 
     @property
     def leaves(self) -> list[AccumulateGrad]:
@@ -82,6 +92,19 @@ class ReplicaReduction:
         """See `Reduction.take`."""
         if self._sums is not None:
             self._sums.take(self._index[leaf], grad)
+
+    def of(self, replica: int) -> AddendReduction:
+        """Takes the gradients of one of `addends`."""
+        return AddendReduction(self, replica)
+
+    def take_addend(self, replica: int, leaf: AccumulateGrad, grad: Array | None) -> None:
+        """Take the gradient of one of `addends`; once all are there, they are on their way."""
+        parts = self._parts[leaf]
+        parts[replica] = grad
+        if self._sums is not None and len(parts) == len(self._addends):
+            grads = [parts[each] for each in self._addends]
+            parts.clear()
+            self._sums.take(self._index[leaf], *(grads if self._group.rank else [_sum(grads)]))
 
     async def results(self) -> dict[AccumulateGrad, Array]:
         """See `Reduction.results`. Gets the buffers of the first replica, too. Cancelled, the group fails."""
@@ -109,6 +132,40 @@ class ReplicaReduction:
         """Give up. Where a bucket is under way, the group fails."""
         if self._sums is not None:
             self._sums.cancel()
+
+
+class AddendReduction:
+    """The gradients of one replica on their way into a `ReplicaReduction` to which the member adds those of several.
+
+    Args:
+        reduction: of the member.
+        replica: one of its `addends`.
+    """
+
+    def __init__(self, reduction: ReplicaReduction, replica: int) -> None:
+        self._reduction = reduction
+        self._replica = replica
+
+    @property
+    def leaves(self) -> list[AccumulateGrad]:
+        """See `Reduction.leaves`."""
+        return self._reduction.leaves
+
+    def take(self, leaf: AccumulateGrad, grad: Array | None) -> None:
+        """See `Reduction.take`."""
+        self._reduction.take_addend(self._replica, leaf, grad)
+
+    async def results(self) -> dict[AccumulateGrad, Array]:
+        """See `Reduction.results`. Cancelled, the group fails."""
+        return await self._reduction.results()
+
+
+def _sum(grads: Sequence[Array | None]) -> Array | None:
+    """The sum in this order of the gradients that are there."""
+    total = None
+    for grad in grads:
+        total = grad if total is None else total if grad is None else total + grad
+    return total
 
 
 def modules_of(stages: Mapping[int, Stage]) -> list[Any]:

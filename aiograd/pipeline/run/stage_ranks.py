@@ -10,7 +10,8 @@ import numpy as np
 from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.coordination.session import StepClient
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
-from aiograd.pipeline.run.messages import RankValue, StageResults, received
+from aiograd.pipeline.run.absorbed_execution import AbsorbedExecution, addends_of
+from aiograd.pipeline.run.messages import AbsorbedRows, RankValue, StageResults, received
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution
@@ -48,12 +49,19 @@ class StageRanks:
         """
         rank, stage, microbatch = sent.rank, sent.stage, sent.microbatch
         assignment = self.assignment
-        if rank not in work.mailboxes or stage not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
+        real = stage % len(assignment.stage_to_rank)  # after a loss, stages are numbered through over all replicas
+        if rank not in work.mailboxes or stage < 0 or real not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
             raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
         work.mailboxes[rank].put((sent.kind, stage, microbatch), received(sent.kind, sent.value))
 
     async def run(
-        self, client: StepClient[PipelineWork, Any], trains: bool, random: StepRandom, scale: float, measures: bool
+        self,
+        client: StepClient[PipelineWork, Any],
+        trains: bool,
+        random: StepRandom,
+        scale: float,
+        measures: bool,
+        absorbed: AbsorbedRows | None = None,
     ) -> StageResults:
         """Carry out every action of a step, which is prepared then. Failed or cancelled, it is given up.
 
@@ -63,6 +71,7 @@ class StageRanks:
             random: the random numbers of forwards.
             scale: the factor of losses.
             measures: return the sizes of gradients as well.
+            absorbed: of a step after a loss; None: every rank is where it was.
 
         Returns:
             Losses and outputs, and the sizes of `GradientAccumulator.sizes`.
@@ -72,12 +81,16 @@ class StageRanks:
         """
         work = client.work
         before: BufferSnapshot | None = None
-        reduction = self.replicated.begin() if self.replicated is not None and trains else None
+        addends = () if absorbed is None else addends_of(absorbed, self.assignment)
+        reduction = self.replicated.begin(addends) if self.replicated is not None and trains else None
         try:
             await self.calls.settled()
             if trains:
                 before = BufferSnapshot(stage.module for stage in self.assignment.stages.values())
-            execution = StepExecution(self.assignment._replace(scale=scale), work, trains, random, self.calls, reduction)
+            if absorbed is None:
+                execution = StepExecution(self.assignment._replace(scale=scale), work, trains, random, self.calls, reduction)
+            else:
+                execution = AbsorbedExecution(self.assignment, absorbed, work, trains, random, self.calls, reduction)
             await execution.run()
             await work.outbox.drain()
             await execution.prepare()

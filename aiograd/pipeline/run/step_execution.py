@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from aiograd.coordination.module_calls import ModuleCalls
@@ -14,9 +14,9 @@ from aiograd.pipeline.run.stage_assignment import ExecutedAction, StageAssignmen
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.schedule.action import Action
-from aiograd.pipeline.step.accumulator import GradientAccumulator
+from aiograd.pipeline.step.accumulator import GradientAccumulator, Reduction
 from aiograd.pipeline.step.rank import Key, Rank
-from aiograd.pipeline.step.stage_run import StageRun
+from aiograd.pipeline.step.stage_run import GradientTaker, StageRun
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.modes import current_mode
 
@@ -47,26 +47,37 @@ class StepExecution:
         self.random = random
         self.reduction = reduction
         self.end = assignment.end(trains)
+        self._offload = calls.offload
         leaves = {index: stage.leaves() for index, stage in assignment.stages.items()}
-        self.accumulator = GradientAccumulator(leaves, assignment.microbatches, reduction) if trains else None
-        self.runs = {
-            index: StageRun(
-                stage,
-                index,
-                self.accumulator,
-                is_last=index == self.end,
-                loss_fn=assignment.loss_fn,
-                scale=assignment.scale,
-                keep_outputs=work.keeps_outputs,
-                random=random,
-                offload=calls.offload,
-            )
-            for index, stage in assignment.stages.items()
-        }
+        self.accumulator = self._accumulator(leaves, reduction) if trains else None
+        self.runs: dict[int, StageRun] = {}
         self.ranks: dict[str, Rank] = {}
+        self._make_ranks(trains)
+
+    def _accumulator(self, leaves: Mapping[int, Mapping[AccumulateGrad, None] | None], reduction: Reduction | None) -> GradientAccumulator:
+        return GradientAccumulator(leaves, self.assignment.microbatches, reduction)
+
+    def _make_ranks(self, trains: bool) -> None:
+        """Make `runs` and `ranks`."""
+        assignment = self.assignment
+        self.runs |= {index: self._stage_run(index, self.accumulator, assignment.scale, self.random) for index in assignment.stages}
         for rank, row in assignment.rows(trains).items():
             own = {index: run for index, run in self.runs.items() if assignment.stage_to_rank[index] == rank}
-            self.ranks[f"rank {rank}"] = Rank(rank, row, own, _Exchange(self, rank), assignment.handlers)
+            self.ranks[f"rank {rank}"] = Rank(rank, row, own, RankExchange(self, rank), assignment.handlers)
+
+    def _stage_run(self, index: int, accumulator: GradientTaker | None, scale: float, random: StepRandom) -> StageRun:
+        """A stage in this step."""
+        return StageRun(
+            self.assignment.stages[index],
+            index,
+            accumulator,
+            is_last=index == self.end,
+            loss_fn=self.assignment.loss_fn,
+            scale=scale,
+            keep_outputs=self.work.keeps_outputs,
+            random=random,
+            offload=self._offload,
+        )
 
     async def run(self) -> None:
         """Carry out every rank's actions. Cancelling ends all of them.
@@ -75,10 +86,14 @@ class StepExecution:
             PipelineError: an action failed.
         """
         try:
-            await together({name: rank.run() for name, rank in self.ranks.items()}, self._whereabouts, self.work.outbox.failure)
+            await together(self._running(), self._whereabouts, self.work.outbox.failure)
         except BaseException:
             self.clear()
             raise
+
+    def _running(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Everything that is to be done, by name."""
+        return {name: rank.run() for name, rank in self.ranks.items()}
 
     def clear(self) -> None:
         """Drop the values of all microbatches, and the references between ranks."""
@@ -87,7 +102,7 @@ class StepExecution:
         self.ranks.clear()
 
     def _whereabouts(self, name: str) -> str:
-        action = self.ranks[name].current
+        action = self.ranks[name].current if name in self.ranks else None
         return "" if action is None else f", in {action}"
 
     async def prepare(self) -> None:
@@ -129,7 +144,7 @@ class StepExecution:
         return losses, outputs
 
 
-class _Exchange:
+class RankExchange:
     """How a rank of this process reaches the others."""
 
     __slots__ = ("has", "take", "receive", "_work", "_stage_to_rank", "_rank", "_step", "_events", "_profiler", "_now")

@@ -22,12 +22,14 @@ class StepPlan:
         ScheduleError: the schedule cannot run.
     """
 
-    __slots__ = ("training", "evaluation", "stage_to_rank", "microbatches", "loss_apart")
+    __slots__ = ("forward", "training", "evaluation", "stage_to_rank", "microbatches", "loss_apart")
 
     def __init__(self, schedule: Schedule, loss_apart: bool = False) -> None:
         schedule.validate()
         plain = schedule.compute_only()
         forward = plain.with_ranks([[part for action in row if action for part in action.computations if part.kind is _K.F] for row in plain.ranks])
+        #: the schedule of evaluations
+        self.forward = forward
         self.evaluation = _rows(forward.lower())
         lowered = schedule
         if loss_apart:

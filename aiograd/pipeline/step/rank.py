@@ -21,6 +21,8 @@ Key: TypeAlias = tuple[str, int, int]
 
 #: arguments of the first stage (a tuple of args and kwargs); a message; a list of gradients; a target (a tuple of one, or none)
 ENTRY, FORWARD, BACKWARD, TARGET = "entry", "forward", "backward", "target"
+#: gradients of weights of a microbatch that was taken over, a list; see Note [Microbatches taken over] in `run.absorbed_execution`
+WEIGHTS = "weights"
 
 #: carries out an action in place of the rank
 Handler: TypeAlias = Callable[[Action], Any]
@@ -60,6 +62,8 @@ class Rank:
         runs: its stages, by number.
         exchange: its connection to other ranks.
         handlers: by kind of action, the functions that carry it out in place of the rank.
+        stages: the number of stages of the pipeline, where those of the row are numbered through over all replicas; values then always travel by
+            SEND and RECV. 0: of one replica.
     """
 
     def __init__(
@@ -69,8 +73,10 @@ class Rank:
         runs: Mapping[int, StageRun],
         exchange: Exchange,
         handlers: Mapping[ActionKind, Callable[[Action], Any]] | None = None,
+        stages: int = 0,
     ) -> None:
         self.index = index
+        self._stages = stages
         self.row = row
         self.runs = runs
         #: the action that it is at
@@ -109,7 +115,8 @@ class Rank:
                 if rest is not None:
                     await rest
         except Exception as error:
-            raise failure(self.index, action, error) from error
+            stage = action.stage % self._stages if self._stages else action.stage
+            raise failure(self.index, action if stage == action.stage else Action(stage, action.kind, action.microbatch), error) from error
         finally:
             self._exchange.ended(action, began)
 
@@ -126,7 +133,7 @@ class Rank:
         stage, microbatch = key
         run = self.runs[stage]
         target = await self._value((TARGET, *key)) if run.takes_target else ()
-        if stage == 0:
+        if run.index == 0:
             args, kwargs = await self._value((ENTRY, *key))
             message = await run.enter(microbatch, args, kwargs, target, [])
             del args, kwargs
@@ -134,7 +141,7 @@ class Rank:
             message = await run.forward(microbatch, self._messages.pop(key), target)
         if run.is_last:
             return
-        if stage + 1 in self.runs:
+        if not self._stages and stage + 1 in self.runs:
             self._messages[stage + 1, microbatch] = message
         else:
             self._outgoing[FORWARD, stage + 1, microbatch] = message
@@ -144,9 +151,9 @@ class Rank:
         run = self.runs[stage]
         grads = None if run.is_last else self._grads.pop(key)
         back = await (run.backward if action.kind is _K.B else run.backward_input)(microbatch, grads)
-        if stage == 0:
+        if run.index == 0:
             return
-        if stage - 1 in self.runs:
+        if not self._stages and stage - 1 in self.runs:
             self._grads[stage - 1, microbatch] = back
         else:
             self._outgoing[BACKWARD, stage - 1, microbatch] = back

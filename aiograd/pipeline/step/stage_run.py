@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.engine.split_backward import InputPlan, ParameterGroup, WeightPlan
 from aiograd.errors import ArgumentTypeError, GraphError, NoGraphError, ShapeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.pipeline.step.accumulator import GradientAccumulator
 from aiograd.pipeline.step.message import EdgeOf, StageMessage, check_gradients, pack, tensors_of, unpack
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, runs_on_loop
 from aiograd.pipeline.step.step_random import StepRandom
@@ -39,6 +38,16 @@ class SavedMicrobatch:
         self.leaves = leaves
 
 
+class GradientTaker(Protocol):
+    """Takes the gradients of a stage by microbatch, such as a `GradientAccumulator`."""
+
+    def deliver(self, stage: int, microbatch: int, grads: Mapping[AccumulateGrad, Array]) -> None:
+        """See `GradientAccumulator.deliver`."""
+
+    async def fold(self) -> None:
+        """See `GradientAccumulator.fold`. Cancelled midway, the step cannot continue."""
+
+
 class StageRun:
     """One stage during one step, or during one evaluation.
 
@@ -58,7 +67,7 @@ class StageRun:
         self,
         stage: Stage,
         index: int,
-        accumulator: GradientAccumulator | None,
+        accumulator: GradientTaker | None,
         *,
         is_last: bool = False,
         loss_fn: Callable[..., Any] | None = None,
