@@ -104,8 +104,9 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
             await ref.call("abort", self.step, timeout=self._timeout)
 
     def silence_left(self, peer: str) -> float:
-        """See `RemoteRef.silence_left`."""
-        return float(self.remotes[peer].ref.silence_left)
+        """See `RemoteRef.silence_left`; a member that has left counts as lost."""
+        remote = self.remotes.get(peer)
+        return 0.0 if remote is None else float(remote.ref.silence_left)
 
     async def spread(self, peers: Sequence[str], outcome: Outcome) -> Mapping[str, BaseException | None]:
         """The same, for many members."""

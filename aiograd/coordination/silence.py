@@ -65,15 +65,17 @@ class Untold:
             wait: waits for a future, for so many seconds.
         """
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        now = loop.time()
+        # times of the loop, not seconds that have passed: their difference to `now` is exact where it is small, so a wait never ends where it began
+        least, most = now + at_least, now + seconds
         while awaited := {*self.names} if among is None else self.names & among:
-            passed = loop.time() - began
-            left = at_least - passed
+            now = loop.time()
+            left = least - now
             if left <= 0:
                 lefts = {name: silence_left(name) for name in awaited}
                 awaited = {name for name, each in lefts.items() if each > 0}
                 left = max(lefts.values())
-            left = min(left, seconds - passed)
+            left = min(left, most - now)
             if left <= 0:
                 return
             waiter: asyncio.Future[None] = loop.create_future()
@@ -100,10 +102,10 @@ async def unless_silent(request: Coroutine[Any, Any, T], worker: str, silence_le
         WorkerLostError: the worker has been silent for too long. The errors of the request.
     """
     loop = asyncio.get_running_loop()
-    task, began = loop.create_task(request, name=f"aiograd:{stage}:{worker}"), loop.time()
+    task, least = loop.create_task(request, name=f"aiograd:{stage}:{worker}"), loop.time() + at_least
     try:
         while not task.done():
-            left = max(silence_left(), began + at_least - loop.time())
+            left = max(silence_left(), least - loop.time())
             if left <= 0:
                 raise silent(worker, stage)
             await asyncio.wait([task], timeout=left)

@@ -496,6 +496,7 @@ def test_hosts_ask_on_behalf_of_whom_they_were_made_for() -> None:
         world.at_decision(lambda: world.cut("b", "driver"))
         with pytest.raises(CommitUnknown):
             await step(world)
+        await asyncio.sleep(2 * LIMITS.silence)  # b asks a
         assert world.state == "a:committed b:committed"
 
     world.run(main)
