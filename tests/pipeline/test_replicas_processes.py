@@ -62,6 +62,7 @@ async def test_two_replicas_of_two_stages_and_one_that_takes_the_place_of_anothe
         await optimizer.delete()
 
 
+@pytest.mark.sweep
 async def test_four_replicas_of_four_stages_absorb_losses() -> None:
     """Between steps, and in the midst of one."""
     x, target = data(40)

@@ -196,13 +196,18 @@ class GroupForming:
         core = self._core
         message = GroupJoin(name, list(joining.names), joining.nonces[core.name])
         joining.unanswered[other] = None
+        began: float | None = core.now()
         while True:
             try:
                 answer: bytes | list[bytes] | JoinRefused = await core.ask(other, message, seconds, principal)
                 break
             except WorkerLostError as error:  # see Note [A member that has not started]
-                if not error.is_gone or core.endpoint.was_there(PeerId(principal, other)):
+                is_new = error.is_gone and not core.endpoint.was_there(PeerId(principal, other))
+                # dialled before it was asked: in its place there may be another one by now, which is asked once
+                was_dialled = not error.is_gone and began is not None and core.now() - began < core.limits.silence
+                if not is_new and not was_dialled:
                     raise
+            began = None
             await asyncio.sleep(LOOK_AGAIN)
         joining.unanswered.pop(other, None)
         if isinstance(answer, JoinRefused):

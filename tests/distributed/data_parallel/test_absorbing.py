@@ -141,6 +141,7 @@ def test_steps_are_taken_once_whoever_is_lost_when(block: int) -> None:
 
 
 @pytest.mark.sim
+@pytest.mark.sweep
 def test_five_hundred_steps_under_kills() -> None:
     """No error, and one hash."""
     given = [batches(1, (2,) * (1 + number % 5), seed=number)[0] for number in range(500)]

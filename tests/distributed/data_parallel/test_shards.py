@@ -22,6 +22,7 @@ from tests.distributed.data_parallel.compressing import Ranks, serial_replicas
 from tests.distributed.data_parallel.models import BatchNet, Counting, Net, PartlyUsed, batches, bits, comparable, module_of, serial
 from tests.distributed.data_parallel.simulated import World
 from tests.distributed.groups import everywhere, groups
+from tests.sweeps import swept
 
 COUNT, STEPS = 12, 4
 SIZES = (1, 2, 3, 4, 5, 12)
@@ -72,7 +73,7 @@ def trained(name: str, size: int) -> Any:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize("name", swept(TRAININGS, keep=4))
 def test_the_shards_decide_the_bits_and_the_number_of_workers_does_not(name: str) -> None:
     found = [trained(name, size) for size in SIZES]
     assert found == found[:1] * len(SIZES)
