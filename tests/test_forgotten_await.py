@@ -61,6 +61,7 @@ async def calls() -> AsyncIterator[dict[str, Call]]:
             "RemoteRef.adapt": lambda: ref.adapt("stages", [], {}), "RemoteRef.get": lambda: ref.get(), "RemoteRef.delete": lambda: ref.delete(),
             "Group.all_reduce": lambda: group.all_reduce(array), "Group.reduce_scatter": lambda: group.reduce_scatter(array),
             "Group.all_gather": lambda: group.all_gather(array), "Group.broadcast": lambda: group.broadcast(array),
+            "Group.sum_in_turn": lambda: group.sum_in_turn([[array]]),
             "Group.barrier": lambda: group.barrier(),
         }  # fmt: skip
 
