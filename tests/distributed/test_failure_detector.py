@@ -51,10 +51,10 @@ def test_it_is_never_later_than_the_silence_nor_sooner_than_half_of_it(gaps: lis
 @given(GAPS, st.floats(0.001, 100.0))
 def test_a_time_before_the_last_one_counts_for_nothing(gaps: list[float], earlier: float) -> None:
     detector, now = after(gaps)
-    before = detector.deadline, detector.mean, detector.deviation
+    before = detector.deadline, detector.mean_gap, detector.gap_deviation
     detector.heard(now - earlier)
     detector.held(now - earlier, 1.0, "a/b.py:1")
-    assert (detector.deadline, detector.mean, detector.deviation) == before and detector.held_at is None
+    assert (detector.deadline, detector.mean_gap, detector.gap_deviation) == before and detector.held_at is None
 
 
 @given(GAPS, st.floats(0.0, 5.0), st.floats(0.0, 20.0), ANY_LIMITS)
@@ -75,10 +75,10 @@ def test_a_loop_that_is_held_up_is_waited_for(gaps: list[float], wait: float, se
 @given(GAPS, st.floats(0.0, 5.0))
 def test_what_is_excused_is_no_gap(gaps: list[float], seconds: float) -> None:
     detector, now = after(gaps)
-    mean, deviation, wait = detector.mean, detector.deviation, detector.deadline - now
+    mean, deviation, wait = detector.mean_gap, detector.gap_deviation, detector.deadline - now
     detector.excuse(now + seconds)
     detector.excuse(now - 1.0)
-    assert (detector.mean, detector.deviation) == (mean, deviation) and detector.deadline == pytest.approx(now + seconds + wait)
+    assert (detector.mean_gap, detector.gap_deviation) == (mean, deviation) and detector.deadline == pytest.approx(now + seconds + wait)
 
 
 def test_regular_arrivals_make_it_quick_and_a_new_way_makes_it_forget() -> None:

@@ -32,7 +32,7 @@ class FailureDetector:
 
     Attributes:
         last: when the peer was last heard.
-        mean, deviation: of the gaps between arrivals, seconds.
+        mean_gap, gap_deviation: mean and mean deviation of the gaps between arrivals, seconds.
         is_patient: True if the whole silence is waited for, however regular the arrivals are.
         held_at: when the peer last said that its loop is held up; None where nothing has come since that would not come from such a loop.
         held_seconds, held_line: for how long the loop had been held up by then, and the line of the user's code that it stands at.
@@ -49,7 +49,9 @@ class FailureDetector:
     55.0
     """
 
-    __slots__ = ("last", "mean", "deviation", "is_patient", "held_at", "held_seconds", "held_line", "_heartbeat", "_silence", "_held", "_held_since")
+    __slots__ = (
+        "last", "mean_gap", "gap_deviation", "is_patient", "held_at", "held_seconds", "held_line", "_heartbeat", "_silence", "_held", "_held_since",
+    )  # fmt: skip
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._heartbeat = limits.heartbeat
@@ -72,8 +74,8 @@ class FailureDetector:
 
     def forget(self) -> None:
         """Forget the gaps: the way to the peer is gone, and the whole silence is left to find another."""
-        self.mean: float = self._silence
-        self.deviation = 0.0
+        self.mean_gap: float = self._silence
+        self.gap_deviation = 0.0
 
     def heard(self, now: float) -> None:
         """Something came from the peer. A time before the last one counts for nothing.
@@ -85,9 +87,9 @@ class FailureDetector:
         if gap < 0:
             return
         self.last = now
-        off = gap - self.mean
-        self.mean += MEAN_WEIGHT * off
-        self.deviation += DEVIATION_WEIGHT * ((off if off > 0 else -off) - self.deviation)
+        off = gap - self.mean_gap
+        self.mean_gap += MEAN_WEIGHT * off
+        self.gap_deviation += DEVIATION_WEIGHT * ((off if off > 0 else -off) - self.gap_deviation)
         if self.held_at is not None and now > self.held_at:
             self._let_go()
 
@@ -116,7 +118,7 @@ class FailureDetector:
     def deadline(self) -> float:
         """When the peer is lost, if nothing comes from it before, seconds."""
         silence = self._silence
-        wait = silence if self.is_patient else min(max(self.mean + DEVIATIONS * self.deviation + self._heartbeat, silence / 2), silence)
+        wait = silence if self.is_patient else min(max(self.mean_gap + DEVIATIONS * self.gap_deviation + self._heartbeat, silence / 2), silence)
         return self.last + wait if self.held_at is None else max(self.last + wait, self._held_since + self._held)
 
     def reason(self, now: float) -> str:
