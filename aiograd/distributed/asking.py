@@ -2,7 +2,7 @@
 
 Note [Asking]
     A worker answers out of its tables at once, in a task of its own, so also while its passes and calls are stuck. Many workers are asked by a tree
-    of them; who is not reached that way is asked directly. An answer is text that a peer may have made up: its rows count for that peer only, are
+    of them; one that is not reached so is asked directly. An answer is text that a peer may have made up: its rows count for that peer only, are
     checked and cut by `WaitReport.from_json`, and there are at most `MOST` of them. A worker that is asked for the waits of all that it knows
     checks them so, and its report is taken as it is.
 """
@@ -35,7 +35,7 @@ from aiograd.transaction.tree import are_many
 
 #: by the words of requests of groups
 _NAMES = {Vote.form.word: agreement_name, GroupPiece.form.word: operation_name}
-#: part of the time for an answer in which a worker asks those that it knows
+#: the share of the time for an answer in which a worker asks the workers that it knows
 KNOWN = 0.75
 _PASSES = tuple(int(each.form.kind) for each in (Mark, Gradient, Commit, Abort, PassOutcome))
 
@@ -107,7 +107,7 @@ async def why(core: WorkerCore, peer: str | None, timeout: float, *, with_known:
 async def _asked(
     core: WorkerCore, peer: str | None, timeout: float, principal: str, *, but: str | None = None, with_known: bool = False
 ) -> WaitReport:
-    """The report of this worker and of those that it knows but one, or of one worker."""
+    """The report of this worker and of the workers that it knows, but one; or of one worker."""
     endpoint = core.endpoint
     ids = [PeerId(principal, name) for name in endpoint.peers]
     known = [id.name for id in ids if endpoint.url_of(id) is not None or endpoint.is_connected(id)]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 from aiograd import distributed as dist
@@ -125,9 +126,9 @@ def boards() -> Iterator[tuple[str, Board]]:
     yield "most", passed(cluster(24, True), 5, 2)
 
 
-async def look_at_arranged_data(browser: Any, checks: Any, folder: Any) -> None:
-    """No label lies over a line, nothing is cut off without a word, whatever there is to show and however narrow the page is."""
-    print("clusters, graphs and pipelines of every size")
+@contextlib.asynccontextmanager
+async def arranged_page(browser: Any, checks: Any) -> AsyncIterator[tuple[Any, Callable[..., Awaitable[None]]]]:
+    """A page of the dashboard, and a function that lets it show a board; with False it is not loaded anew. No script fails meanwhile."""
     async with dist.Worker("driver", dashboard=True) as driver:
         assert driver.dashboard_url is not None
         page = await browser.new_page(viewport={"width": 1280, "height": 900})
@@ -139,21 +140,45 @@ async def look_at_arranged_data(browser: Any, checks: Any, folder: Any) -> None:
         await page.route("**/dashboard/data?*", fulfil)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
-        for name, board in boards():
+
+        async def show(board: Board, is_loaded: bool = True) -> None:
             answer["body"] = board.answer(0, 0, 0, 3.5)
-            await page.goto(driver.dashboard_url)
+            if is_loaded:
+                await page.goto(driver.dashboard_url)
+
+        yield page, show
+        checks.check(not errors, f"no script has failed {errors[:3] or ''}")
+        await page.close()
+
+
+async def look_at_widths(page: Any, checks: Any, name: str, picture: Callable[[str], Awaitable[Any]], graphs: str, nodes: str) -> AsyncIterator[str]:
+    """At each width: take pictures, and look whether labels can be read and everything has room; yields what was looked at."""
+    for width in WIDTHS:
+        for scheme in SCHEMES:
+            await page.set_viewport_size({"width": width, "height": 900})
+            await page.emulate_media(color_scheme=scheme)
+            await page.wait_for_timeout(700)
+            await picture(f"{name}-{width}-{scheme}.png")
+        what = f"{name} at {width} px"
+        wrong = await page.evaluate(COLLISIONS, graphs) + await page.evaluate(OVERFULL, nodes)
+        checks.check(not wrong, f"labels of {what} can be read {wrong[:4] or ''}")
+        wrong = await page.evaluate(OVERFLOWS, PARTS)
+        checks.check(not wrong, f"everything of {what} has room {wrong[:4] or ''}")
+        yield what
+
+
+async def look_at_arranged_data(browser: Any, checks: Any, folder: Any) -> None:
+    """No label lies over a line, nothing is cut off without a word, whatever there is to show and however narrow the page is."""
+    print("clusters, graphs and pipelines of every size")
+    async with arranged_page(browser, checks) as (page, show):
+
+        async def picture(name: str) -> None:
+            await page.screenshot(path=folder / f"arranged-{name}", full_page=True)
+
+        for name, board in boards():
+            await show(board)
             await page.wait_for_selector("#graph-box svg")
-            for width in WIDTHS:
-                for scheme in SCHEMES:
-                    await page.set_viewport_size({"width": width, "height": 900})
-                    await page.emulate_media(color_scheme=scheme)
-                    await page.wait_for_timeout(700)
-                    await page.screenshot(path=folder / f"arranged-{name}-{width}-{scheme}.png", full_page=True)
-                what = f"{name} at {width} px"
-                wrong = await page.evaluate(COLLISIONS, "#cluster-map svg, #graph-box svg") + await page.evaluate(OVERFULL, "#graph-box g.node")
-                checks.check(not wrong, f"labels of {what} can be read {wrong[:4] or ''}")
-                wrong = await page.evaluate(OVERFLOWS, PARTS)
-                checks.check(not wrong, f"everything of {what} has room {wrong[:4] or ''}")
+            async for what in look_at_widths(page, checks, name, picture, "#cluster-map svg, #graph-box svg", "#graph-box g.node"):
                 seen = await page.evaluate(SEEN, ["#graph-box g.node", "#graph-box"])
                 checks.check(seen > 3, f"the graph of {what} shows {seen} boxes")
             await page.set_viewport_size({"width": WIDTHS[0], "height": 900})  # narrow pages leave columns out
@@ -163,5 +188,3 @@ async def look_at_arranged_data(browser: Any, checks: Any, folder: Any) -> None:
             checks.check(is_right, f"{name} shows {len(rounds)} rounds {rounds[:1] or ''}")
             labels = await page.locator("#cluster-map text.link").count()
             checks.check(labels >= min(len(board.workers), 6), f"the map of {name} has {labels} labels")
-        checks.check(not errors, f"no script has failed {errors[:3] or ''}")
-        await page.close()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiograd import distributed as dist
 from aiograd.dashboard.board import Board
 from aiograd.dashboard.wait_board import MOST_BOXES, wait_rows
-from tests.browser.arranged import SCHEMES, WIDTHS, cluster, passed
-from tests.browser.geometry import COLLISIONS, OVERFLOWS, OVERFULL, PARTS
+from tests.browser.arranged import arranged_page, cluster, look_at_widths, passed
 
 LINE = "a-package-with-a-long-name/training/loops/optimizer_of_the_whole_network.py:1234"
 
@@ -45,43 +45,26 @@ def crowd() -> Board:
 async def look_at_waits(browser: Any, checks: Any, folder: Any) -> None:
     """Cycles are red, labels and rows have room however narrow the page is, and a click or a key shows the row."""
     print("waits")
-    async with dist.Worker("driver", dashboard=True) as driver:
-        assert driver.dashboard_url is not None
-        page = await browser.new_page(viewport={"width": 1280, "height": 900})
-        answer = {"body": b"{}"}
+    async with arranged_page(browser, checks) as (page, show):
 
-        async def fulfil(route: Any) -> None:
-            await route.fulfill(status=200, content_type="application/json", body=answer["body"])
+        async def picture(name: str) -> None:
+            await page.locator("#waits").screenshot(path=folder / f"waits-{name}")
 
-        await page.route("**/dashboard/data?*", fulfil)
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
         for name, board in (("deadlock", deadlock()), ("crowd", crowd())):
-            answer["body"] = board.answer(0, 0, 0, 3.5)
-            await page.goto(driver.dashboard_url)
+            await show(board)
             await page.wait_for_selector("#waits-box svg")
-            for width in WIDTHS:
-                for scheme in SCHEMES:
-                    await page.set_viewport_size({"width": width, "height": 900})
-                    await page.emulate_media(color_scheme=scheme)
-                    await page.wait_for_timeout(700)
-                    await page.locator("#waits").screenshot(path=folder / f"waits-{name}-{width}-{scheme}.png")
-                wrong = await page.evaluate(COLLISIONS, "#waits-box svg") + await page.evaluate(OVERFULL, "#waits-box g.node")
-                checks.check(not wrong, f"labels of {name} at {width} px can be read {wrong[:4] or ''}")
-                wrong = await page.evaluate(OVERFLOWS, PARTS)
-                checks.check(not wrong, f"everything of {name} at {width} px has room {wrong[:4] or ''}")
+            async for _ in look_at_widths(page, checks, name, picture, "#waits-box svg", "#waits-box g.node"):
+                pass
         boxes = await page.locator("#waits-box g.node").count()
         hint = await page.inner_text("#waits-hint")
         checks.check(0 < boxes <= MOST_BOXES and "of them are drawn" in hint, f"60 works are drawn as {boxes}, and the hint says so: {hint}")
-        await look_at_rows(page, checks, answer)
-        checks.check(not errors, f"no script has failed {errors[:3] or ''}")
-        await page.close()
+        await look_at_rows(page, checks, show)
 
 
-async def look_at_rows(page: Any, checks: Any, answer: dict[str, bytes]) -> None:
+async def look_at_rows(page: Any, checks: Any, show: Callable[..., Awaitable[None]]) -> None:
     """A click shows the row, also after the next report; without waits there is no panel."""
     await page.set_viewport_size({"width": 1280, "height": 900})
-    answer["body"] = deadlock().answer(0, 0, 0, 3.5)
+    await show(deadlock(), False)
     await page.wait_for_timeout(1500)
     row = " ".join((await page.inner_text("#waits-row")).split())
     wanted = "work call both 7 on left waits for call back 9 on right for 12 s at both line service.py:41 message answer"
@@ -98,6 +81,6 @@ async def look_at_rows(page: Any, checks: Any, answer: dict[str, bytes]) -> None
     row = " ".join((await page.inner_text("#waits-row")).split())
     checks.check("call back 9 on right" in row, f"so does a key, and the focus outlasts a report: {row}")
     checks.check(LINE in await page.inner_text("#waits-held"), "a loop that is held up is shown with its line")
-    answer["body"] = cluster(4, False).answer(0, 0, 0, 3.5)
+    await show(cluster(4, False), False)
     await page.wait_for_timeout(1200)
     checks.check(await page.locator("#waits").is_hidden(), "where nothing waits there is no panel")

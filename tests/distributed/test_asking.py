@@ -1,4 +1,4 @@
-"""Asking workers what waits: who is asked, who may know, who is silent, and answers that a peer has made up."""
+"""Asking workers what waits: each once, of one principal, with silent ones named, and answers that a peer has made up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The name of a worker for those that hold its key, over HTTP."""
+"""The name of a worker for callers that hold its key, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pulses: taken once and in order, by the session that they were made for, whatever else arrives in their place."""
+"""Pulses: taken once and in order, by the session that they were made for, and nothing else in their place."""
 
 from __future__ import annotations
 

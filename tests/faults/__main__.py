@@ -64,8 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def row(system: System, fault: Fault, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of a system under a fault."""
-    if fault.name == "join" and not system.joins:
-        return {"skipped": "no replica can join it"}
+    if fault.name == "join" and system.no_join:
+        return {"skipped": f"no replica can join: {system.no_join}"}
     try:
         runs = [
             [Supervisor(system, each, options.seconds, options.replicas, options.work).run() for each in (None, fault)] for _ in range(options.rounds)

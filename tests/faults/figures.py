@@ -74,7 +74,7 @@ def nearest_rank(values: Sequence[float], share: float) -> float:
 
 
 def other_bits(lines: Iterable[Mapping[str, Any]], undisturbed: Iterable[Mapping[str, Any]]) -> int:
-    """Steps with other weights than the same step of the undisturbed run has; those that only one of them has do not count."""
+    """Steps with other weights than the same step of the undisturbed run has; a step that only one of the runs has does not count."""
     expected = {line["step"]: line["bits"] for line in undisturbed if line.get("kind") == "step" and line["bits"]}
     steps = [line for line in lines if line.get("kind") == "step" and line["bits"]]
     return sum(expected.get(line["step"], line["bits"]) != line["bits"] for line in steps)

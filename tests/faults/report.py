@@ -39,7 +39,7 @@ def chart(rows: Sequence[Mapping[str, Any]], value: str, title: str) -> str:
     """A picture, as SVG: a bar for each row with this figure.
 
     Args:
-        rows: as for `table`; those that were skipped are named with the reason.
+        rows: as for `table`; a skipped one is named with the reason.
         value: the name of the figure, one of `COLUMNS`.
         title: of the picture.
 

@@ -116,7 +116,7 @@ class Supervisor:
                     process.wait(max(0.0, until - time.monotonic()))
 
     def _start_ended(self, path: Path, log: Path, meeting: str) -> None:
-        """Start again what has ended, as the supervisor of a cluster does; count those that no fault struck."""
+        """Start again what has ended, as the supervisor of a cluster does; count a process that no fault struck."""
         for rank, process in list(self._processes.items()):
             if process.poll() is None:
                 continue

@@ -24,11 +24,11 @@ class System:
         name: of the system.
         script: its module in `tests.faults.peers`.
         requirements: what pip installs into its environment; empty: it runs in this process's.
-        arguments: of the script, beside those that all have.
+        arguments: of the script, beside the ones of every script.
         has_ranks: True: the script is started once for each replica, by the supervisor, and again when its process has ended.
         launcher: words before the script's path, from the interpreter's path and the number of replicas.
         meeting: words that start the process where replicas find each other, from the interpreter's folder and a port; None: there is none.
-        joins: whether one more replica can join.
+        no_join: the reason for which no replica can join; "": one can.
     """
 
     name: str
@@ -38,7 +38,7 @@ class System:
     has_ranks: bool = False
     launcher: Callable[[str, int], list[str]] = lambda python, replicas: [python, "-m"]
     meeting: Callable[[Path, int], list[str]] | None = None
-    joins: bool = False
+    no_join: str = ""
 
     def python(self) -> str:
         """The interpreter of its environment.
@@ -107,15 +107,18 @@ def _lighthouse(folder: Path, port: int) -> list[str]:
     return [str(folder / "torchft_lighthouse"), "--bind", f"127.0.0.1:{port}", "--min_replicas", "1", "--join_timeout_ms", "1000"]
 
 
+FIXED = "the number of its processes is fixed"
+ALONE = "its peers draw their samples by themselves: one more would read samples of another one"
+
 SYSTEMS = {
     system.name: system
     for system in (
-        System("aiograd", "aiograd_data_parallel", joins=True),
-        System("aiograd-ray", "aiograd_data_parallel", (f"{ROOT}[ray]",), ("--on", "ray"), joins=True),
-        System("torchft", "torchft_replicas", ("torch==2.13.0", "torchft==0.2.0", "numpy"), has_ranks=True, meeting=_lighthouse, joins=True),
-        System("hivemind", "hivemind_peers", ("torch==2.13.0", "hivemind==1.1.12", "setuptools<81"), has_ranks=True, joins=True),
-        System("ddp", "ddp", ("torch==2.13.0", "numpy"), launcher=_torchrun),
-        System("ray-train", "ray_train", ("torch==2.13.0", "ray[train]==2.60.0", "numpy")),
+        System("aiograd", "aiograd_data_parallel"),
+        System("aiograd-ray", "aiograd_data_parallel", (f"{ROOT}[ray]",), ("--on", "ray")),
+        System("torchft", "torchft_replicas", ("torch==2.13.0", "torchft==0.2.0", "numpy"), has_ranks=True, meeting=_lighthouse),
+        System("hivemind", "hivemind_peers", ("torch==2.13.0", "hivemind==1.1.12", "setuptools<81"), has_ranks=True, no_join=ALONE),
+        System("ddp", "ddp", ("torch==2.13.0", "numpy"), launcher=_torchrun, no_join=FIXED),
+        System("ray-train", "ray_train", ("torch==2.13.0", "ray[train]==2.60.0", "numpy"), no_join=FIXED),
     )
 }
 

@@ -89,7 +89,7 @@ class Replica(LossModule):
         return self.loads, self.taken
 
     def shard_gradients(self, call: int) -> ShardGradients:
-        """The losses and gradients of a step, with those that earlier attempts to take it have left.
+        """The losses and gradients of a step, with what earlier attempts have computed.
 
         Args:
             call: the number that these attempts have in common.

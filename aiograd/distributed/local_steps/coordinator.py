@@ -148,7 +148,7 @@ class RoundCoordinator(BaseCoordinator):
         except WorkerLostError as error:
             self.lose(member, error)
         except Exception:
-            await self.told()  # a member that has not gone on to the base is lost, whatever it says
+            await self.told()  # a member that has not gone on to the base is lost, also one that answers
             if member in self.remotes:
                 raise
 

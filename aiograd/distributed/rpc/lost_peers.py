@@ -6,7 +6,7 @@ from aiograd.distributed.rpc.identity import PeerId
 
 
 class LostPeers:
-    """When the silence of peers was over, of those that were lost last.
+    """When the silence of each of the peers that were lost last was over.
 
     Args:
         most: peers that are remembered.

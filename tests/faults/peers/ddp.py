@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.faults import task
+from tests.faults.peers.torch_network import Samples, network, seen
 
 EVERY = 20
 
@@ -36,16 +36,13 @@ def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
     rank, replicas = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    torch.set_num_threads(1)
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     store = dist.PrefixStore(f"attempt{attempt}", store)  # gloo finds the keys of the attempt before otherwise
     dist.init_process_group("gloo", store=store, rank=rank, world_size=replicas, timeout=timedelta(seconds=5))
     lines = task.Lines(options.lines, f"rank{rank}")
     lines.runs(f"rank{rank}", os.getpid())
-    inputs, classes = map(torch.from_numpy, task.data())
-    model = nn.Sequential(nn.Linear(task.SIZES[0], task.SIZES[1]), nn.ReLU(), nn.Linear(task.SIZES[1], task.SIZES[2]))
-    model.load_state_dict({name: torch.from_numpy(each) for name, each in zip(model.state_dict(), task.weights(), strict=True)})
+    model, samples = network(), Samples()
     path = options.lines + ".checkpoint"
     step = load(model, path)
     parallel = DistributedDataParallel(model)
@@ -53,13 +50,11 @@ def main() -> None:
     while True:
         began = time.monotonic()
         first, count = task.share(step, rank, replicas)
-        rows = torch.from_numpy(task.rows(first, count))
         time.sleep(options.work)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(parallel(inputs[rows]), classes[rows]).backward()
+        samples.loss(parallel, first, count).backward()
         optimizer.step()
-        weights = [each.detach().numpy() for each in model.parameters()] if rank == 0 and step % task.SEEN == 0 else ()
-        lines.step(began, step, first, count, weights)
+        lines.step(began, step, first, count, seen(model, step) if rank == 0 else ())
         step += 1
         if rank == 0 and step % EVERY == 0:
             save(model, step, path)

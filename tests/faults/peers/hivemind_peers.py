@@ -9,9 +9,9 @@ from pathlib import Path
 
 import hivemind
 import torch
-from torch import nn
 
 from tests.faults import task
+from tests.faults.peers.torch_network import Samples, network
 
 
 def addresses(path: str) -> list[str]:
@@ -23,15 +23,12 @@ def addresses(path: str) -> list[str]:
 def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
-    torch.set_num_threads(1)
     lines = task.Lines(options.lines, f"peer{options.rank}")
     while options.rank and not addresses(options.lines):
         time.sleep(0.05)
     dht = hivemind.DHT(initial_peers=addresses(options.lines), host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True)
     lines.write("listens", addresses=[str(each) for each in dht.get_visible_maddrs()])
-    inputs, classes = map(torch.from_numpy, task.data())
-    model = nn.Sequential(nn.Linear(task.SIZES[0], task.SIZES[1]), nn.ReLU(), nn.Linear(task.SIZES[1], task.SIZES[2]))
-    model.load_state_dict({name: torch.from_numpy(each) for name, each in zip(model.state_dict(), task.weights(), strict=True)})
+    model, samples = network(), Samples()
     count = task.BATCH // options.replicas
     optimizer = hivemind.Optimizer(
         dht=dht, run_id="faults", batch_size_per_step=count, target_batch_size=task.BATCH, params=model.parameters(),
@@ -44,10 +41,9 @@ def main() -> None:
     step, waiting, began = optimizer.local_epoch, [], time.monotonic()
     while True:
         first, _ = task.share(step, options.rank % options.replicas, options.replicas)
-        rows = torch.from_numpy(task.rows(first, count))
         time.sleep(options.work)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(inputs[rows]), classes[rows]).backward()
+        samples.loss(model, first, count).backward()
         epoch = optimizer.local_epoch
         optimizer.step()
         waiting.append(first)

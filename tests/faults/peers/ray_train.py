@@ -12,9 +12,9 @@ import ray.train
 import torch
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_model
-from torch import nn
 
 from tests.faults import task
+from tests.faults.peers.torch_network import Samples, network, seen
 
 EVERY = 20
 
@@ -23,12 +23,9 @@ def train(config: dict[str, Any]) -> None:
     """The loop of a worker."""
     context = ray.train.get_context()
     rank, replicas = context.get_world_rank(), context.get_world_size()
-    torch.set_num_threads(1)
     lines = task.Lines(config["lines"], f"rank{rank}")
     lines.runs(f"rank{rank}", os.getpid())
-    inputs, classes = map(torch.from_numpy, task.data())
-    model = nn.Sequential(nn.Linear(task.SIZES[0], task.SIZES[1]), nn.ReLU(), nn.Linear(task.SIZES[1], task.SIZES[2]))
-    model.load_state_dict({name: torch.from_numpy(each) for name, each in zip(model.state_dict(), task.weights(), strict=True)})
+    model, samples = network(), Samples()
     step, checkpoint = 0, ray.train.get_checkpoint()
     if checkpoint is not None:
         with checkpoint.as_directory() as folder:
@@ -40,13 +37,11 @@ def train(config: dict[str, Any]) -> None:
     while True:
         began = time.monotonic()
         first, count = task.share(step, rank, replicas)
-        rows = torch.from_numpy(task.rows(first, count))
         time.sleep(config["work"])
         optimizer.zero_grad()
-        nn.functional.cross_entropy(parallel(inputs[rows]), classes[rows]).backward()
+        samples.loss(parallel, first, count).backward()
         optimizer.step()
-        weights = [each.detach().numpy() for each in model.parameters()] if rank == 0 and step % task.SEEN == 0 else ()
-        lines.step(began, step, first, count, weights)
+        lines.step(began, step, first, count, seen(model, step) if rank == 0 else ())
         step += 1
         if step % EVERY == 0:
             with tempfile.TemporaryDirectory() as folder:

@@ -8,21 +8,18 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
 from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 
 from tests.faults import task
+from tests.faults.peers.torch_network import Samples, network, seen
 
 
 def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", TORCHFT_LIGHTHOUSE=options.meet)
-    torch.set_num_threads(1)
     lines = task.Lines(options.lines, f"replica{options.rank}")
-    inputs, classes = map(torch.from_numpy, task.data())
-    model = nn.Sequential(nn.Linear(task.SIZES[0], task.SIZES[1]), nn.ReLU(), nn.Linear(task.SIZES[1], task.SIZES[2]))
-    model.load_state_dict({name: torch.from_numpy(each) for name, each in zip(model.state_dict(), task.weights(), strict=True)})
+    model, samples = network(), Samples()
     inner = torch.optim.SGD(model.parameters(), lr=task.LR)
 
     def load_state(state: dict[str, Any]) -> None:
@@ -41,15 +38,15 @@ def main() -> None:
     while True:
         began = time.monotonic()
         optimizer.zero_grad()
+        part, parts = manager.participating_rank(), manager.num_participants()  # waits for the quorum; None: it gets the state in this step
         step = manager.current_step()
-        first, count = task.share(step, options.rank, options.replicas)
-        rows = torch.from_numpy(task.rows(first, count))
+        first, count = task.share(step, part or 0, parts)
         time.sleep(options.work)
-        nn.functional.cross_entropy(parallel(inputs[rows]), classes[rows]).backward()
+        samples.loss(parallel, first, count).backward()
         takes_part = manager.is_participating()
         optimizer.step()
         if manager.current_step() > step and takes_part:
-            lines.step(began, step, first, count, [each.detach().numpy() for each in model.parameters()] if step % task.SEEN == 0 else ())
+            lines.step(began, step, first, count, seen(model, step))
 
 
 if __name__ == "__main__":

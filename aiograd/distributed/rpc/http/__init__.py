@@ -11,7 +11,7 @@
 `framing`            the bytes around a frame
 `addresses`          URLs of peers, and names of this worker
 `pulse`              what a worker tells while its loop is held up
-`naming`             the name of a worker, for those that hold its key
+`naming`             the name of a worker, for callers that hold its key
 `admission`          how many connections are let in
 `tls`                contexts, and what is said when TLS fails
 `aiohttp_internals`  what is needed of the HTTP library beyond what it documents

@@ -1,4 +1,4 @@
-"""The name of the worker at a URL, for those that hold one of its keys.
+"""The name of the worker at a URL, for callers that hold one of its keys.
 
 Note [Asking for a name]
     The handshake needs the name of the worker that is dialled. A program that has only a URL asks for the name first: ``GET /aiograd/name`` with a
@@ -27,7 +27,7 @@ NUMBER_BYTES, MOST_BYTES = 16, 256
 
 
 class NamePage:
-    """Tells a worker's name to those that hold one of its keys. See Note [Asking for a name].
+    """Tells a worker's name to callers that hold one of its keys. See Note [Asking for a name].
 
     Args:
         name: of the worker.
