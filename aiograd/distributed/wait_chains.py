@@ -22,7 +22,7 @@ from aiograd.engine.executors import _executors
 from aiograd.engine.run.in_flight import FuturesInFlight
 from aiograd.engine.run.runner import PassRunner
 from aiograd.graph.node import Node
-from aiograd.running.caller import _users
+from aiograd.running.caller import _users, short_place
 
 Chain: TypeAlias = list[Any]
 
@@ -61,11 +61,6 @@ def _is_users(frame: FrameType) -> bool:
     return _users(frame) is frame and (file.startswith(_INSTALLED) or not file.startswith(_STANDARD))
 
 
-def _short(file: str, line: int | str) -> str:
-    """The last two parts of a path, and a line."""
-    return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line}"
-
-
 def name_of(each: Any) -> str:
     """The name of the function of a coroutine or generator."""
     return str(each.__qualname__).partition(", called at ")[0]  # see `CallName`
@@ -77,19 +72,19 @@ def place_of(chain: Chain) -> tuple[str, str]:
     for each in chain:
         frame = _frame_of(each)
         if frame is not None and _is_users(frame):
-            line, what = _short(frame.f_code.co_filename, frame.f_lineno), name_of(each)
+            line, what = short_place(frame.f_code.co_filename, frame.f_lineno), name_of(each)
         elif isinstance(each, CoroutineType) and each.cr_code is _RESULT_OF and isinstance(node := _local(each, Node), Node):
             line, what = line or line_of(node), node.name
         elif not line and ", called at " in (called := str(each.__qualname__)):  # see `CallName`
             file, _, number = called.partition(", called at ")[2].rpartition(":")
-            line = _short(file, number)
+            line = short_place(file, number)
     return line, what
 
 
 def line_of(node: Node) -> str:
     """The line of the forward that has recorded a node, where it is known."""
     file, _, number = (getattr(node, "forward_line", None) or "").rpartition(":")
-    return _short(file, number) if file else ""
+    return short_place(file, number) if file else ""
 
 
 def line_of_thread(future: asyncio.Future[Any]) -> str | None:
@@ -100,7 +95,7 @@ def line_of_thread(future: asyncio.Future[Any]) -> str | None:
                 frame = sys._current_frames().get(thread.ident or 0)
                 while frame is not None and not _is_users(frame):
                     frame = frame.f_back
-                return "" if frame is None else _short(frame.f_code.co_filename, frame.f_lineno)
+                return "" if frame is None else short_place(frame.f_code.co_filename, frame.f_lineno)
     return None
 
 

@@ -22,7 +22,6 @@ import sysconfig
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import PurePath
 from types import CodeType
 from typing import NamedTuple
 
@@ -31,6 +30,7 @@ from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pulse import PulseCarrier
 from aiograd.distributed.rpc.identity import PeerId
 from aiograd.distributed.rpc.pulse import Pulse, Pulses
+from aiograd.running.caller import short_place
 from aiograd.running.log_fields import structured_logger
 
 #: a loop is late after this part of the silence, and ticks so many times until then
@@ -165,7 +165,7 @@ class WatchedLoop:
             path = frame.f_code.co_filename
             root = frame.f_globals.get("__name__", "").partition(".")[0]
             place = 2 if root in ("aiograd", "asyncio") else 1 if path.startswith(_LIBRARIES) else 0
-            found[place] = found[place] or f"{'/'.join(PurePath(path).parts[-2:])}:{frame.f_lineno}"
+            found[place] = found[place] or short_place(path, frame.f_lineno)
             frame = frame.f_back
         return "" if frame is None else found[0] or found[1] or found[2]
 

@@ -46,6 +46,11 @@ def user_line() -> str | None:
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def short_place(file: str, line: int | str) -> str:
+    """The last two parts of a path, and a line: enough to find a place, and nothing of the machine."""
+    return f"{'/'.join(file.replace(chr(92), '/').split('/')[-2:])}:{line}"
+
+
 class CallName(str):
     """Name of the public function that returned a coroutine; as text, with the line of the call. See Note [A forgotten await]."""
 
