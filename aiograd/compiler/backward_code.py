@@ -89,13 +89,14 @@ class BackwardWriter:
         parts = [self._opaque("slice_gradient", SliceGradient, _parts_of(part)) if part.__class__ is SliceGradient else part for part in parts]
         return self._opaque("unsummed", UnsummedGradient, (parts,)) if len(parts) > 1 else parts[0]
 
-    def compiled(self) -> tuple[Callable[..., list[Any]], set[str]]:
-        """A function of saved values and gradients that computes the backward; names of the saved values that results may share memory with."""
+    def compiled(self) -> tuple[ArrayCode, Callable[..., list[Any]], set[str]]:
+        """The code of the backward, before any pass; a function of saved values and gradients that computes it; names of the saved values that
+        results may share memory with."""
         results = map_tree(_ref_of, self._results, Recorded)
-        code = ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results)
+        plain = code = ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results)
         code = without_dead_code(code) if self._on_device else optimized(code)
         shared = Memory(code).shared(self._parameters[0][1], leaves_of(code.results, Ref))
-        return load(code, self._program.file), {ref.name for ref in shared}
+        return plain, load(code, self._program.file), {ref.name for ref in shared}
 
     # ---------------------------------------------------------------- which part
 

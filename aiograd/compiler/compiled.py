@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
 from types import FunctionType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.guard_code import arguments_check
+from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
@@ -46,6 +47,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 MOST_UNSETTLED = 3
 #: of how many signatures the arguments are compared without a look into the table
 CHECKED = 4
+
+
+OnBreak: TypeAlias = Literal["raise", "eager"]
+Tier: TypeAlias = Literal["auto", "numpy", "native"]
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """The arguments of `compile` beside the function."""
+
+    on_break: str
+    max_signatures: int
+    tier: str
+    dynamic: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,11 +96,12 @@ class CompiledFunction:
     """
 
 
-    def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int, *, warns: bool = True) -> None:
+    def __init__(self, function: Callable[..., Any], options: CompileOptions, *, warns: bool = True) -> None:
         functools.update_wrapper(self, function, updated=())
         self.function = function
-        self._on_break = on_break
-        self._most = max_signatures
+        self._options = options
+        self._on_break = options.on_break
+        self._most = options.max_signatures
         self._name = getattr(function, "__name__", None) or type(function).__name__
         #: by signature; several where they differ in plain attributes of modules, such as ``training``
         self._codes: dict[Any, tuple[ProgramCode | StepCode, ...]] = {}
@@ -110,7 +126,7 @@ class CompiledFunction:
         return self if instance is None or not isinstance(self.function, FunctionType) else BoundCompiledFunction(self, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _compiled(copy.deepcopy(self.function, memo), self._on_break, self._most)
+        return _compiled(copy.deepcopy(self.function, memo), self._options)
 
     def __reduce__(self) -> Any:
         named: Any = sys.modules.get(getattr(self, "__module__", ""))
@@ -118,7 +134,7 @@ class CompiledFunction:
             named = getattr(named, name, None)
         if named is self:
             return self.__qualname__
-        return _compiled, (self.function, self._on_break, self._most)
+        return _compiled, (self.function, self._options)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_async:
@@ -240,7 +256,7 @@ class CompiledFunction:
                     )
                 return result
             kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
-            code = kind(self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()))
+            code = kind(self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()), tier=self._options.tier)
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
@@ -321,8 +337,8 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, Module)
 
 
-def _compiled(function: Any, on_break: Any, max_signatures: int) -> Any:
-    return (CompiledModule if _is_module(function) else CompiledFunction)(function, on_break, max_signatures)
+def _compiled(function: Any, options: CompileOptions) -> Any:
+    return (CompiledModule if _is_module(function) else CompiledFunction)(function, options)
 
 
 class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
@@ -344,8 +360,8 @@ class CompiledModule(CompiledFunction):
     function: Any
     _is_made = False
 
-    def __init__(self, function: Any, on_break: Any, max_signatures: int) -> None:
-        super().__init__(function, on_break, max_signatures)
+    def __init__(self, function: Any, options: CompileOptions) -> None:
+        super().__init__(function, options)
         self._is_made = True
 
     @property  # type: ignore[misc]
@@ -400,10 +416,14 @@ def _runs_programs(mode: Mode) -> bool:
 
 
 @overload
-def compile(function: F, *, on_break: Literal["raise", "eager"] = ..., max_signatures: int = ...) -> Any: ...
+def compile(function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...) -> Any: ...
 @overload
-def compile(function: None = None, *, on_break: Literal["raise", "eager"] = ..., max_signatures: int = ...) -> Callable[[F], Any]: ...
-def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "raise", max_signatures: int = 16) -> Any:
+def compile(
+    function: None = None, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...
+) -> Callable[[F], Any]: ...
+def compile(
+    function: Any = None, *, on_break: OnBreak = "raise", max_signatures: int = 16, tier: Tier | None = None, dynamic: bool = False
+) -> Any:
     """A function that records the operations of its first call with a signature, and from then on runs them as one program.
 
     Results and gradients have the bits of the eager function. Backward is one node of the graph, awaited as any other. Python side effects happen
@@ -418,6 +438,8 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
         on_break: for a function that reads values of tensors (``if loss > 1``, ``item()``): "raise" raises `TraceError` at that line; "eager" runs
             such signatures eagerly from then on, and says so once with a warning, as for anything else that a program cannot repeat.
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
+        tier: "numpy": programs are calls of numpy; "native": they are machine code from the first run on, as far as they can be; "auto": they
+            become machine code once they have run often. The bits are the same. By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
 
     Returns:
         A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another
@@ -431,8 +453,10 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
         raise ArgumentError(f"compile(on_break={on_break!r}): expected 'raise' or 'eager'")
     if max_signatures.__class__ is not int or max_signatures < 1:
         raise ArgumentError(f"compile(max_signatures={max_signatures!r}): expected an int of at least 1")
+    if tier not in (None, *TIERS):
+        raise ArgumentError(f"compile(tier={tier!r}): expected one of {', '.join(TIERS)}")
     if function is None:
-        return functools.partial(compile, on_break=on_break, max_signatures=max_signatures)
+        return functools.partial(compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic)
     if isinstance(function, type) or not callable(function):
         found = f"the class {function.__name__}; compile an object of it" if isinstance(function, type) else type(function).__name__
         raise ArgumentTypeError(f"compile(): expected a function or module, found {found}")
@@ -440,4 +464,4 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         name = getattr(function, "__name__", function)
         raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
-    return _compiled(function, on_break, max_signatures)
+    return _compiled(function, CompileOptions(on_break, max_signatures, tier or default_tier(), dynamic))

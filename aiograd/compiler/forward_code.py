@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
-from aiograd.compiler.passes import optimized
+from aiograd.compiler.passes import NATIVE_PASSES, optimized
 from aiograd.compiler.passes.arenas import with_arena
 from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
-from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.running.trees import map_tree
 
@@ -82,14 +79,23 @@ def residual(number: int, name: str) -> str:
     return f"r{number}_{name}"
 
 
-def compile_forward(program: Program) -> tuple[Callable[..., Any], ArenaPool, frozenset[str]]:
-    """The function of `forward_code`, its arenas, and the names of the saved values that may lie in an arena."""
-    code = forward_code(program)
+def arranged(program: Program, code: ArrayCode) -> tuple[ArrayCode, frozenset[str]]:
+    """The code of a forward after all passes, and the names of the saved values that may lie in an arena."""
     code = with_arena(optimized(code)) if program.device == "cpu" else without_dead_code(code)
+    return code, names_inside(program, code)
+
+
+def arranged_natively(program: Program, code: ArrayCode) -> tuple[ArrayCode, frozenset[str]]:
+    """As `arranged`, for a native function."""
+    code = with_arena(optimized(code, NATIVE_PASSES), only_saved=True)
+    return code, names_inside(program, code)
+
+
+def names_inside(program: Program, code: ArrayCode) -> frozenset[str]:
+    """The names of the saved values that may lie in an arena."""
     saved = code.results[1]
     found = Memory(code).shared(saved, code.arena)
-    inside = frozenset([name for name, ref in zip(saved_names(program), saved, strict=True) if ref in found])
-    return load(code, program.file), ArenaPool(code.arena), inside
+    return frozenset([name for name, ref in zip(saved_names(program), saved, strict=True) if ref in found])
 
 
 def forward_code(program: Program) -> ArrayCode:

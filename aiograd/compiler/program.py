@@ -146,6 +146,8 @@ class Program:
         shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
         file: the text that `source` gives.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
+        tier: "native" once it runs native functions, before "numpy".
+        native: its native part, a `aiograd.compiler.native.tiers.NativeReport`; None: there is none.
     """
 
     signature: str
@@ -159,6 +161,8 @@ class Program:
     shared: dict[str, frozenset[str]] = field(default_factory=dict)
     file: SourceFile = field(default_factory=SourceFile, repr=False)
     arena_bytes: int = field(default=0, compare=False)
+    tier: str = field(default="numpy", compare=False)
+    native: Any = field(default=None, compare=False, repr=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
     #: name of the device of the values, see Note [Programs on a device]

@@ -6,13 +6,17 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from aiograd.compiler.forward_code import compile_forward, saved_names, sources
+from aiograd.compiler.arena import ArenaPool
+from aiograd.compiler.calls import ArrayCode
+from aiograd.compiler.forward_code import arranged, forward_code, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
+from aiograd.compiler.native.tiers import HOT, NativeTier, compiler, native_problem
 from aiograd.compiler.node import DeviceProgramNode, ProgramNode, estimate, explain, output_counters
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.results import relate, returned
+from aiograd.compiler.source import load
 from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
 from aiograd.graph.input_metadata import InputMetadata
@@ -137,12 +141,20 @@ def raise_refusal(name: str, arrays: list[Any], error: Exception) -> NoReturn:
 
 
 class ProgramCode(GuardedCode):
-    """A program with its code and all that its calls share; its arguments are those given to `GuardedCode`."""
+    """A program with its code and all that its calls share.
 
-    def __init__(self, name: str, program: Program, *guards: Any) -> None:
+    Args:
+        name, program, *guards: see `GuardedCode`.
+        tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`.
+    """
+
+    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto") -> None:
         super().__init__(name, program, *guards)
-        self.forward, self.arenas, inside = compile_forward(program)
-        program.arena_bytes = self.arenas.arena_bytes
+        plain = forward_code(program)
+        code, inside = arranged(program, plain)
+        #: the function of the forward and its arenas; both change at once
+        self.forward: tuple[Callable[..., Any], ArenaPool] = load(code, program.file), ArenaPool(code.arena)
+        program.arena_bytes = self.forward[1].arena_bytes
         #: names of the saved values that lie in an arena
         self.inside = inside
         self.sources, counts = sources(program)
@@ -167,27 +179,48 @@ class ProgramCode(GuardedCode):
         self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
         self.is_on_device = program.device != "cpu"
+        #: the number of runs before the one that asks for native functions; 0: none does
+        self.tier = tier
+        #: by key of a backward: names of the saved values that its results may share memory with
+        self.shared: dict[Any, set[str]] = {}
+        self.hot = 0 if self.is_on_device or tier == "numpy" else HOT
+        #: what makes native functions; None where none are made
+        self.native = NativeTier(self, plain) if self.hot else None
+        if self.native is not None and tier == "native" and native_problem() is None:
+            self.hot = 0
+            self.native.begin()
 
-    def add_backward(self, key: Any, backward: Callable[..., list[Any]], shared: set[str]) -> None:
+    def add_backward(self, key: Any, plain: ArrayCode, backward: Callable[..., list[Any]], shared: set[str]) -> None:
         """Keep the code of another kind of pass.
 
         Args:
             key: the key of the kind of pass.
+            plain: its code, before any pass.
             backward: the function.
             shared: names of the saved values that its results may share memory with.
         """
         if key not in self.backwards:
-            if not self.inside.isdisjoint(shared):
-                self.sharing.add(key)
-            self.backwards[key] = backward
-            strides, needs, sums = key
-            if len(strides) == 1 and strides[0] is not None and key not in self.sharing and needs == sums == self.all_needed:
+            self.set_backward(key, backward, shared)
+            if self.native is not None:
+                self.native.add(key, plain, shared)
+
+    def set_backward(self, key: Any, backward: Callable[..., list[Any]], shared: set[str]) -> None:
+        """Make a function the one that runs a kind of pass; arguments as for `add_backward`."""
+        self.shared[key] = shared
+        if not self.inside.isdisjoint(shared):
+            self.sharing.add(key)
+        self.backwards[key] = backward
+        strides, needs, sums = key
+        if len(strides) == 1 and strides[0] is not None and needs == sums == self.all_needed:
+            if key in self.sharing:
+                self.whole.pop(strides[0], None)
+            else:
                 self.whole[strides[0]] = backward
 
     @property
     def held_bytes(self) -> int:
         """Bytes of the arenas that are in use or free."""
-        return self.arenas.nbytes
+        return self.forward[1].nbytes
 
     def statements_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> frozenset[int]:
         """The statements that a pass runs.
@@ -216,6 +249,8 @@ class ProgramCode(GuardedCode):
         """One call."""
         self.used = next_use()
         self.runs += 1
+        if self.runs == self.hot and self.native is not None:
+            compiler.submit(self.native.begin)
         tensors = [*inputs, *self.program.tensors]
         mode = current_mode()
         profiler = mode.profiler
@@ -223,10 +258,11 @@ class ProgramCode(GuardedCode):
         try:
             if profiler is None:
                 given = [tensor._data for tensor in tensors]
-                arena = self.arenas.take()
+                forward, arenas = self.forward
+                arena = arenas.take()
                 if arena is not None:
                     given.append(arena.arrays)
-                arrays, saved = self.forward(*given)
+                arrays, saved = forward(*given)
             else:
                 arrays, saved = run_profiled(self.program, [tensor._data for tensor in tensors], profiler, self.name)
         except Exception as error:

@@ -67,8 +67,9 @@ class Part:
 class StepCode(GuardedCode):
     """A program with calls among its statements, see the module's Note; its arguments are those given to `GuardedCode`."""
 
-    def __init__(self, name: str, program: Program, *guards: Any) -> None:
+    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto") -> None:
         super().__init__(name, program, *guards)
+        self._tier = tier
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
         divided = _divided(program, segments(program))
@@ -104,7 +105,7 @@ class StepCode(GuardedCode):
         part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, file=program.file)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
-        return Part(None, ProgramCode(self.name, part, list, []), takes, gives)
+        return Part(None, ProgramCode(self.name, part, list, [], tier=self._tier), takes, gives)
 
     def _short_way(self, statement: Statement) -> Callable[..., bool] | None:
         """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""

@@ -81,7 +81,7 @@ class VersionedForward:
             rows = min(padded(size), max(size, self._max_batch))
             columns = _columns(parts, size, rows)
             if (program := self._programs.get(rows)) is None:
-                program = self._programs[rows] = CompiledFunction(self._run, "eager", PROGRAMS, warns=False)
+                program = self._programs[rows] = CompiledFunction(self._run, CompileOptions("eager", PROGRAMS, default_tier()), warns=False)
             clock = clock_of(asyncio.get_running_loop())
 
             def compute() -> tuple[Any, float]:

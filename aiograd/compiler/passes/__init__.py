@@ -39,8 +39,12 @@ PASSES: tuple[Callable[[ArrayCode], ArrayCode], ...] = (
 )
 
 
-def optimized(code: ArrayCode) -> ArrayCode:
+#: for native functions, which plan memory themselves
+NATIVE_PASSES = tuple([each for each in PASSES if each not in (with_equal_layouts, with_memory_reused)])
+
+
+def optimized(code: ArrayCode, passes: tuple[Callable[[ArrayCode], ArrayCode], ...] = PASSES) -> ArrayCode:
     """The code after all passes."""
-    for each in PASSES:
+    for each in passes:
         code = each(code)
     return code

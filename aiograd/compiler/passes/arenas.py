@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from aiograd.running.trees import leaves_of
 from aiograd.compiler.calls import ARENA, ArrayCode, Call, Form, Memory, Ref
 
 #: bytes of one array, and of all
@@ -20,8 +21,13 @@ FEWEST = 8
 ENOUGH_BYTES = 1 << 15
 
 
-def with_arena(code: ArrayCode) -> ArrayCode:
-    """The code with a further parameter, a tuple of arrays that it writes into."""
+def with_arena(code: ArrayCode, *, only_saved: bool = False) -> ArrayCode:
+    """The code with a further parameter, a tuple of arrays that it writes into.
+
+    Args:
+        only_saved: only values that are returned for the backward lie in it; a native function has other memory for the rest.
+    """
+    saved = set(leaves_of(code.results, Ref)) if only_saved else None
     memory = Memory(code)
     kept = {memory.of(ref) for ref in (*code.given(), *code.visible())}
     slots: list[Ref] = []
@@ -29,7 +35,7 @@ def with_arena(code: ArrayCode) -> ArrayCode:
     total = 0
     for call in code.calls:
         result = call.results[0] if len(call.results) == 1 else None
-        if result is None or not _makes(call) or not result.shape or memory.of(result) in kept or not result.is_in_order:
+        if result is None or (saved is not None and result not in saved) or not _makes(call) or not result.shape or memory.of(result) in kept or not result.is_in_order:
             calls.append(call)
         elif not 0 < result.nbytes <= LARGEST or total + result.nbytes > MOST_BYTES:
             calls.append(call)

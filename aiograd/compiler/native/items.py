@@ -1,0 +1,159 @@
+"""What a native function does, as data: memory, and the items that read and write it, in order."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aiograd.compiler.calls import ArrayCode, Ref
+from aiograd.running.types import Shape
+
+
+class RootKind(enum.Enum):
+    """Where the memory of an array comes from."""
+
+    #: an array among the arguments
+    ARGUMENT = enum.auto()
+    #: an array that the program was made with
+    CONSTANT = enum.auto()
+    #: an array that is returned
+    RESULT = enum.auto()
+    #: memory that the function has for itself
+    SCRATCH = enum.auto()
+
+
+@dataclass(eq=False)
+class Root:
+    """The memory of one array.
+
+    Attributes:
+        ref: the array that has all of it.
+        kind: see `RootKind`.
+        path: of an argument: the place of the parameter, and in it, or -1 for a parameter that is the array; of a constant: its place among them.
+        is_pinned: some of it is written at a time, so its items keep their order.
+    """
+
+    ref: Ref
+    kind: RootKind
+    path: tuple[int, int] = (-1, -1)
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Location:
+    """Where the elements of a Ref are: so many bytes behind the begin of a root, with the strides of the Ref."""
+
+    root: Root
+    offset: int
+
+
+@dataclass(eq=False)
+class Row:
+    """One element-wise row.
+
+    Attributes:
+        function: a ufunc of `aiograd.compiler.native.elementwise`, `numpy.where`, or None for a conversion or copy.
+        operands: Refs and numbers.
+        dtype: that the operands are converted to.
+        result: the array that it makes, or the part of one that it writes.
+    """
+
+    function: Any
+    operands: tuple[Any, ...]
+    dtype: np.dtype[Any]
+    result: Ref
+
+    def refs(self) -> Iterator[Ref]:
+        """The arrays that it reads."""
+        for each in self.operands:
+            if each.__class__ is Ref:
+                yield each
+
+
+@dataclass(eq=False)
+class Group:
+    """Rows over the same elements, done in one loop.
+
+    Attributes:
+        shape: of the loop, and of every result.
+        rows: in order.
+        errors: as `Call.errors`.
+        made: by root, the Ref that a row has written last.
+        read: by root of memory that is not only the function's own, the Refs that rows read.
+    """
+
+    shape: Shape
+    rows: list[Row]
+    errors: tuple[tuple[str, str], ...]
+    made: dict[Root, Ref] = field(default_factory=dict)
+    read: dict[Root, list[Ref]] = field(default_factory=dict)
+
+    def reads(self) -> Iterator[Ref]:
+        """The arrays that it reads."""
+        for row in self.rows:
+            yield from row.refs()
+
+    def writes(self) -> Iterator[Ref]:
+        """The arrays that it writes."""
+        for row in self.rows:
+            yield row.result
+
+
+@dataclass(eq=False)
+class LoopCall:
+    """A call of one of numpy's own loops, or several of the same.
+
+    Attributes:
+        ufunc, types: which loop.
+        operands: Refs, in the order of the loop's arguments; the result is the last one.
+        offsets: bytes from the begin of each operand to its first element.
+        outer: lengths of the loops around the call, and for each loop the bytes by which every operand moves on.
+        dimensions, steps: as the loop takes them.
+        first: how the result begins: "", or "identity", or "copy" for a copy of the first operand.
+        label: for people.
+        errors: as `Call.errors`.
+    """
+
+    ufunc: np.ufunc
+    types: str
+    operands: tuple[Any, ...]
+    offsets: tuple[int, ...]
+    outer: tuple[tuple[int, tuple[int, ...]], ...]
+    dimensions: tuple[int, ...]
+    steps: tuple[int, ...]
+    label: str
+    errors: tuple[tuple[str, str], ...] = ()
+
+    def reads(self) -> Iterator[Ref]:
+        """The arrays that it reads."""
+        for each in self.operands[:-1]:
+            if each.__class__ is Ref:
+                yield each
+
+    def writes(self) -> Iterator[Ref]:
+        """The array that it writes."""
+        yield self.operands[-1]
+
+
+Item = Group | LoopCall
+
+
+@dataclass(eq=False)
+class NativeCode:
+    """A native function, as data.
+
+    Attributes:
+        code: what it computes.
+        locations: where each Ref is.
+        constants: arrays that it reads.
+        items: what it does.
+    """
+
+    code: ArrayCode
+    locations: dict[Ref, Location]
+    constants: list[Any]
+    items: list[Item] = field(default_factory=list)

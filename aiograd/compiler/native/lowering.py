@@ -1,0 +1,345 @@
+"""ArrayCode to `NativeCode`: which calls a native function can make, where their arrays are, which of them share a loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
+from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
+from aiograd.compiler.native.items import Group, Item, Location, NativeCode, Root, RootKind, Row
+from aiograd.ops.indexing import is_basic
+from aiograd.running.trees import leaves_of
+
+#: functions with results that show the memory of their first argument, or are copies of it
+_VIEWS = frozenset({
+    np.asarray, np.broadcast_to, np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze, np.ravel, np.atleast_1d,
+    np.atleast_2d, np.atleast_3d, np.rollaxis, np.flip, np.diagonal,
+})  # fmt: skip
+_VIEW_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "conj", "conjugate", "copy", "astype"})
+_NUMBERS = (bool, int, float, np.generic)
+
+
+class Unsupported(Exception):
+    """Raised for a call that a native function cannot make; says why."""
+
+
+def reason_against(call: Call) -> str:
+    """Why a native function cannot make a call; empty if it can."""
+    try:
+        _Lowering(ArrayCode("", call.refs(), (call,), call.results)).add(call)
+    except Unsupported as reason:
+        return str(reason)
+    return ""
+
+
+def lowered(code: ArrayCode) -> NativeCode:
+    """What a native function does for this code.
+
+    Raises:
+        Unsupported: it has a call that a native function cannot make, see `reason_against`.
+    """
+    lowering = _Lowering(code)
+    for call in code.calls:
+        lowering.add(call)
+    return lowering.finish()
+
+
+def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
+    """An array with the shape, dtype and strides of a Ref, all in one element."""
+    shape, strides = ref.shape or (), ref.strides or ()
+    extents = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)] if math.prod(shape) else []
+    first, last = sum(min(extent, 0) for extent in extents), sum(max(extent, 0) for extent in extents)
+    dtype: Any = ref.dtype
+    memory = np.zeros((last - first) // dtype.itemsize + 1, dtype)
+    return np.ndarray(shape, dtype, memory, -first, strides)
+
+
+class _Lowering:
+    def __init__(self, code: ArrayCode) -> None:
+        self._code = code
+        self._native = NativeCode(code, {}, [])
+        self._known = self._native.locations
+        self._where: dict[Root, int] = {}
+        self._constants: dict[int, Ref] = {}
+        for number, parameter in enumerate(code.parameters):
+            for place, ref in [(-1, parameter)] if isinstance(parameter, Ref) else enumerate(parameter[1]):
+                self._known.setdefault(ref, Location(Root(ref, RootKind.ARGUMENT, (number, place)), 0))
+
+    def finish(self) -> NativeCode:
+        """The result, with memory that is returned told apart from the function's own."""
+        for ref in leaves_of(self._code.results, Ref):
+            location = self._known.get(ref)
+            if location is None:
+                raise Unsupported(f"{ref.name} is no array")
+            if location.root.kind is RootKind.SCRATCH:
+                location.root.kind = RootKind.RESULT
+        return self._native
+
+    def add(self, call: Call) -> None:
+        """Add what a call does."""
+        for ref in (*call.refs(), *call.results):
+            if ref.dtype is None or ref.shape is None or ref.strides is None or ref.dtype.hasobject or not ref.dtype.isnative:
+                raise Unsupported(f"{ref.name} is no array of numbers")
+        if call.form is Form.STORE:
+            self._store(call)
+        elif call.unpacks or len(call.results) != 1:
+            raise Unsupported("it has several results")
+        elif call.form is not Form.CALL:
+            self._method(call)
+        elif call.is_elementwise:
+            self._ufunc(call)
+        elif call.function in _VIEWS:
+            self._view(call, lambda array: call.function(array, *call.arguments[1:], **call.options))
+        else:
+            handler: Any = _HANDLERS.get(call.function)
+            if handler is None:
+                raise Unsupported(f"{call.label} has no native form")
+            handler(self, call)
+
+    # ---------------------------------------------------------------- where arrays are
+
+    def _make(self, ref: Ref, out: Ref | None = None) -> None:
+        """Give a result its memory: that of `out` where it is an argument's, or memory of its own."""
+        if out is not None and self._known[out].root.kind is RootKind.ARGUMENT:
+            self._known[ref] = self._known[out]
+        else:
+            self._known[ref] = Location(Root(ref, RootKind.SCRATCH), 0)
+
+    def _given(self, ref: Ref) -> Location:
+        location = self._known.get(ref)
+        if location is None:
+            raise Unsupported(f"{ref.name} is no argument")
+        return location
+
+    def _array(self, value: Any) -> Any:
+        """An operand: a Ref or a number."""
+        if value.__class__ is Ref or isinstance(value, _NUMBERS):
+            return value
+        if isinstance(value, np.ndarray) and type(value) is np.ndarray and not value.dtype.hasobject:
+            if value.size == 1 and value.dtype.kind in "fiub":
+                return value.reshape(())[()]
+            ref = self._constants.get(id(value))
+            if ref is None:
+                ref = self._constants[id(value)] = Ref(f"constant_{len(self._constants)}", value.shape, value.dtype, value.strides)
+                self._known[ref] = Location(Root(ref, RootKind.CONSTANT, (len(self._native.constants), -1)), 0)
+                self._native.constants.append(value)
+            return ref
+        raise Unsupported(f"an argument that is a {type(value).__name__}")
+
+    # ---------------------------------------------------------------- items
+
+    def _row(self, call: Call, row: Row) -> None:
+        """Add an element-wise row to the last loop that it may share."""
+        if not math.prod(row.result.shape or ()):
+            return
+        items = self._native.items
+        pinned = any([self._given(ref).root.is_pinned for ref in (*row.refs(), row.result)])
+        earliest = max([self._where.get(self._owner(ref), -1) for ref in row.refs()], default=-1)
+        place = len(items)
+        for number in range(len(items) - 1, max(earliest, 0) - 1, -1):
+            item = items[number]
+            if item.__class__ is Group and self._may_join(item, row, call.errors):  # type: ignore[arg-type]
+                place = number
+                break
+            if pinned or not _is_same_errors(item, call.errors):
+                break
+        if place == len(items):
+            items.append(Group(row.result.shape or (), [], call.errors))
+        group: Any = items[place]
+        group.rows.append(row)
+        group.made[self._owner(row.result)] = row.result
+        for ref in row.refs():
+            root = self._owner(ref)
+            if root.is_pinned or root.kind is RootKind.ARGUMENT:
+                group.read.setdefault(root, []).append(ref)
+        self._where[self._owner(row.result)] = place
+
+    def _owner(self, ref: Ref) -> Root:
+        return self._given(ref).root
+
+    def _may_join(self, group: Group, row: Row, errors: Any) -> bool:
+        """True if a row may be part of a loop: it reads and writes no element that another turn of the loop writes or reads."""
+        if group.shape != row.result.shape or group.errors != errors:
+            return False
+        for ref in row.refs():
+            made = group.made.get(self._owner(ref))
+            if made is not None and not self._is_same_place(ref, made):
+                return False
+        target = self._owner(row.result)
+        others = [*group.read.get(target, ()), *([group.made[target]] if target in group.made else ())]
+        return all([self._is_same_place(ref, row.result) for ref in others])
+
+    def _is_same_place(self, one: Ref, other: Ref) -> bool:
+        first, second = self._known[one], self._known[other]
+        return one is other or (first.root is second.root and first.offset == second.offset and one.shape == other.shape and one.strides == other.strides)
+
+    def _ufunc(self, call: Call) -> None:
+        function = call.function
+        operands = tuple([self._array(each) for each in call.arguments])
+        (result,) = call.results
+        dtypes = loop_dtypes(function, operands)
+        if dtypes[-1] != result.dtype:
+            raise Unsupported(f"{call.label} gives {dtypes[-1]}")
+        same = dtypes[0]
+        if len(set(dtypes[:-1])) != 1 or not is_exact(function, same):
+            raise Unsupported(f"{call.label} of {same} is no exact instruction")
+        for each in operands:
+            found = each.dtype if each.__class__ is Ref else np.asarray(each).dtype
+            if each.__class__ is Ref and not can_cast(found, same):
+                raise Unsupported(f"{call.label} converts {found}")
+        self._make(result, call.out)
+        self._row(call, Row(function, operands, same, result))
+
+    def _method(self, call: Call) -> None:
+        first, *others = call.arguments
+        if call.form is Form.INDEX:
+            if not is_basic(others[0]) or leaves_of(others[0], Ref):
+                raise Unsupported("an index with values")
+            self._view(call, lambda array: array[others[0]])
+        elif call.form is Form.ATTRIBUTE:
+            self._view(call, lambda array: getattr(array, call.function))
+        elif call.function in _VIEW_METHODS:
+            if leaves_of((others, call.options), Ref):
+                raise Unsupported("a method with arrays")
+            self._view(call, lambda array: getattr(array, call.function)(*others, **call.options))
+        else:
+            raise Unsupported(f".{call.function}() has no native form")
+
+    def _view(self, call: Call, function: Callable[[Any], Any]) -> None:
+        """A call of one array that shows its memory, or copies it."""
+        source = self._array(call.arguments[0])
+        (result,) = call.results
+        if source.__class__ is not Ref or leaves_of((call.arguments[1:], call.options), Ref):
+            raise Unsupported(f"{call.label} of no array")
+        array = stand_in(source)
+        found = np.asanyarray(function(array))
+        if (found.shape, found.dtype) != (result.shape, result.dtype):
+            raise Unsupported(f"{call.label} gives another shape")
+        location = self._given(source)
+        if found.size and np.shares_memory(found, array):
+            if found.strides != result.strides or found.dtype != source.dtype:
+                raise Unsupported(f"{call.label} shows its argument otherwise")
+            self._known[result] = Location(location.root, location.offset + found.ctypes.data - array.ctypes.data)
+        elif source.shape == result.shape or (found.dtype == source.dtype and found.size == array.size):
+            self._copied(call, source, result)
+        else:
+            raise Unsupported(f"{call.label} of these arrays is no copy")
+
+    def _copied(self, call: Call, source: Ref, result: Ref) -> None:
+        """A copy of an array, in another dtype or shape."""
+        if not can_cast(source.dtype, result.dtype):  # type: ignore[arg-type]
+            raise Unsupported(f"{call.label} converts {source.dtype} to {result.dtype}")
+        if source.shape != result.shape:
+            if not result.is_in_order:
+                raise Unsupported(f"{call.label} makes an array with gaps")
+            whole = Ref(f"{result.name}_as", source.shape, result.dtype, _in_order(source.shape or (), result.dtype.itemsize))  # type: ignore[union-attr]
+            self._make(whole)
+            self._known[result] = self._known[whole]
+            result = whole
+        else:
+            self._make(result)
+        self._row(call, Row(None, (source,), result.dtype, result))  # type: ignore[arg-type]
+
+    def _store(self, call: Call) -> None:
+        out: Any = call.out
+        value = self._array(call.arguments[0])
+        index = call.arguments[1]
+        location = self._given(out)
+        if not is_basic(index) or leaves_of(index, Ref) or location.root.kind is not RootKind.SCRATCH:
+            raise Unsupported("a store with an index of values, or into an argument")
+        array = stand_in(out)
+        part = array[index] if isinstance(array[index], np.ndarray) else array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
+        found = value.dtype if value.__class__ is Ref else out.dtype
+        if not can_cast(found, out.dtype):
+            raise Unsupported(f"a store converts {found} to {out.dtype}")
+        location.root.is_pinned = True
+        target = Ref(f"{out.name}_part", part.shape, out.dtype, part.strides)
+        self._known[target] = Location(location.root, location.offset + part.ctypes.data - array.ctypes.data if part.size else 0)
+        for result in call.results:
+            self._known[result] = location
+        self._row(call, Row(None, (value,), out.dtype, target))
+
+    # ---------------------------------------------------------------- functions
+
+    def _empty(self, call: Call) -> None:
+        self._make(call.results[0])
+
+    def _filled(self, call: Call, value: Any) -> None:
+        (result,) = call.results
+        self._make(result)
+        self._row(call, Row(None, (value,), result.dtype, result))  # type: ignore[arg-type]
+
+    def _chosen(self, call: Call) -> None:
+        (result,) = call.results
+        if len(call.arguments) != 3 or call.options:
+            raise Unsupported("where with other arguments")
+        operands = tuple([self._array(each) for each in call.arguments])
+        for each in operands[1:]:
+            if each.__class__ is Ref and not can_cast(each.dtype, result.dtype):  # type: ignore[arg-type]
+                raise Unsupported(f"where converts {each.dtype}")
+        if llvm_type(result.dtype) is None or (operands[0].__class__ is Ref and llvm_type(operands[0].dtype) is None):  # type: ignore[arg-type]
+            raise Unsupported(f"where of {result.dtype}")
+        self._make(result)
+        self._row(call, Row(np.where, operands, result.dtype, result))  # type: ignore[arg-type]
+
+    def _joined(self, call: Call) -> None:
+        (result,) = call.results
+        parts = [self._array(each) for each in call.arguments[0]]
+        axis = call.arguments[1] if len(call.arguments) > 1 else call.options.get("axis", 0)
+        if len(call.arguments) > 2 or call.options.keys() - {"axis"} or axis.__class__ is not int or any([part.__class__ is not Ref for part in parts]):
+            raise Unsupported(f"{call.label} with other arguments")
+        if not all([can_cast(part.dtype, result.dtype) for part in parts]):
+            raise Unsupported(f"{call.label} converts")
+        self._make(result)
+        root = self._known[result].root
+        root.is_pinned = True
+        array, begin = stand_in(result), 0
+        address, array = array.ctypes.data, np.moveaxis(array, axis, 0)
+        for part in parts:
+            if call.function is np.stack:
+                shown, length = array[begin, ...], 1
+            else:
+                length = part.shape[axis]
+                shown = np.moveaxis(array[begin : begin + length], 0, axis)
+            begin += length
+            target = Ref(f"{result.name}_{begin}", shown.shape, result.dtype, shown.strides)
+            self._known[target] = Location(root, shown.ctypes.data - address if shown.size else 0)
+            self._row(call, Row(None, (part,), result.dtype, target))  # type: ignore[arg-type]
+
+
+def _is_same_errors(item: Item, errors: Any) -> bool:
+    return item.errors == errors
+
+
+def _in_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
+    strides = []
+    for length in reversed(shape):
+        strides.append(size)
+        size *= length
+    return tuple(reversed(strides))
+
+
+def loop_dtypes(function: np.ufunc, operands: tuple[Any, ...]) -> tuple[np.dtype[Any], ...]:
+    """The dtypes that a ufunc's loop takes and gives."""
+    kinds = [each.dtype if each.__class__ is Ref or isinstance(each, np.generic) else np.dtype(bool) if each.__class__ is bool else type(each) for each in operands]
+    try:
+        return tuple(function.resolve_dtypes((*kinds, *[None] * function.nout)))
+    except TypeError as error:
+        raise Unsupported(str(error)) from None
+
+
+_HANDLERS: dict[Any, Any] = {
+    np.empty: _Lowering._empty,
+    np.zeros: lambda lowering, call: lowering._filled(call, 0),
+    np.ones: lambda lowering, call: lowering._filled(call, 1),
+    np.zeros_like: lambda lowering, call: lowering._filled(call, 0),
+    np.ones_like: lambda lowering, call: lowering._filled(call, 1),
+    np.empty_like: _Lowering._empty,
+    np.where: _Lowering._chosen,
+    np.concatenate: _Lowering._joined,
+    np.stack: _Lowering._joined,
+}

@@ -1,0 +1,84 @@
+"""Text of LLVM to machine code: the only module of the compiler that uses llvmlite."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+#: LLVM is used by one thread at a time
+_LOCK = threading.Lock()
+
+
+@functools.cache
+def llvm_problem() -> str | None:
+    """Why there is no LLVM here; None if there is."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError:
+        return "llvmlite is not installed (the extra `kernels`)"
+    try:
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        llvm.check_jit_execution()
+    except (RuntimeError, OSError) as error:
+        return f"LLVM cannot run code here: {error}"
+    return None
+
+
+@functools.cache
+def _target() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm_problem()
+    features = ",".join([f"{'+' if present else '-'}{name}" for name, present in sorted(llvm.get_host_cpu_features().items())])
+    return llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=1, codemodel="jitdefault", jit=True)
+
+
+def target_name() -> str:
+    """The CPU and the version of LLVM that code is made for."""
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    features = ",".join([name for name, present in sorted(llvm.get_host_cpu_features().items()) if present])
+    return f"{llvmlite.__version__} {llvm.llvm_version_info} {llvm.get_process_triple()} {llvm.get_host_cpu_name()} {features}"
+
+
+def object_code(text: str) -> bytes:
+    """The machine code of a text, as an object file."""
+    import llvmlite.binding as llvm
+
+    with _LOCK:
+        module = llvm.parse_assembly(text)
+        module.triple = llvm.get_process_triple()
+        code: bytes = _target().emit_object(module)
+    return code
+
+
+class LoadedCode:
+    """Machine code in memory, until it is no longer used.
+
+    Args:
+        code: an object file.
+
+    Attributes:
+        address_of: the address of a function or variable, by name.
+    """
+
+    def __init__(self, code: bytes) -> None:
+        import llvmlite.binding as llvm
+
+        with _LOCK:
+            self._engine: Any = llvm.create_mcjit_compiler(llvm.parse_assembly(""), _fresh_target())
+            self._engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+            self._engine.finalize_object()
+
+    def address_of(self, name: str) -> int:
+        """The address of a function or variable."""
+        return int(self._engine.get_function_address(name) or self._engine.get_global_value_address(name))
+
+
+def _fresh_target() -> Any:
+    import llvmlite.binding as llvm
+
+    return llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)

@@ -1,0 +1,212 @@
+"""Tiers: programs of numpy calls run until the native ones are ready.
+
+Note [When a program becomes native]
+    After so many runs its code is given to one thread of the process, which makes native functions of it and puts them in the place of the
+    numpy functions, between two calls. No call waits for it. The thread ends when it has nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aiograd.compiler.arena import ArenaPool
+from aiograd.compiler.calls import ArrayCode
+from aiograd.compiler.forward_code import arranged_natively
+from aiograd.compiler.native.machine import llvm_problem
+from aiograd.compiler.native.objects import layout_problem
+from aiograd.compiler.native.partition import NativeParts, native_function
+from aiograd.compiler.passes import NATIVE_PASSES, optimized
+from aiograd.compiler.source import SourceFile
+from aiograd.errors import ArgumentError
+from aiograd.running.caller import warn_caller
+
+TIERS = ("auto", "numpy", "native")
+#: runs after which a program becomes native
+HOT = 20
+
+
+def native_problem() -> str | None:
+    """Why no program can be native in this process; None if they can."""
+    return layout_problem() or llvm_problem()
+
+
+def default_tier() -> str:
+    """The tier that the environment asks for."""
+    tier = os.environ.get("AIOGRAD_COMPILE_TIER", "auto")
+    if tier not in TIERS:
+        raise ArgumentError(f"AIOGRAD_COMPILE_TIER={tier!r}: expected one of {', '.join(TIERS)}")
+    return tier
+
+
+class NativeCompiler:
+    """Runs jobs one after the other on a thread, which ends when there are none."""
+
+    def __init__(self) -> None:
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job when the ones before it are done."""
+        with self._lock:
+            self._jobs.append(job)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="aiograd-compiler", daemon=True)
+                self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs:
+                    self._thread = None
+                    return
+                job = self._jobs.popleft()
+            job()
+
+    def forget(self) -> None:
+        """Drop jobs and thread, in a forked child."""
+        self._jobs.clear()
+        self._lock = threading.Lock()
+        self._thread = None
+
+
+compiler = NativeCompiler()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=compiler.forget)
+
+
+@dataclass(repr=False)
+class NativeReport:
+    """The native part of a program.
+
+    Attributes:
+        groups: the number of loops and calls of numpy's loops.
+        fallbacks: calls that stay Python, with the reason, and the user's line.
+        source: text of LLVM.
+        seconds: that it took to make, of one core.
+    """
+
+    parts: NativeParts = field(default_factory=NativeParts)
+    seconds: float = 0.0
+    failed: str = ""
+
+    def __repr__(self) -> str:
+        return f"<native part: {len(self.groups)} loops and calls, {len(self.fallbacks)} kinds of calls in Python, made in {self.seconds:.3f} s>"
+
+    @property
+    def groups(self) -> tuple[Any, ...]:
+        """What the native functions do, one item per loop or call of a loop."""
+        return tuple([item for text in self.parts.texts for item in text.native.items])
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """By call that stays Python and the reason, the user's line."""
+        return self.parts.fallbacks
+
+    @property
+    def source(self) -> str:
+        """The text of LLVM."""
+        return "\n".join([text.text for text in self.parts.texts])
+
+
+class NativeTier:
+    """Makes the native functions of one program.
+
+    Args:
+        code: the program's code, a `ProgramCode`; it is held weakly.
+        plain: the code of the forward, before any pass.
+    """
+
+    def __init__(self, code: Any, plain: ArrayCode) -> None:
+        self._code = weakref.ref(code)
+        self._forward: ArrayCode | None = plain
+        self._waiting: dict[Any, tuple[ArrayCode, set[str]]] = {}
+        self._lock = threading.Lock()
+        self._has_begun = False
+        self._file = SourceFile()
+        self.report = NativeReport()
+        #: runs before the native forward was there; None: it is not
+        self.runs_before: int | None = None
+
+    def add(self, key: Any, plain: ArrayCode, shared: set[str]) -> None:
+        """Take the code of a backward; see `ProgramCode.add_backward`."""
+        with self._lock:
+            self._waiting[key] = plain, shared
+            has_begun = self._has_begun
+        if has_begun:
+            code = self._code()
+            if code is not None and code.tier == "native":
+                self._work()
+            else:
+                compiler.submit(self._work)
+
+    def begin(self) -> None:
+        """Make the native functions of forward and backwards."""
+        with self._lock:
+            self._has_begun = True
+        self._work()
+
+    def _work(self) -> None:
+        code = self._code()
+        if code is None:
+            return
+        if native_problem() is not None:
+            code.native = None
+            return
+        try:
+            with Timed(self.report), np.errstate(all="ignore"):
+                self._make(code)
+        except Exception as error:
+            note_failure(self.report, code.name, error)
+
+    def _make(self, code: Any) -> None:
+        program, parts = code.program, self.report.parts
+        if self._forward is not None:
+            plain, self._forward = self._forward, None
+            arranged, inside = arranged_natively(program, plain)
+            function = native_function(arranged, None, self._file, parts)
+            if function is not None:
+                code.inside = code.inside | inside
+                for key, shared in code.shared.items():
+                    if not code.inside.isdisjoint(shared):
+                        code.set_backward(key, code.backwards[key], shared)
+                code.forward = function, ArenaPool(arranged.arena)
+                self.runs_before = code.runs
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    break
+                key, (plain, shared) = self._waiting.popitem()
+            function = native_function(optimized(plain, NATIVE_PASSES), None, self._file, parts)
+            if function is not None:
+                code.set_backward(key, function, shared)
+        if parts.texts:
+            program.tier, program.native = "native", self.report
+
+
+class Timed:
+    """Counts the processor time of a block into a report."""
+
+    def __init__(self, report: NativeReport) -> None:
+        self._report = report
+
+    def __enter__(self) -> None:
+        self._began = time.thread_time()
+
+    def __exit__(self, *_: Any) -> None:
+        self._report.seconds += time.thread_time() - self._began
+
+
+def note_failure(report: NativeReport, name: str, error: BaseException) -> None:
+    """Say once that a program could not be made native; it runs numpy calls."""
+    report.failed = f"{type(error).__name__}: {error}"
+    warn_caller(f"the compiled function {name} stays a program of numpy calls: making it native failed with {report.failed}. This is a defect of aiograd.")
