@@ -132,7 +132,7 @@ async def test_a_gradient_that_may_be_a_part_of_a_saved_value() -> None:
         assert bits(*found) == bits(*await ag.grad(F.cross_entropy(x + w, target) * 2.0, [x, w]))
     code = code_of(f)
     assert code.sharing and code.inside
-    assert not code.arenas._free, "memory that a gradient may be a part of is not used again"
+    assert not code.forward[1]._free, "memory that a gradient may be a part of is not used again"
 
 
 async def test_a_failed_pass_gives_the_arena_back() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import ArrayCode
+from aiograd.compiler.calls import ArrayCode, Ref
 from aiograd.compiler.native.emit import ALIGNMENT, STACK_BYTES, Emitter
 from aiograd.compiler.native.items import NativeCode
 from aiograd.compiler.native.lowering import lowered
@@ -29,13 +29,13 @@ class NativeText:
     scratch_bytes: int
 
 
-def native_text(code: ArrayCode) -> NativeText:
-    """The text of a native function. A pure function.
+def native_text(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeText:
+    """The text of a native function; arguments as for `lowered`. A pure function.
 
     Raises:
         Unsupported: the code has a call that a native function cannot make.
     """
-    native = lowered(code)
+    native = lowered(code, written)
     emitter = Emitter(native, NAME)
     text = emitter.text()
     return NativeText(native, text, emitter.table, emitter.scratch_bytes)

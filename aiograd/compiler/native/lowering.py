@@ -30,19 +30,23 @@ class Unsupported(Exception):
 def reason_against(call: Call) -> str:
     """Why a native function cannot make a call; empty if it can."""
     try:
-        _Lowering(ArrayCode("", call.refs(), (call,), call.results)).add(call)
+        _Lowering(ArrayCode("", call.refs(), (call,), call.results), frozenset()).add(call)
     except Unsupported as reason:
         return str(reason)
     return ""
 
 
-def lowered(code: ArrayCode) -> NativeCode:
+def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCode:
     """What a native function does for this code.
+
+    Args:
+        code: the code.
+        written: arguments that it writes all of: memory of an arena. Other arguments are never written, so that the code can run again.
 
     Raises:
         Unsupported: it has a call that a native function cannot make, see `reason_against`.
     """
-    lowering = _Lowering(code)
+    lowering = _Lowering(code, written)
     for call in code.calls:
         lowering.add(call)
     return lowering.finish()
@@ -59,8 +63,9 @@ def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
 
 
 class _Lowering:
-    def __init__(self, code: ArrayCode) -> None:
+    def __init__(self, code: ArrayCode, written: frozenset[Ref]) -> None:
         self._code = code
+        self._written = written
         self._native = NativeCode(code, {}, [])
         self._known = self._native.locations
         self._where: dict[Root, int] = {}
@@ -103,8 +108,8 @@ class _Lowering:
     # ---------------------------------------------------------------- where arrays are
 
     def _make(self, ref: Ref, out: Ref | None = None) -> None:
-        """Give a result its memory: that of `out` where it is an argument's, or memory of its own."""
-        if out is not None and self._known[out].root.kind is RootKind.ARGUMENT:
+        """Give a result its memory: that of `out` where it is an arena's, or memory of its own."""
+        if out in self._written:
             self._known[ref] = self._known[out]
         else:
             self._known[ref] = Location(Root(ref, RootKind.SCRATCH), 0)

@@ -50,12 +50,11 @@ class NativeParts:
     fallbacks: dict[str, str] = field(default_factory=dict)
 
 
-def native_function(code: ArrayCode, numpy_code: Callable[..., Any] | None, file: SourceFile, parts: NativeParts) -> Callable[..., Any] | None:
+def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Callable[..., Any] | None:
     """The function of a code, as native as possible; None if none of it is worth it.
 
     Args:
         code: the code.
-        numpy_code: the numpy function of the same parameters, which a native function calls where a warning is due; None: one is made.
         file: that the text of Python functions is added to.
         parts: what is found is added to it.
     """
@@ -65,7 +64,7 @@ def native_function(code: ArrayCode, numpy_code: Callable[..., Any] | None, file
             parts.fallbacks.setdefault(f"{call.label or call.form.name.lower()}: {reason}", call.comment)
     if not any(reasons) and _computing(code.calls) >= 1:
         try:
-            return _native(code, numpy_code, file, parts)
+            return _native(code, frozenset(code.arena), file, parts)
         except Unsupported as reason:
             parts.fallbacks.setdefault(str(reason), "")
             return None
@@ -93,10 +92,10 @@ def _computing(calls: tuple[Call, ...]) -> int:
     return sum([call.computes or call.form is Form.STORE for call in calls])
 
 
-def _native(code: ArrayCode, numpy_code: Callable[..., Any] | None, file: SourceFile, parts: NativeParts) -> Callable[..., Any]:
-    text = native_text(code)
+def _native(code: ArrayCode, written: frozenset[Ref], file: SourceFile, parts: NativeParts) -> Callable[..., Any]:
+    text = native_text(code, written)
     parts.texts.append(text)
-    return load_native(text, numpy_code or LateFunction(code, file))
+    return load_native(text, LateFunction(code, file))
 
 
 def _segment(code: ArrayCode, run: tuple[Call, ...], end: int, last: dict[Ref, int], file: SourceFile, parts: NativeParts) -> tuple[Call, ...] | None:
@@ -109,7 +108,7 @@ def _segment(code: ArrayCode, run: tuple[Call, ...], end: int, last: dict[Ref, i
     memory = Memory(ArrayCode("", given, run, results))
     inside = ArrayCode(f"native_{len(parts.texts) + 1}", given, run, results)
     try:
-        function = _native(inside, None, file, parts)
+        function = _native(inside, frozenset(code.arena), file, parts)
     except Unsupported as reason:
         parts.fallbacks.setdefault(str(reason), run[0].comment)
         return None

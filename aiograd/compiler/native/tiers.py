@@ -173,20 +173,21 @@ class NativeTier:
         if self._forward is not None:
             plain, self._forward = self._forward, None
             arranged, inside = arranged_natively(program, plain)
-            function = native_function(arranged, None, self._file, parts)
+            function = native_function(arranged, self._file, parts)
             if function is not None:
                 code.inside = code.inside | inside
                 for key, shared in code.shared.items():
                     if not code.inside.isdisjoint(shared):
                         code.set_backward(key, code.backwards[key], shared)
                 code.forward = function, ArenaPool(arranged.arena)
+                program.arena_bytes = code.forward[1].arena_bytes
                 self.runs_before = code.runs
         while True:
             with self._lock:
                 if not self._waiting:
                     break
                 key, (plain, shared) = self._waiting.popitem()
-            function = native_function(optimized(plain, NATIVE_PASSES), None, self._file, parts)
+            function = native_function(optimized(plain, NATIVE_PASSES), self._file, parts)
             if function is not None:
                 code.set_backward(key, function, shared)
         if parts.texts:
