@@ -74,7 +74,7 @@ def spread(g: Array, shape: Shape, axis: Axis, keepdims: bool) -> Array:
     Returns:
         A read-only view of `shape`; no elements are copied.
     """
-    kind = g.__class__
+    kind = type(g)  # a recording array has the class of an array
     if g.size == 1 and (kind is np.ndarray or issubclass(kind, np.generic)):
         # a single element with no strides is five times as fast as broadcast_to
         view = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))

@@ -15,6 +15,7 @@ from aiograd.compiler.native.items import NativeCode
 from aiograd.compiler.native.lowering import lowered
 from aiograd.compiler.native.machine import LoadedCode, object_code
 from aiograd.compiler.native.objects import builtin_function, function_address, is_told
+from aiograd.compiler.native.ufuncs import loop_addresses
 
 NAME = "aiograd_native"
 
@@ -69,6 +70,8 @@ def _entry(key: Any, text: NativeText, fallback: Any, kept: list[Any]) -> int:
         dtype = np.dtype(name[0])
         kept.append(dtype)
         return id(dtype)
+    if kind in ("loop", "loop data"):
+        return loop_addresses(getattr(np, name[0]), name[1])[kind == "loop data"]
     if kind == "constant":
         return id(text.native.constants[name[0]])
     if kind == "data":

@@ -183,7 +183,7 @@ class Emitter:
     def _assembled(self) -> str:
         lines = [
             f"@table = global [{max(len(self.table), 1)} x i64] zeroinitializer", *self._globals, *sorted(self._intrinsics),
-            "declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)",
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)",
             f"define ptr @{self._name}(ptr %self, ptr %args, i64 %count) {{", "entry:", *self._head, *self._lines, "}",
         ]
         return "\n".join(lines) + "\n"
@@ -671,7 +671,27 @@ class Emitter:
     # ---------------------------------------------------------------- calls of loops
 
     def _loop_call(self, item: LoopCall) -> None:
-        raise NotImplementedError
+        if "%pointers" not in "".join(self._head):
+            self._head.append("  %pointers = alloca [8 x ptr]")
+        result = item.operands[-1]
+        addresses = [self._at(self._address(self._native.locations[ref].root), self._native.locations[ref].offset) if ref is result else self._place(ref) for ref in item.operands]
+        if item.first == "zero":
+            self._line(f"call void @llvm.memset.p0.i64(ptr {addresses[-1]}, i8 0, i64 {result.nbytes}, i1 false)")
+        ends = []
+        for length, moves in item.outer:
+            i, label = self._loop_begin(length, 1)
+            ends.append((i, label, length))
+            addresses = [
+                self._new(f"getelementptr i8, ptr {address}, i64 {self._new(f'mul i64 {i}, {move}')}") if move else address
+                for address, move in zip(addresses, moves, strict=True)
+            ]
+        for place, address in enumerate(addresses):
+            self._line(f"store ptr {address}, ptr {self._at('%pointers', 8 * place)}")
+        key = item.ufunc.__name__, item.types
+        function, data = self._entry(("loop", *key)), self._entry(("loop data", *key))
+        self._line(f"call void {function}(ptr %pointers, ptr {self._numbers(item.dimensions)}, ptr {self._numbers(item.steps)}, ptr {data})")
+        for i, label, length in reversed(ends):
+            self._loop_end(i, label, length, 1)
 
     # ---------------------------------------------------------------- flags and the end
 

@@ -110,29 +110,26 @@ class LoopCall:
     Attributes:
         ufunc, types: which loop.
         operands: Refs, in the order of the loop's arguments; the result is the last one.
-        offsets: bytes from the begin of each operand to its first element.
         outer: lengths of the loops around the call, and for each loop the bytes by which every operand moves on.
         dimensions, steps: as the loop takes them.
-        first: how the result begins: "", or "identity", or "copy" for a copy of the first operand.
         label: for people.
+        first: "zero" if the result is all zeros before the first call, else "".
         errors: as `Call.errors`.
     """
 
     ufunc: np.ufunc
     types: str
-    operands: tuple[Any, ...]
-    offsets: tuple[int, ...]
+    operands: tuple[Ref, ...]
     outer: tuple[tuple[int, tuple[int, ...]], ...]
     dimensions: tuple[int, ...]
     steps: tuple[int, ...]
     label: str
+    first: str = ""
     errors: tuple[tuple[str, str], ...] = ()
 
     def reads(self) -> Iterator[Ref]:
         """The arrays that it reads."""
-        for each in self.operands[:-1]:
-            if each.__class__ is Ref:
-                yield each
+        yield from self.operands[:-1]
 
     def writes(self) -> Iterator[Ref]:
         """The array that it writes."""

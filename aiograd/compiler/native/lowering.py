@@ -10,14 +10,16 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
-from aiograd.compiler.native.items import Group, Item, Location, NativeCode, Root, RootKind, Row
+from aiograd.compiler.native.items import Group, Item, Location, LoopCall, NativeCode, Root, RootKind, Row
+from aiograd.compiler.native.ufuncs import elementwise_plan, loop_types, reduction_plan
 from aiograd.ops.indexing import is_basic
+from aiograd.ops.shape import expand
 from aiograd.running.trees import leaves_of
 
 #: functions with results that show the memory of their first argument, or are copies of it
 _VIEWS = frozenset({
     np.asarray, np.broadcast_to, np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze, np.ravel, np.atleast_1d,
-    np.atleast_2d, np.atleast_3d, np.rollaxis, np.flip, np.diagonal,
+    np.atleast_2d, np.atleast_3d, np.rollaxis, np.flip, np.diagonal, expand.forward,
 })  # fmt: skip
 _VIEW_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "conj", "conjugate", "copy", "astype"})
 _NUMBERS = (bool, int, float, np.generic)
@@ -100,7 +102,8 @@ class _Lowering:
         elif call.function in _VIEWS:
             self._view(call, lambda array: call.function(array, *call.arguments[1:], **call.options))
         else:
-            handler: Any = _HANDLERS.get(call.function)
+            is_reduction = getattr(call.function, "__name__", "") == "reduce" and isinstance(getattr(call.function, "__self__", None), np.ufunc)
+            handler: Any = _Lowering._reduction if is_reduction else _HANDLERS.get(call.function)
             if handler is None:
                 raise Unsupported(f"{call.label} has no native form")
             handler(self, call)
@@ -120,12 +123,12 @@ class _Lowering:
             raise Unsupported(f"{ref.name} is no argument")
         return location
 
-    def _array(self, value: Any) -> Any:
-        """An operand: a Ref or a number."""
+    def _array(self, value: Any, *, whole: bool = False) -> Any:
+        """An operand: a Ref or a number; with `whole` a Ref."""
         if value.__class__ is Ref or isinstance(value, _NUMBERS):
             return value
         if isinstance(value, np.ndarray) and type(value) is np.ndarray and not value.dtype.hasobject:
-            if value.size == 1 and value.dtype.kind in "fiub":
+            if value.size == 1 and value.dtype.kind in "fiub" and not whole:
                 return value.reshape(())[()]
             ref = self._constants.get(id(value))
             if ref is None:
@@ -191,13 +194,83 @@ class _Lowering:
             raise Unsupported(f"{call.label} gives {dtypes[-1]}")
         same = dtypes[0]
         if len(set(dtypes[:-1])) != 1 or not is_exact(function, same):
-            raise Unsupported(f"{call.label} of {same} is no exact instruction")
+            self._loop(call, function, operands, dtypes)
+            return
         for each in operands:
             found = each.dtype if each.__class__ is Ref else np.asarray(each).dtype
             if each.__class__ is Ref and not can_cast(found, same):
                 raise Unsupported(f"{call.label} converts {found}")
         self._make(result, call.out)
         self._row(call, Row(function, operands, same, result))
+
+    def _loop(self, call: Call, function: np.ufunc, operands: tuple[Any, ...], dtypes: tuple[np.dtype[Any], ...]) -> None:
+        """A call of numpy's loop for an element-wise row."""
+        (result,) = call.results
+        types = loop_types(function, dtypes)
+        if types is None:
+            raise Unsupported(f"{call.label} has no loop for {', '.join(map(str, dtypes[:-1]))}")
+        refs = []
+        for each, dtype in zip(operands, dtypes, strict=False):
+            if each.__class__ is not Ref:
+                each = self._array(np.asarray(each, dtype), whole=True)
+            if each.dtype != dtype:
+                raise Unsupported(f"{call.label} converts {each.dtype} to {dtype}")
+            refs.append(each)
+        plan = elementwise_plan(result.shape or (), [(each.shape, each.strides) for each in (*refs, result)], dtypes[-1].itemsize)
+        if plan is None:
+            raise Unsupported(f"{call.label} of arrays that do not lie alike")
+        self._make(result, call.out)
+        count, steps = plan
+        if count:
+            self._item(LoopCall(function, types, (*refs, result), (), (count,), steps, call.label, "", call.errors))
+
+    def _item(self, item: LoopCall) -> None:
+        for ref in item.writes():
+            self._where[self._owner(ref)] = len(self._native.items)
+        self._native.items.append(item)
+
+    def _product(self, call: Call) -> None:
+        """A product of matrices, by the loop of ``matmul``; ``dot`` of two matrices has its bits."""
+        one, other = [self._array(each) for each in call.arguments] if len(call.arguments) == 2 else (None, None)
+        (result,) = call.results
+        if call.options or not all([each.__class__ is Ref and len(each.shape or ()) == 2 for each in (one, other, result)]):
+            raise Unsupported(f"{call.label} of no matrices")
+        types = loop_types(np.matmul, (one.dtype, other.dtype, result.dtype))  # type: ignore[union-attr]
+        if types is None or not result.is_in_order or result.dtype.kind not in "fc" or not math.prod(result.shape or ()):  # type: ignore[union-attr]
+            raise Unsupported(f"{call.label} of {result.dtype}")
+        (rows, inner), (_, columns) = one.shape, other.shape  # type: ignore[union-attr,misc]
+        if not inner or (call.function is np.dot and not all([_lies_in_rows(each) for each in (one, other)])):
+            raise Unsupported(f"{call.label} of matrices with gaps")
+        self._make(result, call.out)
+        steps = (0, 0, 0, *one.strides, *other.strides, *result.strides)  # type: ignore[union-attr,misc]
+        self._item(LoopCall(np.matmul, types, (one, other, result), (), (1, rows, inner, columns), steps, call.label, "", call.errors))
+
+    def _reduction(self, call: Call) -> None:
+        """A sum, by the loop of ``add``."""
+        ufunc = call.function.__self__
+        array = self._array(call.arguments[0])
+        axis, dtype, out, keepdims, *more = [*call.arguments[1:], *(0, None, None, False)[len(call.arguments) - 1 :]]
+        (result,) = call.results
+        if ufunc is not np.add or array.__class__ is not Ref or call.options or out is not None or more or dtype not in (None, array.dtype):
+            raise Unsupported(f"{call.label} has no native form")
+        types = loop_types(ufunc, (result.dtype, array.dtype, result.dtype))  # type: ignore[arg-type]
+        if types is None or array.dtype != result.dtype or array.dtype.kind not in "fiu":
+            raise Unsupported(f"{call.label} of {array.dtype}")
+        shape: Any = array.shape
+        axes = tuple(range(len(shape))) if axis is None else tuple([each % len(shape) for each in (axis if isinstance(axis, tuple) else (axis,))])
+        kept = tuple([1 if each in axes else length for each, length in enumerate(shape)])
+        places = iter(result.strides or ())
+        own = result.strides if keepdims else tuple([0 if each in axes else next(places) for each in range(len(shape))])
+        if not result.is_in_order:
+            raise Unsupported(f"{call.label} gives an array with gaps")
+        plan = reduction_plan(shape, array.strides, array.dtype.itemsize, axes, kept, own or ())
+        if plan is None:
+            raise Unsupported(f"{call.label} of an array with gaps")
+        self._make(result)
+        outer = tuple([(length, (step, inner, step)) for length, (step, inner) in plan.outer])
+        step, inner = plan.steps
+        item = LoopCall(ufunc, types, (result, array, result), outer, (plan.count,), (step, inner, step), call.label, "zero", call.errors)
+        self._item(item)
 
     def _method(self, call: Call) -> None:
         first, *others = call.arguments
@@ -316,6 +389,12 @@ class _Lowering:
             self._row(call, Row(None, (part,), result.dtype, target))  # type: ignore[arg-type]
 
 
+def _lies_in_rows(ref: Ref) -> bool:
+    """True for a matrix in row-major or column-major order without gaps, which ``dot`` hands to the BLAS as it is."""
+    (rows, columns), size = ref.shape, ref.dtype.itemsize  # type: ignore[misc,union-attr]
+    return ref.strides in ((columns * size, size), (size, rows * size))
+
+
 def _is_same_errors(item: Item, errors: Any) -> bool:
     return item.errors == errors
 
@@ -344,6 +423,8 @@ _HANDLERS: dict[Any, Any] = {
     np.zeros_like: lambda lowering, call: lowering._filled(call, 0),
     np.ones_like: lambda lowering, call: lowering._filled(call, 1),
     np.empty_like: _Lowering._empty,
+    np.dot: _Lowering._product,
+    np.matmul: _Lowering._product,
     np.where: _Lowering._chosen,
     np.concatenate: _Lowering._joined,
     np.stack: _Lowering._joined,

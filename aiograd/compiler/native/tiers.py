@@ -24,6 +24,7 @@ from aiograd.compiler.forward_code import arranged_natively
 from aiograd.compiler.native.machine import llvm_problem
 from aiograd.compiler.native.objects import layout_problem
 from aiograd.compiler.native.partition import NativeParts, native_function
+from aiograd.compiler.native.ufuncs import ufunc_problem
 from aiograd.compiler.passes import NATIVE_PASSES, optimized
 from aiograd.compiler.source import SourceFile
 from aiograd.errors import ArgumentError
@@ -36,7 +37,7 @@ HOT = 20
 
 def native_problem() -> str | None:
     """Why no program can be native in this process; None if they can."""
-    return layout_problem() or llvm_problem()
+    return layout_problem() or ufunc_problem() or llvm_problem()
 
 
 def default_tier() -> str:
