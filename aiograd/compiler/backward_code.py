@@ -90,8 +90,7 @@ class BackwardWriter:
         return self._opaque("unsummed", UnsummedGradient, (parts,)) if len(parts) > 1 else parts[0]
 
     def compiled(self) -> tuple[ArrayCode, Callable[..., list[Any]], set[str]]:
-        """The code of the backward, before any pass; a function of saved values and gradients that computes it; names of the saved values that
-        results may share memory with."""
+        """The code of the backward, before any pass; its function; names of the saved values that its results may share memory with."""
         results = map_tree(_ref_of, self._results, Recorded)
         plain = code = ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results)
         code = without_dead_code(code) if self._on_device else optimized(code)

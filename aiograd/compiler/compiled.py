@@ -24,8 +24,8 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.guard_code import arguments_check
-from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
+from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recorded_results import ResultRecorder

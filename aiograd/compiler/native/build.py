@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Ref
-from aiograd.compiler.native.emit import ALIGNMENT, STACK_BYTES, Emitter
+from aiograd.compiler.native.emit import Emitter
+from aiograd.compiler.native.item_code import ALIGNMENT
 from aiograd.compiler.native.items import NativeCode
 from aiograd.compiler.native.lowering import lowered
 from aiograd.compiler.native.machine import LoadedCode, object_code

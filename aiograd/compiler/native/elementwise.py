@@ -1,10 +1,10 @@
 """Element-wise rows with exact results as LLVM instructions: numbers or vectors of them.
 
 Note [Exact]
-    An instruction here has the bits of numpy's loop in every lane: IEEE operations without fast-math flags and without contraction, comparisons, selects
-    and conversions. Every other ufunc is a call of numpy's own loop, see `aiograd.compiler.native.ufuncs`.
-    Of equal operands, zeros of both signs among them, ``maximum`` and ``minimum`` give the second one, as the instructions of x86-64 do; numpy's loops
-    for other CPUs differ, so there these two are no part of the table.
+    An instruction here has the bits of numpy's loop in every lane: IEEE operations without fast-math flags and without contraction, comparisons,
+    selects and conversions. Every other ufunc is a call of numpy's own loop, see `aiograd.compiler.native.ufuncs`.
+    Of equal operands, zeros of both signs among them, ``maximum`` and ``minimum`` give the second one, as the instructions of x86-64 do; numpy's
+    loops for other CPUs differ, so there these two are no part of the table.
 """
 
 from __future__ import annotations

@@ -13,6 +13,12 @@ from aiograd.compiler.calls import ArrayCode, Ref
 from aiograd.running.types import Shape
 
 
+def dtype_of(ref: Ref) -> np.dtype[Any]:
+    """The dtype of a Ref that is an array."""
+    dtype: Any = ref.dtype
+    return dtype  # type: ignore[no-any-return]
+
+
 class RootKind(enum.Enum):
     """Where the memory of an array comes from."""
 

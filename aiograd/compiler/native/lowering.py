@@ -10,7 +10,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
-from aiograd.compiler.native.items import Group, Item, Location, LoopCall, NativeCode, Root, RootKind, Row
+from aiograd.compiler.native.items import Group, Item, Location, LoopCall, NativeCode, Root, RootKind, Row, dtype_of
 from aiograd.compiler.native.ufuncs import elementwise_plan, loop_types, reduction_plan
 from aiograd.ops.indexing import is_basic
 from aiograd.ops.shape import expand
@@ -150,7 +150,7 @@ class _Lowering:
         place = len(items)
         for number in range(len(items) - 1, max(earliest, 0) - 1, -1):
             item = items[number]
-            if item.__class__ is Group and self._may_join(item, row, call.errors):  # type: ignore[arg-type]
+            if item.__class__ is Group and self._may_join(item, row, call.errors):
                 place = number
                 break
             if pinned or not _is_same_errors(item, call.errors):
@@ -183,7 +183,8 @@ class _Lowering:
 
     def _is_same_place(self, one: Ref, other: Ref) -> bool:
         first, second = self._known[one], self._known[other]
-        return one is other or (first.root is second.root and first.offset == second.offset and one.shape == other.shape and one.strides == other.strides)
+        is_same = first.root is second.root and first.offset == second.offset
+        return one is other or (is_same and one.shape == other.shape and one.strides == other.strides)
 
     def _ufunc(self, call: Call) -> None:
         function = call.function
@@ -197,9 +198,8 @@ class _Lowering:
             self._loop(call, function, operands, dtypes)
             return
         for each in operands:
-            found = each.dtype if each.__class__ is Ref else np.asarray(each).dtype
-            if each.__class__ is Ref and not can_cast(found, same):
-                raise Unsupported(f"{call.label} converts {found}")
+            if isinstance(each, Ref) and not can_cast(dtype_of(each), same):  # a number is converted as it is emitted
+                raise Unsupported(f"{call.label} converts {each.dtype}")
         self._make(result, call.out)
         self._row(call, Row(function, operands, same, result))
 
@@ -231,49 +231,72 @@ class _Lowering:
 
     def _product(self, call: Call) -> None:
         """A product of matrices, by the loop of ``matmul``; ``dot`` of two matrices has its bits."""
-        one, other = [self._array(each) for each in call.arguments] if len(call.arguments) == 2 else (None, None)
+        operands: list[Any] = [self._array(each) for each in call.arguments]
         (result,) = call.results
+        if len(operands) != 2:
+            raise Unsupported(f"{call.label} with other arguments")
+        one: Any = operands[0]
+        other: Any = operands[1]
         if call.options or not all([each.__class__ is Ref and len(each.shape or ()) == 2 for each in (one, other, result)]):
             raise Unsupported(f"{call.label} of no matrices")
-        types = loop_types(np.matmul, (one.dtype, other.dtype, result.dtype))  # type: ignore[union-attr]
-        if types is None or not result.is_in_order or result.dtype.kind not in "fc" or not math.prod(result.shape or ()):  # type: ignore[union-attr]
+        types = loop_types(np.matmul, (one.dtype, other.dtype, dtype_of(result)))
+        if types is None or not result.is_in_order or dtype_of(result).kind not in "fc" or not math.prod(result.shape or ()):
             raise Unsupported(f"{call.label} of {result.dtype}")
-        (rows, inner), (_, columns) = one.shape, other.shape  # type: ignore[union-attr,misc]
+        (rows, inner), (_, columns) = one.shape, other.shape
         if not inner or (call.function is np.dot and not all([_lies_in_rows(each) for each in (one, other)])):
             raise Unsupported(f"{call.label} of matrices with gaps")
         self._make(result, call.out)
-        steps = (0, 0, 0, *one.strides, *other.strides, *result.strides)  # type: ignore[union-attr,misc]
+        steps = (0, 0, 0, *one.strides, *other.strides, *(result.strides or ()))
         self._item(LoopCall(np.matmul, types, (one, other, result), (), (1, rows, inner, columns), steps, call.label, "", call.errors))
 
     def _reduction(self, call: Call) -> None:
         """A sum, by the loop of ``add``."""
         ufunc = call.function.__self__
-        array = self._array(call.arguments[0])
-        axis, dtype, out, keepdims, *more = [*call.arguments[1:], *(0, None, None, False)[len(call.arguments) - 1 :]]
-        (result,) = call.results
-        if ufunc is not np.add or array.__class__ is not Ref or call.options or out is not None or more or dtype not in (None, array.dtype):
+        if ufunc not in (np.add, np.maximum, np.minimum):
             raise Unsupported(f"{call.label} has no native form")
-        types = loop_types(ufunc, (result.dtype, array.dtype, result.dtype))  # type: ignore[arg-type]
-        if types is None or array.dtype != result.dtype or array.dtype.kind not in "fiu":
+        array: Any = self._array(call.arguments[0])
+        given: list[Any] = [*call.arguments[1:], *(0, None, None, False)[len(call.arguments) - 1 :]]
+        axis, dtype, out, keepdims, *more = given
+        (result,) = call.results
+        if not isinstance(array, Ref) or call.options or out is not None or more or dtype not in (None, array.dtype):
+            raise Unsupported(f"{call.label} has no native form")
+        types = loop_types(ufunc, (dtype_of(result), dtype_of(array), dtype_of(result)))
+        if types is None or array.dtype != result.dtype or dtype_of(array).kind not in "fiu" or not result.is_in_order:
             raise Unsupported(f"{call.label} of {array.dtype}")
-        shape: Any = array.shape
+        shape, size = array.shape or (), dtype_of(array).itemsize
         axes = tuple(range(len(shape))) if axis is None else tuple([each % len(shape) for each in (axis if isinstance(axis, tuple) else (axis,))])
         kept = tuple([1 if each in axes else length for each, length in enumerate(shape)])
         places = iter(result.strides or ())
         own = result.strides if keepdims else tuple([0 if each in axes else next(places) for each in range(len(shape))])
-        if not result.is_in_order:
-            raise Unsupported(f"{call.label} gives an array with gaps")
-        plan = reduction_plan(shape, array.strides, array.dtype.itemsize, axes, kept, own or ())
+        plan = reduction_plan(shape, array.strides or (), size, axes, kept, own or ())
         if plan is None:
             raise Unsupported(f"{call.label} of an array with gaps")
         self._make(result)
-        outer = tuple([(length, (step, inner, step)) for length, (step, inner) in plan.outer])
-        step, inner = plan.steps
-        item = LoopCall(ufunc, types, (result, array, result), outer, (plan.count,), (step, inner, step), call.label, "zero", call.errors)
-        self._item(item)
+        outer, count, (step, inner) = plan.outer, plan.count, plan.steps
+        rest = array
+        if ufunc is not np.add:  # the first elements, and then the others
+            self._known[result].root.is_pinned = True
+            strides = tuple([stride for each, stride in enumerate(array.strides or ()) if keepdims or each not in axes])
+            first = Ref(f"{array.name}_first", result.shape, array.dtype, strides)
+            location = self._known[first] = self._given(array)
+            self._row(call, Row(None, (first,), dtype_of(result), result))
+            if not step and not any([not moves[0] for _, moves in outer]):
+                moved, count = inner, count - 1
+            elif step and len(outer) == 1:
+                ((length, moves),) = outer
+                moved, outer = moves[1], ((length - 1, moves),)
+            else:
+                raise Unsupported(f"{call.label} over several axes")
+            if not count or not all([length for length, _ in outer]):
+                return
+            rest = Ref(f"{array.name}_rest", array.shape, array.dtype, array.strides)
+            self._known[rest] = Location(location.root, location.offset + moved)
+        around = tuple([(length, (own, each, own)) for length, (own, each) in outer])
+        begin = "zero" if ufunc is np.add else ""
+        self._item(LoopCall(ufunc, types, (result, rest, result), around, (count,), (step, inner, step), call.label, begin, call.errors))
 
     def _method(self, call: Call) -> None:
-        first, *others = call.arguments
+        others = call.arguments[1:]
         if call.form is Form.INDEX:
             if not is_basic(others[0]) or leaves_of(others[0], Ref):
                 raise Unsupported("an index with values")
@@ -309,12 +332,12 @@ class _Lowering:
 
     def _copied(self, call: Call, source: Ref, result: Ref) -> None:
         """A copy of an array, in another dtype or shape."""
-        if not can_cast(source.dtype, result.dtype):  # type: ignore[arg-type]
+        if not can_cast(dtype_of(source), dtype_of(result)):
             raise Unsupported(f"{call.label} converts {source.dtype} to {result.dtype}")
         if source.shape != result.shape:
             if not result.is_in_order:
                 raise Unsupported(f"{call.label} makes an array with gaps")
-            whole = Ref(f"{result.name}_as", source.shape, result.dtype, _in_order(source.shape or (), result.dtype.itemsize))  # type: ignore[union-attr]
+            whole = Ref(f"{result.name}_as", source.shape, result.dtype, _in_order(source.shape or (), dtype_of(result).itemsize))
             self._make(whole)
             self._known[result] = self._known[whole]
             result = whole
@@ -331,7 +354,7 @@ class _Lowering:
             raise Unsupported("a store with an index of values, or into an argument")
         array = stand_in(out)
         part = array[index] if isinstance(array[index], np.ndarray) else array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
-        found = value.dtype if value.__class__ is Ref else out.dtype
+        found: Any = value.dtype if value.__class__ is Ref else out.dtype
         if not can_cast(found, out.dtype):
             raise Unsupported(f"a store converts {found} to {out.dtype}")
         location.root.is_pinned = True
@@ -368,9 +391,10 @@ class _Lowering:
         (result,) = call.results
         parts = [self._array(each) for each in call.arguments[0]]
         axis = call.arguments[1] if len(call.arguments) > 1 else call.options.get("axis", 0)
-        if len(call.arguments) > 2 or call.options.keys() - {"axis"} or axis.__class__ is not int or any([part.__class__ is not Ref for part in parts]):
+        is_other = len(call.arguments) > 2 or call.options.keys() - {"axis"} or axis.__class__ is not int
+        if is_other or any([part.__class__ is not Ref for part in parts]):
             raise Unsupported(f"{call.label} with other arguments")
-        if not all([can_cast(part.dtype, result.dtype) for part in parts]):
+        if not all([can_cast(part.dtype, dtype_of(result)) for part in parts]):
             raise Unsupported(f"{call.label} converts")
         self._make(result)
         root = self._known[result].root
@@ -389,13 +413,12 @@ class _Lowering:
             self._row(call, Row(None, (part,), result.dtype, target))  # type: ignore[arg-type]
 
 
-def _lies_in_rows(ref: Ref) -> bool:
+def _lies_in_rows(ref: Any) -> bool:
     """True for a matrix in row-major or column-major order without gaps, which ``dot`` hands to the BLAS as it is."""
-    (rows, columns), size = ref.shape, ref.dtype.itemsize  # type: ignore[misc,union-attr]
-    return ref.strides in ((columns * size, size), (size, rows * size))
+    (rows, columns), size = ref.shape, ref.dtype.itemsize
+    return bool(ref.strides in ((columns * size, size), (size, rows * size)))
 
-
-def _is_same_errors(item: Item, errors: Any) -> bool:
+def _is_same_errors(item: Item, errors: tuple[tuple[str, str], ...]) -> bool:
     return item.errors == errors
 
 
@@ -409,7 +432,7 @@ def _in_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 def loop_dtypes(function: np.ufunc, operands: tuple[Any, ...]) -> tuple[np.dtype[Any], ...]:
     """The dtypes that a ufunc's loop takes and gives."""
-    kinds = [each.dtype if each.__class__ is Ref or isinstance(each, np.generic) else np.dtype(bool) if each.__class__ is bool else type(each) for each in operands]
+    kinds = [each.dtype if isinstance(each, (Ref, np.generic)) else np.dtype(bool) if each.__class__ is bool else type(each) for each in operands]
     try:
         return tuple(function.resolve_dtypes((*kinds, *[None] * function.nout)))
     except TypeError as error:

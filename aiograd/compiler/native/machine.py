@@ -32,7 +32,8 @@ def _target() -> Any:
 
     llvm_problem()
     features = ",".join([f"{'+' if present else '-'}{name}" for name, present in sorted(llvm.get_host_cpu_features().items())])
-    return llvm.Target.from_default_triple().create_target_machine(cpu=llvm.get_host_cpu_name(), features=features, opt=1, codemodel="jitdefault", jit=True)
+    target, cpu = llvm.Target.from_default_triple(), llvm.get_host_cpu_name()
+    return target.create_target_machine(cpu=cpu, features=features, opt=1, codemodel="jitdefault", jit=True)
 
 
 def target_name() -> str:

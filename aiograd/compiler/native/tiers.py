@@ -211,4 +211,6 @@ class Timed:
 def note_failure(report: NativeReport, name: str, error: BaseException) -> None:
     """Say once that a program could not be made native; it runs numpy calls."""
     report.failed = f"{type(error).__name__}: {error}"
-    warn_caller(f"the compiled function {name} stays a program of numpy calls: making it native failed with {report.failed}. This is a defect of aiograd.")
+    warn_caller(
+        f"the compiled function {name} stays a program of numpy calls: making it native failed with {report.failed}. This is a defect of aiograd."
+    )

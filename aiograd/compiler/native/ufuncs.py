@@ -92,7 +92,7 @@ def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...]]]
         else:
             return None
     order = _axes(shape, result)
-    for i, (own, strides) in enumerate(operands):
+    for i, (_, strides) in enumerate(operands):
         if steps[i] < 0:
             step = strides[order[-1]]
             expected = step
@@ -135,7 +135,9 @@ class ReductionPlan:
     steps: tuple[int, int]
 
 
-def reduction_plan(shape: Shape, strides: tuple[int, ...], size: int, axes: tuple[int, ...], kept: Shape, result: tuple[int, ...]) -> ReductionPlan | None:
+def reduction_plan(
+    shape: Shape, strides: tuple[int, ...], size: int, axes: tuple[int, ...], kept: Shape, result: tuple[int, ...]
+) -> ReductionPlan | None:
     """How numpy goes through an array to reduce it; None if that is not known here.
 
     Args:

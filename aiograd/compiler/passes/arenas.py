@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from aiograd.running.trees import leaves_of
 from aiograd.compiler.calls import ARENA, ArrayCode, Call, Form, Memory, Ref
+from aiograd.running.trees import leaves_of
 
 #: bytes of one array, and of all
 LARGEST = 1 << 16
@@ -35,7 +35,8 @@ def with_arena(code: ArrayCode, *, only_saved: bool = False) -> ArrayCode:
     total = 0
     for call in code.calls:
         result = call.results[0] if len(call.results) == 1 else None
-        if result is None or (saved is not None and result not in saved) or not _makes(call) or not result.shape or memory.of(result) in kept or not result.is_in_order:
+        is_kept = result is None or memory.of(result) in kept or (saved is not None and result not in saved)
+        if result is None or is_kept or not _makes(call) or not result.shape or not result.is_in_order:
             calls.append(call)
         elif not 0 < result.nbytes <= LARGEST or total + result.nbytes > MOST_BYTES:
             calls.append(call)

@@ -1,0 +1,91 @@
+"""Writes lines of LLVM: instructions with names for their results, places of the table, loops."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+
+class Writer:
+    """The lines of one function.
+
+    Attributes:
+        table: what each place of the table holds, by a key that means the same in every process.
+    """
+
+    def __init__(self) -> None:
+        self.table: dict[Any, int] = {}
+        self._lines: list[str] = []
+        #: lines at the begin of the function
+        self._head: list[str] = []
+        self._globals: list[str] = []
+        self._intrinsics: set[str] = set()
+        self._shapes: dict[tuple[int, ...], str] = {}
+        self._count = itertools.count()
+        self._label = "entry"
+
+    def _line(self, text: str) -> None:
+        self._lines.append(f"  {text}")
+
+    def _new(self, text: str) -> str:
+        name = f"%x{next(self._count)}"
+        self._lines.append(f"  {name} = {text}")
+        if " @llvm." in text:
+            self._note_intrinsic(text)
+        return name
+
+    def _note_intrinsic(self, text: str) -> None:
+        """Declare a function of LLVM, of one argument."""
+        kind, _, rest = text.removeprefix("call ").partition(" @")
+        self._intrinsics.add(f"declare {kind} @{rest.partition('(')[0]}({kind})")
+
+    def _begin(self, label: str) -> None:
+        self._lines.append(f"{label}:")
+        self._label = label
+
+    def _entry(self, key: Any, kind: str = "ptr") -> str:
+        """What a place of the table holds."""
+        place = self.table.setdefault(key, len(self.table))
+        return self._new(f"load {kind}, ptr getelementptr (i64, ptr @table, i64 {place})")
+
+    def _at(self, address: str, offset: int) -> str:
+        return address if not offset else self._new(f"getelementptr i8, ptr {address}, i64 {offset}")
+
+    def _call(self, kind: str, key: str, *arguments: str) -> str:
+        """A call of a function of the table."""
+        function = self._entry(("function", key))
+        text = f"call {kind} {function}({', '.join(arguments)})"
+        if kind == "void":
+            self._line(text)
+            return ""
+        return self._new(text)
+
+    def _numbers(self, values: tuple[int, ...]) -> str:
+        """A constant array of 64-bit integers."""
+        if not values:
+            return "null"
+        name = self._shapes.get(values)
+        if name is None:
+            name = self._shapes[values] = f"@n{len(self._shapes)}"
+            self._globals.append(f"{name} = private constant [{len(values)} x i64] [{', '.join(f'i64 {each}' for each in values)}]")
+        return name
+
+    def _fresh(self, prefix: str) -> str:
+        """A name for a block."""
+        return f"{prefix}{next(self._count)}"
+
+    def _loop_begin(self, length: int, step: int, begin: int = 0) -> tuple[str, str]:
+        label, before = self._fresh("loop"), self._label
+        self._line(f"br label %{label}")
+        self._begin(label)
+        i = f"%i{next(self._count)}"
+        self._lines.append(f"  {i} = phi i64 [{begin}, %{before}], [{i}.next, %{label}.latch]")
+        return i, label
+
+    def _loop_end(self, i: str, label: str, length: int, step: int) -> None:
+        self._line(f"br label %{label}.latch")
+        self._begin(f"{label}.latch")
+        self._lines.append(f"  {i}.next = add nuw nsw i64 {i}, {step}")
+        more = self._new(f"icmp ult i64 {i}.next, {length}")
+        self._line(f"br i1 {more}, label %{label}, label %{label}.end")
+        self._begin(f"{label}.end")
