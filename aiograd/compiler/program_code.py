@@ -8,16 +8,17 @@ from typing import Any, NoReturn
 
 from aiograd.compiler.forward_code import compile_forward, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
-from aiograd.compiler.node import DeviceProgramNode, ProgramNode, estimate, explain, output_counters
+from aiograd.compiler.node import estimate, explain
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
-from aiograd.compiler.results import relate, returned
+from aiograd.compiler.result_code import results_maker
+from aiograd.compiler.results import only, relate, returned
 from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
 from aiograd.graph.input_metadata import InputMetadata
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TENSOR_CLASS, refresh
+from aiograd.tensors.core import refresh
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 
 #: numbers the runs of all programs, so that the least used is known
@@ -65,6 +66,8 @@ class GuardedCode:
         #: says at once that nothing has changed, see `aiograd.compiler.guard_code`; made at the first run, and anew where other objects are as good
         self._check: Callable[[], Any] = _unknown
         self._checks_made = 0
+        #: True if the result is the only output
+        self.is_plain = result is only and not program.views and program.returns is None
         #: the number of functions made that know the arguments of its calls
         self.checks_of_arguments = 0
 
@@ -154,7 +157,6 @@ class ProgramCode(GuardedCode):
         #: of a program with one output: the backwards for all edges, by the strides of the gradient
         self.whole: dict[Any, Callable[..., list[Any]]] = {}
         self.metadata = tuple([InputMetadata(value.shape, value.dtype, value.device) for value in program.outputs])
-        self.records = bool(self.sources)
         self.saved = saved_names(program)
         saved = set(self.saved)
         self._statements: dict[Any, frozenset[int]] = {}
@@ -166,7 +168,8 @@ class ProgramCode(GuardedCode):
         names_given = {value.name for value in given}
         self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
-        self.is_on_device = program.device != "cpu"
+        #: makes the results of a call; made at the first run
+        self._make: Callable[..., tuple[list[Any], Any]] | None = None
 
     def add_backward(self, key: Any, backward: Callable[..., list[Any]], shared: set[str]) -> None:
         """Keep the code of another kind of pass.
@@ -232,24 +235,10 @@ class ProgramCode(GuardedCode):
         except Exception as error:
             explain(error, self.name)
             raise_refusal(self.name, [tensor._data for tensor in tensors], error)
-        outputs: list[Any] = []
-        cls = TENSOR_CLASS[0]
-        for array in arrays:
-            tensor = cls()
-            tensor._data = array
-            tensor._node = tensor._vc = tensor._x = None
-            tensor._nr = 0
-            outputs.append(tensor)
-        if self.records:
-            if self.is_on_device:
-                node: ProgramNode = DeviceProgramNode(getattr(arrays[0], "__aiograd_stream__", None), self, tensors, saved)
-            else:
-                node = ProgramNode(self, tensors, saved, arena)
-            if mode.collect is not None:
-                mode.collect(node)
-            for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):
-                if value.records:
-                    tensor._node, tensor._nr = node, number
-        if self.records and self.saved_outputs:
-            node.counters = output_counters(outputs, self.saved_outputs)
-        return finished(self, outputs, tensors)
+        make = self._make
+        if make is None:
+            make = self._make = results_maker(self.program, self.sources, self.saved_outputs)
+        outputs, node = make(self, tensors, arrays, saved, arena)
+        if mode.collect is not None and node is not None:
+            mode.collect(node)
+        return outputs[0] if self.is_plain else finished(self, outputs, tensors)
