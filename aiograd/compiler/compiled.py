@@ -167,6 +167,9 @@ class CompiledFunction:
         for check, code in self._checked:
             found = check(args, kwargs, mode)
             if found is not None and code.fit() is Fit.SAME:
+                if not code.checks_of_arguments:  # another one is to be made
+                    with self._lock:
+                        self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
                 inputs += found
                 return None, code
         key = (signature_of(args, kwargs, inputs), mode.grad, mode.dtype, selected(), shared_arrays(inputs))

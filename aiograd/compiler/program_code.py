@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from aiograd.compiler.forward_code import compile_forward, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
+from aiograd.compiler.memory_guards import add_program
 from aiograd.compiler.node import estimate, explain
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
@@ -70,6 +71,11 @@ class GuardedCode:
         self.is_plain = result is only and not program.views and program.returns is None
         #: the number of functions made that know the arguments of its calls
         self.checks_of_arguments = 0
+        add_program(self)
+
+    def renew_checks(self) -> None:
+        """Forget the short comparisons of guards, so that other ones are made."""
+        self._check, self._checks_made, self.checks_of_arguments = _unknown, 0, 0
 
     @property
     def held_bytes(self) -> int:

@@ -355,7 +355,7 @@ def _is_plain(value: Any) -> bool:
     if cls in _PLAIN or cls is TENSOR_CLASS[0]:
         return True
     if cls is np.ndarray:
-        return value.dtype.kind in "fciub"  # type: ignore[no-any-return]
+        return value.dtype.kind in "fciub"
     if cls is tuple or cls is list:
         return all(map(_is_plain, value))
     if cls is slice:
