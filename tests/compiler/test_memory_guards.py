@@ -17,8 +17,7 @@ from aiograd.compiler.watching import kinds
 from aiograd.compiler.watching.reads import Read
 from aiograd.tensors import core
 from tests.compiler import memory
-from tests.compiler.test_compiled_objects import *  # noqa: F403 - once more, with these guards
-from tests.compiler.test_names import *  # noqa: F403
+from tests.compiler.test_names import *  # noqa: F403 - once more, with these guards
 from tests.compiler.test_reads import *  # noqa: F403
 from tests.compiler.test_short_ways import *  # noqa: F403
 from tests.compiler.test_stale_results import *  # noqa: F403
