@@ -175,10 +175,22 @@ def _slotted() -> Slotted:
     return slotted
 
 
+def _shadowed() -> WithProperty:
+    """An object with an attribute that a property comes before."""
+    shadowed = WithProperty()
+    shadowed.__dict__["rate"] = 2.0
+    return shadowed
+
+
 @pytest.mark.parametrize(
-    ("holder", "key"), [(_slotted(), "weight"), (WithProperty(), "rate"), (WithOwnWay(), "rate"), (sys, "argv"), (3, "real")]
+    ("holder", "key"),
+    [
+        (_slotted(), "weight"), (WithProperty(), "rate"), (_shadowed(), "rate"), (WithOwnWay(), "rate"), (WithProperty(), "__class__"), (sys, "argv"),
+        (3, "real"), (int, "__name__"),
+    ],  # fmt: skip
 )
 def test_what_something_else_decides_on_is_not_compared_in_memory(holder: Any, key: str) -> None:
+    assert getattr(holder, "__dict__", {}) is not None  # an object has its dict once it is asked for
     assert not Comparisons().read(Read(kinds.ATTRIBUTE, holder, key, getattr(holder, key), None))
 
 
@@ -254,6 +266,15 @@ def test_a_change_of_a_module_is_seen(name: str) -> None:
     for _ in range(3):
         found, expected = f(x.astype(net[0].weight.dtype)), net(x.astype(net[0].weight.dtype))
         assert found.detach().numpy().tobytes() == expected.detach().numpy().tobytes() and found.dtype == expected.dtype
+
+
+def test_one_array_for_two_arguments_is_another_signature() -> None:
+    f, x, y, z = ag.compile(lambda a, b, c: a * b + c), leaf([1.0, 2.0]), leaf([3.0, 4.0]), np.ones(2)
+    for _ in range(4):
+        f(x, y, z)
+    assert f.statistics().recordings == 1
+    assert f(x, x, z).tolist() == [2.0, 5.0] and f(x, y, y.detach().numpy()).tolist() == [6.0, 12.0]
+    assert f.statistics().recordings == 3
 
 
 def test_guards_that_are_there_are_made_anew(compare: Callable[..., bool]) -> None:
