@@ -41,7 +41,7 @@ REGISTERS, _ARRAY, _EXTENTS, _DISTINCT = 64, 63, 62, 40
 MOST_OBJECTS, MOST_DISTINCT = 32, 8
 _ALL = (1 << 64) - 1
 _LOW = (1 << 32) - 1
-#: what to do with a word: fail if it is the expected one; take the words from two registers
+#: flags of a comparison: it fails if the words are equal; both words are in registers
 _DIFFERS, _OF_REGISTERS = 1 << 8, 1 << 9
 
 _TYPE, _MANAGED_DICT, _DICT_VERSION, _TYPE_VERSION, _FLAGS = 8, -24, 24, 384, 168

@@ -65,7 +65,7 @@ class GuardedCode:
         self.used = 0
         self.runs = 0
         #: says at once that nothing has changed, see `aiograd.compiler.guard_code`; made at the first run, and anew where other objects are as good
-        self._check: Callable[[], Any] = _unknown
+        self.check: Callable[[], Any] = _unknown
         self._checks_made = 0
         #: True if the result is the only output
         self.is_plain = result is only and not program.views and program.returns is None
@@ -75,7 +75,7 @@ class GuardedCode:
 
     def renew_checks(self) -> None:
         """Forget the short comparisons of guards, so that other ones are made."""
-        self._check, self._checks_made, self.checks_of_arguments = _unknown, 0, 0
+        self.check, self._checks_made, self.checks_of_arguments = _unknown, 0, 0
 
     @property
     def held_bytes(self) -> int:
@@ -92,14 +92,14 @@ class GuardedCode:
 
     def fit(self) -> Fit:
         """How the present state compares with the state that the program was made for."""
-        if self._check():
+        if self.check():
             return Fit.SAME
         found = self.compared()
         if found is Fit.SAME and self._checks_made < MOST_CHECKS:
             self._checks_made += 1
             check = surroundings_check([(tensor, records) for tensor, _, _, _, records in self.captured], self.reads)
             if self.compared() is Fit.SAME:  # nothing has changed meanwhile, in another thread
-                self._check = check
+                self.check = check
         return found
 
     def compared(self) -> Fit:

@@ -51,13 +51,12 @@ def _parts(compiled: Any, args: list[Any], settings: Settings) -> tuple[float, f
     """Microseconds of a whole call, of the guards, the program, the results, and of all but the program."""
     for _ in range(WARM):
         compiled(*args)
-    inputs: list[Any] = []
-    _, code = compiled._find(tuple(args), {}, inputs)
+    _, code, inputs = compiled._find(tuple(args), {})
     given = [tensor._data for tensor in (*inputs, *code.program.tensors)]
     arena = code.arenas.take()
     given += [] if arena is None else [arena.arrays]
     sides = (
-        lambda: None, lambda: compiled(*args), lambda: compiled._find(tuple(args), {}, []), lambda: code.forward(*given), lambda: code.run(inputs),
+        lambda: None, lambda: compiled(*args), lambda: compiled._find(tuple(args), {}), lambda: code.forward(*given), lambda: code.run(inputs),
     )  # fmt: skip
     nothing, whole, guards, program, ran = _shortest(sides, settings)
     return whole - nothing, guards - nothing, program - nothing, ran - program, whole - program

@@ -187,7 +187,7 @@ def _shadowed() -> WithProperty:
     [
         (_slotted(), "weight"), (WithProperty(), "rate"), (_shadowed(), "rate"), (WithOwnWay(), "rate"), (WithProperty(), "__class__"), (sys, "argv"),
         (3, "real"), (int, "__name__"),
-    ],  # fmt: skip
+    ],
 )
 def test_what_something_else_decides_on_is_not_compared_in_memory(holder: Any, key: str) -> None:
     assert getattr(holder, "__dict__", {}) is not None  # an object has its dict once it is asked for
