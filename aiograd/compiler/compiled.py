@@ -139,8 +139,7 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_async:
             return self._call_async(args, kwargs)
-        inputs: list[Any] = []
-        key, code = self._find(args, kwargs, inputs)
+        key, code, inputs = self._find(args, kwargs)
         if code is not None:
             return code.run(inputs)
         if key is None:
@@ -156,8 +155,7 @@ class CompiledFunction:
             self._seconds += perf_counter() - began
 
     async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs: list[Any] = []
-        key, code = self._find(args, kwargs, inputs)
+        key, code, inputs = self._find(args, kwargs)
         if code is not None:
             return await code.run_async(inputs)
         if key is None:
@@ -173,32 +171,38 @@ class CompiledFunction:
         finally:
             self._seconds += perf_counter() - began
 
-    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]) -> tuple[Any, Any]:
-        """The key of a call and the code to run; without code a key to record it under, or None to run the function itself."""
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
+        """The key of a call, the code to run, and the Tensors among the arguments.
+
+        Without code there is a key to record the call under, or None to run the function itself.
+        """
         mode = current_mode()
-        if not mode.plain and not _runs_programs(mode):
+        if not mode.plain and (mode.trace is not None or mode.grad) and not _runs_programs(mode):
             if mode.trace is None:
                 self._eager += 1
-            return None, None
+            return None, None, []
         for check, code in self._checked:
             found = check(args, kwargs, mode)
-            if found is not None and code.fit() is Fit.SAME:
-                inputs += found
-                return None, code
+            if found is not None and (code.check() or code.fit() is Fit.SAME):
+                if not code.checks_of_arguments:  # another one is to be made
+                    with self._lock:
+                        self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
+                return None, code, found
+        inputs: list[Any] = []
         key = (signature_of(args, kwargs, inputs), mode.grad, mode.dtype, selected(), shared_arrays(inputs))
         for code in self._codes.get(key, ()):
             fit = code.fit()
             if fit is Fit.SAME and code.takes(inputs):
                 if code.checks_of_arguments < MOST_CHECKS:  # making one takes longer than the comparison
                     self._add_check(code, arguments_check(args, kwargs, inputs, mode, code))
-                return key, code
+                return key, code, inputs
             if fit is Fit.STALE:
                 with self._lock:
                     self._forget(key, code)
         if mode.profiler is not None or key in self._breaks:
             self._eager += 1
-            return None, None
-        return key, None
+            return None, None, inputs
+        return key, None, inputs
 
     def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
         """Put a check for calls like this one first, see `aiograd.compiler.guard_code`."""

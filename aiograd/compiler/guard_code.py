@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.memory_guards import MOST_DISTINCT, MOST_OBJECTS, Comparisons, compare_function
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
@@ -41,6 +42,11 @@ class _Checks:
         self._names = Names()
         self._lines: list[str] = []
         self._locals = 0
+        #: compared in memory, where there is a function for it
+        self._compare = compare_function()
+        self._comparisons = Comparisons()
+        #: names of the objects that the function gets beside the table
+        self._objects: list[str] = []
 
     def load(self, parameters: str, result: str) -> Callable[..., Any]:
         """The function."""
@@ -65,6 +71,20 @@ class _Checks:
     def refuse(self, *conditions: str) -> None:
         """Add a line that returns None if one of these conditions holds."""
         self._lines.append(f"if {' or '.join(conditions)}: return None")
+
+    def compare(self, place: int | None = None) -> None:
+        """Add the line that compares memory."""
+        if len(self._comparisons):
+            given = ", ".join([self.of(self._comparisons.table()), *self._objects])
+            self.of(self._comparisons.kept)
+            self._lines.insert(len(self._lines) if place is None else place, f"if not {self.of(self._compare)}({given}): return None")
+
+    def register(self, name: str) -> int | None:
+        """The number of an object among those that are compared in memory; None if it cannot be one of them."""
+        if self._compare is None or len(self._objects) == MOST_OBJECTS:
+            return None
+        self._objects.append(name)
+        return len(self._objects)
 
     def unpack(self, expression: str, count: int) -> list[str]:
         """Add the unpacking of an expression into so many items; returns their local names."""
@@ -123,6 +143,7 @@ def arguments_check(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[
             checks.refuse("kwargs")
     except _CannotCheck:
         return None
+    checks.distinct()
     checks.taken(code)
     return checks.load("args, kwargs, mode", checks.result())
 
@@ -134,6 +155,8 @@ class _Arguments(_Checks):
         super().__init__()
         self._inputs: list[str] = []
         self._arrays: list[str] = []
+        #: of arrays that are compared in memory, the register, and True for one that is no Tensor's
+        self._registers: list[tuple[int, bool]] = []
         #: names of the Tensors in the graph
         self._recording: list[str] = []
 
@@ -158,15 +181,26 @@ class _Arguments(_Checks):
             for inner, item in zip(self.unpack(name, len(value)), value, strict=True):
                 self.part(inner, item)
         elif isinstance(value, TensorCore):
-            self.refuse(f"{name}.__class__ is not {self.of(cls)}")
             self._inputs.append(name)
-            if value._node is not None:
+            records = value._node is not None
+            if records:
                 self._recording.append(name)
-            self._arrays.append(self.tensor(name, value._data, value._node is not None))
+            register = self.register(name)
+            if register is not None and self._comparisons.tensor(value, records, register):
+                self._registers.append((register, False))
+                self._arrays.append(f"{name}._data")
+            else:
+                self.refuse(f"type({name}) is not {self.of(type(value))}")
+                self._arrays.append(self.tensor(name, value._data, records))
         elif cls is np.ndarray:
-            self.refuse(f"{name}.__class__ is not {self.of(cls)}", *self.layout(name, value))
             self._inputs.append(f"{self.of(make)}({name})")
             self._arrays.append(name)
+            register = self.register(name)
+            if register is not None:
+                self._comparisons.array(value, register)
+                self._registers.append((register, True))
+            else:
+                self.refuse(f"{name}.__class__ is not {self.of(cls)}", *self.layout(name, value))
         elif isinstance(value, (np.ndarray, slice)):
             raise _CannotCheck
         else:
@@ -178,14 +212,22 @@ class _Arguments(_Checks):
         for inner, item in zip(self.unpack(f"{name}.values()", len(value)), value.values(), strict=True):
             self.part(inner, item)
 
-    def result(self) -> str:
-        """The text of the inputs; their arrays have to be distinct."""
+    def distinct(self) -> None:
+        """Write the comparison of the arrays with each other, which have to be distinct, and of the memory of all of them."""
         arrays = self._arrays
-        if len(arrays) > 3:
+        if 1 < len(arrays) == len(self._registers) <= MOST_DISTINCT:
+            for register, is_array in self._registers:
+                self._comparisons.distinct(register, is_array=is_array)
+            arrays = []
+        self.compare()
+        if len(arrays) > MOST_DISTINCT:
             ids = ", ".join([f"id({name})" for name in arrays])
             self.refuse(f"len({{{ids}}}) != {len(arrays)}")
         elif len(arrays) > 1:
             self.refuse(*[f"{one} is {other}" for i, one in enumerate(arrays) for other in arrays[:i]])
+
+    def result(self) -> str:
+        """The text of the inputs."""
         return f"[{', '.join(self._inputs)}]"
 
 
@@ -203,6 +245,7 @@ def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], reads: list[
     for read in reads:
         checks.read(read)
     checks.captured(list(captured))
+    checks.compare(0)
     return checks.load("", "True")
 
 
@@ -211,6 +254,8 @@ class _Surroundings(_Checks):
 
     def captured(self, tensors: list[tuple[TensorCore, bool]]) -> None:
         """Write the comparison of the layout of captured Tensors."""
+        if self._compare is not None:
+            tensors = [entry for entry in tensors if not self._comparisons.tensor(*entry)]
         if len(tensors) <= _MANY or any([tensor._data.__class__ is not np.ndarray for tensor, _ in tensors]):
             for tensor, records in tensors:
                 self.tensor(self.of(tensor), tensor._data, records)
@@ -226,6 +271,8 @@ class _Surroundings(_Checks):
 
     def read(self, read: Read) -> None:
         """Write the comparison of a read's value."""
+        if self._compare is not None and self._comparisons.read(read):
+            return
         value = read.now()
         is_name = read.kind in _NAMES and read.key.isidentifier() and not iskeyword(read.key)
         if read.kind in _NAMES and not is_name:

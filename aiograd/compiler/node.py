@@ -40,13 +40,14 @@ from aiograd.graph.released import ReleasedVariables
 from aiograd.ops.slice_gradient import dense
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import map_tree
-from aiograd.tensors.core import counter_of, make, move_to
+from aiograd.tensors.core import make, move_to
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.record import call
 
 #: estimated nanoseconds of a statement beside its arithmetic; and of one on a device, which only starts work there
 STATEMENT_NS = 300.0
 START_NS = 20_000.0
+_NOTHING: frozenset[int] = frozenset()
 
 
 class ProgramNode(Node):
@@ -57,6 +58,8 @@ class ProgramNode(Node):
         tensors: the Tensors that the program read: inputs, then captured ones.
         arrays: the arrays that the forward saved.
         arena: the memory that the forward computed in.
+        next_nodes, next_nrs: the edges, to the Tensors at `ProgramCode.sources`.
+        versions: the versions of the Tensors.
     """
 
     __slots__ = ("arena", "code", "_arrays", "tensors", "versions", "counters", "_ran", "_gone", "_released")
@@ -67,22 +70,31 @@ class ProgramNode(Node):
     is_divisible = False
     is_traceable = True
 
-    def __init__(self, code: Any, tensors: list[Any], arrays: tuple[Any, ...], arena: Arena | None = None) -> None:
+    def __init__(
+        self,
+        code: Any,
+        tensors: list[Any],
+        arrays: tuple[Any, ...],
+        arena: Arena | None,
+        next_nodes: tuple[Node | None, ...],
+        next_nrs: tuple[int, ...],
+        versions: tuple[int, ...],
+    ) -> None:
         self._seq = _next_sequence()
         self._extra = None
         self.code = code
-        self.next_nodes = tuple([tensors[number]._node for number in code.sources])
-        self.next_nrs = tuple([tensors[number]._nr for number in code.sources])
+        self.next_nodes = next_nodes
+        self.next_nrs = next_nrs
         #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
         self._arrays: Any = arrays
         self.arena = arena
         #: of the last run, for each output True if it had a gradient, for each edge True if it was wanted; None where no run has noted it
         self._ran: Any = None
         #: statements with freed arrays, and the `ReleasedVariables` with the reason
-        self._gone: frozenset[int] = frozenset()
+        self._gone: frozenset[int] = _NOTHING
         self._released: Any = None
         self.tensors = tensors
-        self.versions = tuple([0 if tensor._vc is None else tensor._vc[0] for tensor in tensors])
+        self.versions = versions
         #: version counters of outputs with saved values
         self.counters: tuple[list[int], ...] = ()
 
@@ -399,11 +411,6 @@ def explain(error: BaseException, name: str) -> None:
         trace = trace.tb_next
     if found is not None:
         error.add_note(f"in the compiled function {name}, statement `{found}`")
-
-
-def output_counters(outputs: Sequence[Any], places: Sequence[int]) -> tuple[list[int], ...]:
-    """New version counters of the outputs that the backward needs."""
-    return tuple([counter_of(outputs[place]) for place in places])
 
 
 def _rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any]) -> tuple[dict[str, Any], list[Node]]:

@@ -21,6 +21,7 @@ Note [Programs on a device]
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -107,10 +108,8 @@ class Statement:
     @property
     def cost(self) -> float:
         """Estimated nanoseconds of its backward."""
-        cost = self.op.cost
         shapes = tuple([() if value is None else value.shape for value in self.arrays])
-        main = max([value.shape for value in self.outputs], key=math.prod, default=())
-        return float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
+        return _cost(self.op.cost, tuple([value.shape for value in self.outputs]), shapes)
 
     @property
     def is_on_device(self) -> bool:
@@ -226,6 +225,12 @@ class Program:
         for value, number in at.items():
             found.setdefault(number, []).append(value)
         return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _cost(cost: Any, outputs: tuple[Shape, ...], shapes: tuple[Shape, ...]) -> float:
+    main = max(outputs, key=math.prod, default=())
+    return float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
 
 
 def layout_of(array: Any) -> Any:

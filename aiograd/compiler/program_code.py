@@ -10,18 +10,20 @@ from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged, forward_code, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
+from aiograd.compiler.memory_guards import add_program
 from aiograd.compiler.native.tiers import HOT, NativeTier, compiler, native_problem
-from aiograd.compiler.node import DeviceProgramNode, ProgramNode, estimate, explain, output_counters
+from aiograd.compiler.node import estimate, explain
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
-from aiograd.compiler.results import relate, returned
+from aiograd.compiler.result_code import results_maker
+from aiograd.compiler.results import only, relate, returned
 from aiograd.compiler.source import load
 from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
 from aiograd.graph.input_metadata import InputMetadata
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TENSOR_CLASS, refresh
+from aiograd.tensors.core import refresh
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 
 #: numbers the runs of all programs, so that the least used is known
@@ -67,10 +69,17 @@ class GuardedCode:
         self.used = 0
         self.runs = 0
         #: says at once that nothing has changed, see `aiograd.compiler.guard_code`; made at the first run, and anew where other objects are as good
-        self._check: Callable[[], Any] = _unknown
+        self.check: Callable[[], Any] = _unknown
         self._checks_made = 0
+        #: True if the result is the only output
+        self.is_plain = result is only and not program.views and program.returns is None
         #: the number of functions made that know the arguments of its calls
         self.checks_of_arguments = 0
+        add_program(self)
+
+    def renew_checks(self) -> None:
+        """Forget the short comparisons of guards, so that other ones are made."""
+        self.check, self._checks_made, self.checks_of_arguments = _unknown, 0, 0
 
     @property
     def held_bytes(self) -> int:
@@ -87,14 +96,14 @@ class GuardedCode:
 
     def fit(self) -> Fit:
         """How the present state compares with the state that the program was made for."""
-        if self._check():
+        if self.check():
             return Fit.SAME
         found = self.compared()
         if found is Fit.SAME and self._checks_made < MOST_CHECKS:
             self._checks_made += 1
             check = surroundings_check([(tensor, records) for tensor, _, _, _, records in self.captured], self.reads)
             if self.compared() is Fit.SAME:  # nothing has changed meanwhile, in another thread
-                self._check = check
+                self.check = check
         return found
 
     def compared(self) -> Fit:
@@ -166,7 +175,6 @@ class ProgramCode(GuardedCode):
         #: of a program with one output: the backwards for all edges, by the strides of the gradient
         self.whole: dict[Any, Callable[..., list[Any]]] = {}
         self.metadata = tuple([InputMetadata(value.shape, value.dtype, value.device) for value in program.outputs])
-        self.records = bool(self.sources)
         self.saved = saved_names(program)
         saved = set(self.saved)
         self._statements: dict[Any, frozenset[int]] = {}
@@ -178,17 +186,18 @@ class ProgramCode(GuardedCode):
         names_given = {value.name for value in given}
         self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
-        self.is_on_device = program.device != "cpu"
         #: the number of runs before the one that asks for native functions; 0: none does
         self.tier = tier
         #: by key of a backward: names of the saved values that its results may share memory with
         self.shared: dict[Any, set[str]] = {}
-        self.hot = 0 if self.is_on_device or tier == "numpy" else HOT
+        self.hot = 0 if program.device != "cpu" or tier == "numpy" else HOT
         #: what makes native functions; None where none are made
         self.native = NativeTier(self, plain) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0
             self.native.begin()
+        #: makes the results of a call; made at the first run
+        self._make: Callable[..., tuple[list[Any], Any]] | None = None
 
     def add_backward(self, key: Any, plain: ArrayCode, backward: Callable[..., list[Any]], shared: set[str]) -> None:
         """Keep the code of another kind of pass.
@@ -268,24 +277,10 @@ class ProgramCode(GuardedCode):
         except Exception as error:
             explain(error, self.name)
             raise_refusal(self.name, [tensor._data for tensor in tensors], error)
-        outputs: list[Any] = []
-        cls = TENSOR_CLASS[0]
-        for array in arrays:
-            tensor = cls()
-            tensor._data = array
-            tensor._node = tensor._vc = tensor._x = None
-            tensor._nr = 0
-            outputs.append(tensor)
-        if self.records:
-            if self.is_on_device:
-                node: ProgramNode = DeviceProgramNode(getattr(arrays[0], "__aiograd_stream__", None), self, tensors, saved)
-            else:
-                node = ProgramNode(self, tensors, saved, arena)
-            if mode.collect is not None:
-                mode.collect(node)
-            for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):
-                if value.records:
-                    tensor._node, tensor._nr = node, number
-        if self.records and self.saved_outputs:
-            node.counters = output_counters(outputs, self.saved_outputs)
-        return finished(self, outputs, tensors)
+        make = self._make
+        if make is None:
+            make = self._make = results_maker(self.program, self.sources, self.saved_outputs)
+        outputs, node = make(self, tensors, arrays, saved, arena)
+        if mode.collect is not None and node is not None:
+            mode.collect(node)
+        return outputs[0] if self.is_plain else finished(self, outputs, tensors)

@@ -35,10 +35,13 @@ from aiograd.ops.op import Fused, Op
 from aiograd.running import devices
 from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of, map_tree
-from aiograd.tensors.core import TensorCore, make, refresh
+from aiograd.tensors.core import TENSOR_CLASS, TensorCore, make, refresh
 
 #: rows beside those with masks
 _SHAPED_BY_VALUES = ("nonzero", "unique_values")
+#: types of arguments of rows that run no code of the user
+_PLAIN = frozenset((int, float, complex, bool, str, type(None), type(...)))
+
 
 class ProgramRecorder:
     """Collects the statements of one call.
@@ -103,6 +106,15 @@ class ProgramRecorder:
         self._before.setdefault(id(leaf), (leaf, array_of(leaf.grad)))
 
     # ---------------------------------------------------------------- told by the mode
+
+    def pauses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Stop to watch while a row runs that reads nothing but its arguments; returns the trace function to go on with, None to watch on.
+
+        Args:
+            args, kwargs: the arguments; among others than Tensors, arrays and numbers there may be functions of the user.
+        """
+        watcher = self.watcher
+        return watcher.pauses() if watcher.can_pause and all(map(_is_plain, args)) and (not kwargs or all(map(_is_plain, kwargs.values()))) else None
 
     def ran(
         self, op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[TensorCore], residuals: tuple[Any, ...], fused: Fused | None
@@ -335,6 +347,20 @@ class ProgramRecorder:
         if known is None or not known.records:
             return array if known is None else known
         return Value(known.kind, known.index, known.shape, known.dtype, False, known.strides, known.device)
+
+
+def _is_plain(value: Any) -> bool:
+    """True for an argument of a row that has no code of the user."""
+    cls = type(value)
+    if cls in _PLAIN or cls is TENSOR_CLASS[0]:
+        return True
+    if cls is np.ndarray:
+        return value.dtype.kind in "fciub"
+    if cls is tuple or cls is list:
+        return all(map(_is_plain, value))
+    if cls is slice:
+        return _is_plain(value.start) and _is_plain(value.stop) and _is_plain(value.step)
+    return isinstance(value, TensorCore) and cls.__module__.startswith("aiograd.")
 
 
 def _at(where: Any) -> str:

@@ -43,7 +43,7 @@ def shape_of(result: Any, outputs: list[Any], function: Callable[..., Any], name
     """
     if isinstance(result, TensorCore):
         outputs.append(result)
-        return _only
+        return only
     for other in others_in(result):
         if inspect.iscoroutine(other):
             other.close()
@@ -68,7 +68,8 @@ def others_in(result: Any) -> list[Any]:
     return [] if result is None or isinstance(result, TensorCore) else [result]
 
 
-def _only(outputs: list[Any]) -> Any:
+def only(outputs: list[Any]) -> Any:
+    """The result of a function that returns one Tensor."""
     return outputs[0]
 
 

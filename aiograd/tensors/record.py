@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,15 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     Returns:
         A Tensor, or a tuple of Tensors for a row with several outputs.
     """
-    tensors, statics = _bind(op, args, kwargs)
     mode = current_mode()
+    if mode.trace is not None:
+        tracer = mode.trace.pauses(args, kwargs)
+        if tracer is not None:
+            try:
+                return call(op, args, kwargs)
+            finally:
+                sys.settrace(tracer)
+    tensors, statics = _bind(op, args, kwargs)
     arrays: list[Any] = []
     needs: list[bool] = []
     lean = op.outputs == 1 and (mode.plain or mode.collects or not (mode.grad or mode.watched))
@@ -103,6 +111,10 @@ def _call_general(
         node = None
     elif mode.plain and device == "cpu" and op.outputs != 1:
         node = attach_results(op, tensors, statics, outputs, residuals, fused, mode)
+    elif device == "cpu" and op.outputs == 1 and outputs[0]._data.__class__ is _ndarray and _only_records(mode):
+        needs = [tensor is not None and tensor._node is not None for tensor in tensors]
+        attach_result(op, tensors, needs, statics, outputs[0], residuals, fused, mode)
+        node = outputs[0]._node
     else:
         node = attach(op, tensors, statics, outputs, residuals, mode, device, fused)
     if op.view and outputs and shares_memory(outputs[0]._data, arrays[0]):
@@ -112,6 +124,11 @@ def _call_general(
     if mode.trace is not None:
         mode.trace.ran(op, tensors, statics, outputs, residuals, fused)
     return outputs[0] if op.outputs == 1 else tuple(outputs)
+
+
+def _only_records(mode: Mode) -> bool:
+    """True if the mode is plain but for a recording."""
+    return mode.trace is not None and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None and mode.collect is None
 
 
 def _bind(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.compiler.recording import ProgramRecorder
 from aiograd.compiler.watching import kinds, watcher
 from aiograd.compiler.watching.instructions import Does, watched_in
 from aiograd.compiler.watching.reads import Fit, Reads
@@ -244,3 +245,53 @@ def test_recordings_on_several_threads_at_once_and_frames_that_outlive_them() ->
     finally:
         sys.setswitchinterval(interval)
     assert not failures
+
+
+# -------------------------------------------------------------------- rows
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="to change the trace function costs more than it saves")
+def test_rows_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    before = ProgramRecorder.ran
+
+    def noted(self: Any, op: Any, *args: Any) -> None:
+        seen.append((op.name, sys.gettrace() is None))
+        before(self, op, *args)
+
+    monkeypatch.setattr(ProgramRecorder, "ran", noted)
+    usual, conf = sys.gettrace(), types.SimpleNamespace(scale=2.0)
+    f = ag.compile(lambda x: (x * 3.0 + x[0]).sum() * conf.scale)
+    assert f(ag.ones(2)).item() == 16.0 and sys.gettrace() is usual
+    assert [name for name, _ in seen] == ["mul", "getitem", "add", "sum", "mul"]
+    assert all(is_off for _, is_off in seen) is (usual is None)  # beside another trace function, such as a debugger's, nothing is switched off
+    conf.scale = 3.0  # read between rows
+    assert f(ag.ones(2)).item() == 24.0
+
+
+def test_a_row_that_fails_is_watched_on() -> None:
+    conf = types.SimpleNamespace(scale=2.0)
+
+    def plain(x: Any) -> Any:
+        with contextlib.suppress(ag.errors.ShapeError):
+            x @ ag.ones(7)
+        return x * conf.scale
+
+    f = ag.compile(plain, on_break="eager")
+    assert f(ag.ones(2)).tolist() == [2.0, 2.0]
+    conf.scale = 3.0
+    assert f(ag.ones(2)).tolist() == [3.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore:the compiled function:UserWarning")
+def test_an_argument_of_a_row_that_has_code_is_watched() -> None:
+    seen: list[bool] = []
+
+    class Axis:
+        def __index__(self) -> int:
+            seen.append(sys.gettrace() is not None)
+            return 0
+
+    f = ag.compile(lambda x: x.sum(axis=Axis()), on_break="eager")  # type: ignore[arg-type]
+    assert f(ag.ones(2, 2)).tolist() == [2.0, 2.0]
+    assert seen and all(seen)

@@ -36,6 +36,7 @@ from aiograd.tensors.core import TensorCore
 _CONTAINERS = (list, dict, set)
 #: operands that are neither containers nor arrays
 _NOT_READ = (TensorCore, int, float, str)
+_CAN_PAUSE = sys.version_info < (3, 12)
 _IS_3_12 = sys.version_info[:2] == (3, 12)
 _NEVER_RUN: Any = (None for _ in ())
 _NEVER_RUN.gi_frame.f_trace_opcodes = True
@@ -60,6 +61,10 @@ class Watcher:
         #: False while a function runs with global names and modules that are taken as constant
         self.has_names = True
         self._before: Any = None
+        #: the trace function of the watched thread
+        self._own: Any = None
+        #: True while functions are watched and the trace function may be taken away for a while
+        self.can_pause = False
         self._lines: dict[Any, tuple[str, str]] = {}
 
     @contextmanager
@@ -70,16 +75,30 @@ class Watcher:
             yield
             return
         before = self._before = sys.gettrace()
-        sys.settrace(self._tracer())
+        self._own = self._tracer()
+        self.can_pause = _CAN_PAUSE and before is None
+        sys.settrace(self._own)
         try:
             yield
         finally:
+            self.can_pause = False
             sys.settrace(before)
+
+    def pauses(self) -> Any:
+        """Stop to watch; returns the trace function to go on with, None where this thread is not watched.
+
+        An interpreter that looks for a trace function executes every instruction of every function slowly. From 3.12 on to change the trace
+        function costs more than it saves.
+        """
+        if sys.gettrace() is not self._own:
+            return None
+        sys.settrace(None)
+        return self._own
 
     def ends(self) -> None:
         """Forget the trace functions, which refer to this object."""
         self._tracers.clear()
-        self._before = self._left = None
+        self._before = self._left = self._own = None
 
     def line(self) -> tuple[str, str]:
         """The user's line that runs, by its place and its text."""
