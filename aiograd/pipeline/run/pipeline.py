@@ -154,6 +154,7 @@ class Pipeline(PipelineReplicas):
             loss_fn=loss_fn,
             scale=1.0 / self._plan.microbatches if scale_gradients else 1.0,
             recovers=respawn is not None,
+            absorbs=absorb,
             handlers=self._handlers,
             events=self.events,
         )
@@ -387,9 +388,11 @@ class Pipeline(PipelineReplicas):
         """A step that is prepared everywhere, and its results; repeated without workers that are lost, if they are absorbed."""
         shares = self._coordinator.shares(batch.calls, self._scales)
         random: StepRandom | None = None
+        repeats: int | None = None
         while True:
             try:
-                decision = await self._begin(batch, trains)
+                decision = await self._begin(batch, trains, repeats)
+                repeats = (repeats or decision.step) if trains else None
                 decision.work.keeps_outputs = keeps_outputs
                 random = StepRandom() if random is None else random
                 return decision, await self._coordinator.run(decision, trains, random, shares, self.clip_norm if trains else None)
@@ -397,11 +400,18 @@ class Pipeline(PipelineReplicas):
                 if not self._coordinator.lose(error):
                     raise
 
-    async def _begin(self, batch: Batch, trains: bool) -> PipelineDecision:
-        """A new step, with the microbatches on their way to the first stage and the targets to the last."""
+    async def _begin(self, batch: Batch, trains: bool, repeats: int | None) -> PipelineDecision:
+        """A new step, with the microbatches on their way to the first stage and the targets to the last, as far as these have not got them.
+
+        Args:
+            batch: the batch.
+            trains: with backward.
+            repeats: the number of the step that it repeats.
+        """
         coordinator = self._open()
         await coordinator.settle()
         await coordinator.connect()
+        await coordinator.ask_known(repeats)
         self.events.clear()
         self._steps += 1
         decision = coordinator.open(self._steps, trains)

@@ -21,7 +21,7 @@ class PipelineWork(StepWork):
         recovers: lost workers are replaced.
     """
 
-    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank")
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank", "known")
 
     def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
         super().__init__(step)
@@ -35,9 +35,13 @@ class PipelineWork(StepWork):
         self.witnesses: Sequence[Any] = ()
         #: the rank of each stage
         self.stage_to_rank: Sequence[int] = ()
+        #: the values that need not be sent
+        self.known: set[Key] = set()
 
     def put(self, rank: int, key: Key, value: Any) -> None:
-        """Hand a value to a rank, here or elsewhere."""
+        """Hand a value to a rank, here or elsewhere, unless it has it."""
+        if key in self.known:
+            return
         mailbox = self.mailboxes.get(rank)
         if mailbox is not None:
             mailbox.put(key, value)
