@@ -7,8 +7,9 @@ Note [Microbatches taken over]
     without a loss. Stages are numbered through over all replicas, replica by replica, in rows and in keys of values; all values between
     stages go through mailboxes, since the next stage of a microbatch may be anywhere.
 
-    Buffers that change in forwards, such as running statistics, would be those of no replica: a step in which they change where a stage is lost
-    fails, and changes nothing.
+    A step in which forwards change buffers where a stage is lost, such as running statistics, fails and changes nothing. Buffers belong to a
+    replica: its microbatches change them one after another, and may read them, beginning with the step's. Those of a lost replica are dealt to
+    several workers and computed there among the workers' own, so they would see, and leave behind, the buffers of no replica.
 """
 
 from __future__ import annotations
@@ -150,6 +151,7 @@ class AbsorbedExecution(StepExecution):
             key = (kind, first + stage, microbatch)
             work.put(homes[str(key[1])][microbatch], key, value)
             work.known.add(key)
+        self._kept = None
 
     def _checked(self, action: Action | None, homes: Mapping[int, Sequence[int]]) -> Action:
         if action is None or action.stage not in homes or action.stage % self._count not in self.assignment.stages:

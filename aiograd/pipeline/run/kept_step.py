@@ -2,11 +2,11 @@
 
 Note [Nothing is done twice]
     With `Pipeline(absorb=True)` a step that is given up since a worker was lost is taken again in the same call, with another number and other rows,
-    but on the same inputs and with the same random numbers. So everything that the other members have computed for it is still right: each
-    keeps the activations of microbatches under way, the sum of its weight gradients so far, the values that have come for it, and the values that it has
-    sent. It says which values it needs no more (`KnownValues`), leaves out the actions that are done, and sends what it has made before to the
-    ranks that have not got it: to those that compute a lost stage from now on above all. A computation that the loss has cut short is done again, and
-    so is everything that was taken over from a rank lost before: its gradients may have been on a worker that is lost now.
+    but on the same inputs and with the same random numbers. So everything that the other members have computed for it is still right: each keeps
+    the activations of microbatches under way, the sum of its weight gradients so far, the values that have come for it, and those that it has made
+    for others. It says which values it needs no more (`KnownValues`), leaves out the actions that are done, and sends what it has made before to
+    the ranks that have not got it: above all to those that compute a lost stage from now on. A computation that the loss has cut short is done
+    again, and so is everything that was taken over from a rank lost before: its gradients may have been on a worker that is lost now.
 
     Where the forwards of a member change buffers, undoing the step has put these back, so it keeps nothing and begins anew.
 """
@@ -65,13 +65,8 @@ class KeptStep:
 
     def _of_done(self, stage: int, progress: StageProgress) -> StageProgress:
         """Without computations that were cut short."""
-        return StageProgress(
-            {number: value for number, value in progress.saved.items() if (stage, _K.F, number) in self._done},
-            {number: value for number, value in progress.groups.items() if (stage, _K.I, number) in self._done},
-            {number: value for number, value in progress.runners.items() if (stage, _K.I, number) in self._done},
-            {number: value for number, value in progress.losses.items() if (stage, _K.F, number) in self._done},
-            {number: value for number, value in progress.outputs.items() if (stage, _K.F, number) in self._done},
-        )
+        parts = zip(progress, (_K.F, _K.I, _K.I, _K.F, _K.F), strict=True)
+        return StageProgress(*({number: held[number] for number in held if (stage, kind, number) in self._done} for held, kind in parts))
 
     def has_done(self, stage: int, action: Action) -> bool:
         """True if an action on a stage is done, or a part of a computation that is done."""

@@ -175,7 +175,8 @@ class StageMember(StepMember[PipelineWork]):
         """Keep what is done of a step for the lease from now on: if the step is not repeated by then, it never is."""
         if self._expiry is not None:
             self._expiry.cancel()
-        self._expiry = None if self._ranks.kept is None else self._worker.call_at(asyncio.get_running_loop().time() + self._worker.lease, self._drop_kept)
+        until = asyncio.get_running_loop().time() + self._worker.lease
+        self._expiry = None if self._ranks.kept is None else self._worker.call_at(until, self._drop_kept)
 
     def _drop_kept(self) -> None:
         if self._expiry is not None:

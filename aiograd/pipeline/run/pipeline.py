@@ -80,8 +80,10 @@ class Pipeline(PipelineReplicas):
             counts once, for any number of replicas. None: they are not scaled.
         timeout: seconds that a step may take on other workers; None: their default.
         absorb: True, with at least two replicas: when a worker is lost before a step is decided, workers of other replicas with the same stages
-            compute its microbatches, in the same call and from then on, to the same bits; see `absorbed` and `replace`. The step in which it is lost
-            is repeated, and the batch is kept until it is over. Not where forwards change buffers of these stages: then steps fail.
+            compute its microbatches, in the same call and from then on, to the same bits; see `absorbed` and `replace`. The others repeat nothing
+            that they have done in the step; for that the batch, and the values between stages, are kept until the step is over. Steps fail with a
+            PipelineError where forwards change buffers of these stages, such as running statistics: a replica's microbatches change them one after
+            another, and here they are computed on several workers, among others. Members of other stages with such buffers begin the step anew.
 
     Attributes:
         clip_norm: may be changed between steps, for instance where only the last of several steps before the optimizer's is to scale.

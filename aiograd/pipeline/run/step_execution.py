@@ -35,6 +35,9 @@ class StepExecution:
         reduction: adds up gradients over the replicas of these stages; None: there are no others.
     """
 
+    #: the number of the first stage of this replica, where stages of all replicas are numbered through
+    _first_stage = 0
+
     def __init__(
         self,
         assignment: StageAssignment,
@@ -101,9 +104,6 @@ class StepExecution:
                 self.accumulator.clear()
             self.clear()
             raise
-
-    #: the number of the first stage of this replica, among those of all replicas where they are numbered through
-    _first_stage = 0
 
     def _keep(self) -> KeptStep | None:
         """See Note [Nothing is done twice] in `kept_step`."""

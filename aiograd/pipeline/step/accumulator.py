@@ -81,9 +81,9 @@ class GradientSum(Staged):
         #: its place among all leaves; the least key that it got
         self.place: tuple[int, int, int] | None = None
 
-    def copied(self) -> GradientSum:
+    def copied(self, leaf: AccumulateGrad) -> GradientSum:
         """The same sum, where it is one term of a sum over replicas; this one is added to no more."""
-        made = GradientSum(self.target, set(self.stages), self.is_part)
+        made = GradientSum(leaf, set(self.stages), self.is_part)
         made.grad, made.waiting, made.place = self.grad, dict(self.waiting), self.place
         return made
 
@@ -142,7 +142,7 @@ class GradientAccumulator:
             return None
         made = GradientAccumulator(self._leaves, self._microbatches, reduction)
         made._frontier, made._ahead = dict(self._frontier), {stage: set(ahead) for stage, ahead in self._ahead.items()}
-        made._sums = {leaf: entry.copied() for leaf, entry in self._sums.items()}
+        made._sums = {leaf: entry.copied(leaf) for leaf, entry in self._sums.items()}
         made._blocked = dict(self._blocked)
         return made
 
