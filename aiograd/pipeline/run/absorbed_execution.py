@@ -8,8 +8,8 @@ Note [Microbatches taken over]
     stages go through mailboxes, since the next stage of a microbatch may be anywhere.
 
     A step in which forwards change buffers where a stage is lost, such as running statistics, fails and changes nothing. Buffers belong to a
-    replica: its microbatches change them one after another, and may read them, beginning with the step's. Those of a lost replica are dealt to
-    several workers and computed there among the workers' own, so they would see, and leave behind, the buffers of no replica.
+    replica: its microbatches change them one after another, and may read them, beginning with the step's. The microbatches of a lost replica
+    are dealt to several workers and computed there among the workers' own, so they would see, and leave behind, the buffers of no replica.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AbsorbedExecution(StepExecution):
         assignment: of the member without a loss.
         absorbed: its part.
         work, trains, random, calls, reduction: as of `StepExecution`.
-        kept: what is done of the step already; None: nothing.
+        kept: the work for the step that is done already; None: there is none.
 
     Raises:
         ArgumentError: the rows do not fit the stages that live here. PipelineError: values will not be sent that are not here any more.
@@ -132,12 +132,12 @@ class AbsorbedExecution(StepExecution):
         return kept is not None and 0 <= stage < self._count and kept.has_done(stage, action)
 
     def _resume(self) -> None:
-        """Go on with what is kept of the step, and send what others have not got; see Note [Nothing is done twice] in `kept_step`."""
+        """Go on with the kept work, and send the values that others have not got; see Note [Nothing is done twice] in `kept_step`."""
         first, work, kept, homes = self._first_stage, self.work, self._kept, self._absorbed.homes
         work.known = set() if self._absorbed.known is None else keys_of(self._absorbed.known)
         expected = {key for key in work.known if key[1] - first in self.assignment.stages}
         if not expected <= (set() if kept is None else keys_of(kept.known(), first)):
-            raise PipelineError(f"a step of a pipeline cannot be repeated: what was done of step {self.repeats} is not kept any more on this worker")
+            raise PipelineError(f"a step of a pipeline cannot be repeated: the work for step {self.repeats} is not kept any more on this worker")
         if kept is None:
             return
         for stage, progress in kept.stages.items():

@@ -130,7 +130,7 @@ class PipelineCoordinator(PipelineMembers):
         return decision
 
     async def ask_known(self, repeats: int | None) -> None:
-        """Ask members what they need no more of a step that is repeated; cancelled or failed, the step is not begun.
+        """Ask members for the `KnownValues` of a step that is repeated; cancelled or failed, the step is not begun.
 
         Args:
             repeats: the number that it had at first; None: it is a new one.

@@ -1,14 +1,15 @@
-"""KeptStep: what a member has done of a step that was given up, for the step that takes its place after the loss of another worker.
+"""KeptStep: the work of a member for a step that was given up, for the step that takes its place after the loss of another worker.
 
 Note [Nothing is done twice]
     With `Pipeline(absorb=True)` a step that is given up since a worker was lost is taken again in the same call, with another number and other rows,
-    but on the same inputs and with the same random numbers. So everything that the other members have computed for it is still right: each keeps
-    the activations of microbatches under way, the sum of its weight gradients so far, the values that have come for it, and those that it has made
-    for others. It says which values it needs no more (`KnownValues`), leaves out the actions that are done, and sends what it has made before to
-    the ranks that have not got it: above all to those that compute a lost stage from now on. A computation that the loss has cut short is done
-    again, and so is everything that was taken over from a rank lost before: its gradients may have been on a worker that is lost now.
+    but on the same inputs and with the same random numbers. So all that the other members have computed for it is still right: each keeps the
+    activations of microbatches under way, the sum of its weight gradients so far, the values that have come for it, and the values that it has
+    made for others. It tells the coordinating process the values that need not come again (`KnownValues`), leaves out the actions that are done, and
+    sends the values that it has made to ranks that have not got them, above all to the new ranks of a lost stage. A computation that the loss
+    has cut short is done again, and so is all work that was taken over from a rank lost before: its gradients may have been on the worker that
+    is lost now.
 
-    Where the forwards of a member change buffers, undoing the step has put these back, so it keeps nothing and begins anew.
+    Where the forwards of a member change buffers, undoing the step has put these back, so the member keeps nothing and begins anew.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _PART = {_K.RECV_F: _K.F, _K.F: _K.F, _K.SEND_F: _K.F, _K.RECV_B: _K.I, _K.I: _K
 
 
 class KeptStep:
-    """What a member has done of a step, for the microbatches of its own replica.
+    """The work of a member for a step, on the microbatches of its own replica.
 
     Args:
         repeats: the number that the step had at first.
@@ -86,7 +87,7 @@ class KeptStep:
         keys = set(self.values)
         for stage, kind, microbatch in self._done:
             if kind is _K.F:
-                keys |= {(ENTRY, stage, microbatch), (FORWARD, stage, microbatch), (TARGET, stage, microbatch)}
+                keys |= {(FORWARD if stage else ENTRY, stage, microbatch), (TARGET, stage, microbatch)}
             elif kind is _K.I:
                 keys.add((BACKWARD, stage, microbatch))
         return known_values(keys)

@@ -172,7 +172,7 @@ class StageMember(StepMember[PipelineWork]):
             self._drop_kept()
 
     def _keep_kept(self) -> None:
-        """Keep what is done of a step for the lease from now on: if the step is not repeated by then, it never is."""
+        """Keep the work for a step for the lease from now on: if the step is not repeated by then, it never is."""
         if self._expiry is not None:
             self._expiry.cancel()
         until = asyncio.get_running_loop().time() + self._worker.lease

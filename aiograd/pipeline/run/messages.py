@@ -48,7 +48,7 @@ class StagesRequest(WireMessage):
     last_stage: Count
     scale: float
     recovers: bool
-    absorbs: bool
+    absorbs: bool | None = None
 
 
 @message(code="pipeline", wire=list)

@@ -156,7 +156,7 @@ class Pipeline(PipelineReplicas):
             loss_fn=loss_fn,
             scale=1.0 / self._plan.microbatches if scale_gradients else 1.0,
             recovers=respawn is not None,
-            absorbs=absorb,
+            absorbs=True if absorb else None,
             handlers=self._handlers,
             events=self.events,
         )

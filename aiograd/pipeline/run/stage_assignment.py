@@ -40,8 +40,8 @@ class StageAssignment(NamedTuple):
     scale: float
     #: lost workers are replaced
     recovers: bool
-    #: what is done of a step is kept while it is not committed, in case it is repeated without a lost worker
-    absorbs: bool = False
+    #: the work for a step is kept while it is not committed, in case it is repeated without a lost worker
+    absorbs: bool | None = None
     handlers: Mapping[ActionKind, Callable[[Action], Any]] = {}
     #: takes the actions that are carried out
     events: list[ExecutedAction] | None = None

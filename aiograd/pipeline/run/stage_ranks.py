@@ -35,7 +35,7 @@ class StageRanks:
         #: the same stages of other replicas, once these ranks have joined them
         self.replicated: ReplicatedStages | None = None
         self.calls = ModuleCalls()
-        #: what is done of a step that is not committed, in case it is repeated without a lost worker
+        #: the work for a step that is not committed, in case it is repeated without a lost worker
         self.kept: KeptStep | None = None
         #: done when the step that runs has ended
         self._over: asyncio.Future[None] | None = None

@@ -53,10 +53,10 @@ class StepExecution:
         self.reduction = reduction
         self.end = assignment.end(trains)
         self._offload = calls.offload
-        #: what ranks have made, and the versions of buffers, in case the step is repeated
+        #: the values that ranks have made, and the versions of buffers, in case the step is repeated
         self._made: dict[Key, Any] | None = {} if trains and assignment.absorbs else None
         self._buffers = versions(assignment) if trains and assignment.absorbs else {}
-        #: what is done, once `run` is over; None: it is not kept
+        #: the work that is done, once `run` is over; None: it is not kept
         self.kept: KeptStep | None = None
         leaves = {index: stage.leaves() for index, stage in assignment.stages.items()}
         self.accumulator = self._accumulator(leaves, reduction) if trains else None
@@ -190,7 +190,7 @@ def versions(assignment: StageAssignment) -> dict[str, tuple[int, int]]:
 
 
 def _of_stages(values: Mapping[Key, Any], first: int, stages: Collection[int]) -> dict[Key, Any]:
-    """The values of stages, whose numbers in keys are higher by `first`."""
+    """The values of stages; in keys their numbers are higher by `first`."""
     return {(kind, stage - first, microbatch): value for (kind, stage, microbatch), value in values.items() if stage - first in stages}
 
 

@@ -64,8 +64,8 @@ class Rank:
         handlers: by kind of action, the functions that carry it out in place of the rank.
         stages: the number of stages of the pipeline, where those of the row are numbered through over all replicas; values then always travel by
             SEND and RECV. 0: of one replica.
-        made: gets what stages have made, in case the step is repeated: message or gradients (None: they go nowhere) by FORWARD or BACKWARD, stage and
-            microbatch. None: it is not kept.
+        made: gets the values that stages have made, in case the step is repeated: message or gradients (None: they go nowhere) by FORWARD or
+            BACKWARD, stage and microbatch. None: they are not kept.
     """
 
     def __init__(
