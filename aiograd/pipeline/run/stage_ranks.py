@@ -116,6 +116,7 @@ class StageRanks:
             raise
         finally:
             self.kept = None if execution is None else execution.kept
+            work.take_left()  # where nothing is kept, it is dropped here
             over.set_result(None)
         if before is not None:
             before.seal()

@@ -113,9 +113,9 @@ class StepExecution:
         first, own = self._first_stage, self.assignment.stages
         if gradients is None:
             return None
-        values = {key: value for rank in self.ranks.values() for key, value in rank.received.items()}
-        for mailbox in self.work.mailboxes.values():
-            values |= mailbox.values
+        values = self.work.take_left()
+        for rank in self.ranks.values():
+            values |= rank.received
         return KeptStep(
             self.repeats,
             {stage: self.runs[first + stage].progress() for stage in own if first + stage in self.runs},

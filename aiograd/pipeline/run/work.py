@@ -21,7 +21,7 @@ class PipelineWork(StepWork):
         recovers: lost workers are replaced.
     """
 
-    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank", "known")
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank", "known", "_left")
 
     def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
         super().__init__(step)
@@ -37,6 +37,8 @@ class PipelineWork(StepWork):
         self.stage_to_rank: Sequence[int] = ()
         #: the values that need not be sent
         self.known: set[Key] = set()
+        #: of a step that was given up while it ran: the values that had come for it
+        self._left: dict[Key, Any] = {}
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere, unless it has it."""
@@ -47,6 +49,13 @@ class PipelineWork(StepWork):
             mailbox.put(key, value)
         else:
             self.outbox.post(rank, key, value)
+
+    def take_left(self) -> dict[Key, Any]:
+        """Take the values that have come and that no rank has taken. For the running task, at its end."""
+        left, self._left = self._left, {}
+        for mailbox in self.mailboxes.values():
+            left |= mailbox.values
+        return left
 
     def members(self) -> list[Any]:
         """See `StepWork.members`."""
@@ -65,6 +74,8 @@ class PipelineWork(StepWork):
     def release(self, *, is_committed: bool) -> None:
         """The step is over: release everything, and undo its changes unless it is committed."""
         self.outbox.close()
+        if self.runner is not None:
+            self._left = self.take_left()
         for mailbox in self.mailboxes.values():
             mailbox.clear()
         undo, self.undo = self.undo, None
