@@ -20,6 +20,8 @@ from aiograd.pipeline.run.kept_step import KeptStep
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.step_execution import StepExecution
 from aiograd.pipeline.run.work import PipelineWork
+from aiograd.pipeline.step import accumulator
+from aiograd.pipeline.step.accumulator import GradientAccumulator
 from aiograd.pipeline.step.stage_run import StageRun
 from tests.pipeline.models import blocks, data, gradients, mean_square, values
 from tests.pipeline.remote import CountingBlock, behind, service
@@ -230,6 +232,33 @@ def test_a_worker_falls_silent(chunk: int) -> None:
     step = 13 * chunk
     while lost_at(step, "b1", silent=True):
         step += 101
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("chunk", range(6))
+def test_a_worker_is_lost_while_others_add_up_large_gradients(chunk: int) -> None:
+    """On the executor; a member whose sum is cut short keeps nothing, and begins anew."""
+    seen: Counter[bool] = Counter()
+    copied = GradientAccumulator.copied
+
+    def watching(self: GradientAccumulator, *args: Any) -> Any:
+        found = copied(self, *args)
+        seen[found is None] += 1
+        return found
+
+    async def slowly(function: Any) -> Any:
+        await asyncio.sleep(FORWARD / 2)
+        return function()
+
+    step = 10 * chunk
+    with (
+        mock.patch.object(accumulator, "FOLD_INLINE_BYTES", 0),
+        mock.patch.object(accumulator, "current_engine", lambda: mock.Mock(offload=slowly)),
+        mock.patch.object(GradientAccumulator, "copied", watching),
+    ):
+        while lost_at(step, "b1", schedule="ZB-H1"):
+            step += 61
+    assert seen[True] and seen[False]
 
 
 # -------------------------------------------------------------------- members that have kept nothing, and wrong ones
