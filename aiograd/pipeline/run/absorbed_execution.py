@@ -7,8 +7,9 @@ Note [Microbatches taken over]
     without a loss. Stages are numbered through over all replicas, replica by replica, in rows and in keys of values; all values between
     stages go through mailboxes, since the next stage of a microbatch may be anywhere.
 
-    Buffers that change in forwards, such as running statistics, would be those of no replica: a step in which they change where a stage is lost
-    fails, and changes nothing.
+    A step in which forwards change buffers where a stage is lost, such as running statistics, fails and changes nothing. Buffers belong to a
+    replica: its microbatches change them one after another, and may read them, beginning with the step's. The microbatches of a lost replica
+    are dealt to several workers and computed there among the workers' own, so they would see, and leave behind, the buffers of no replica.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ import numpy as np
 from aiograd.coordination.module_calls import ModuleCalls
 from aiograd.errors import ArgumentError, GraphError, PipelineError
 from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.pipeline.run.kept_step import KeptStep, keys_of
 from aiograd.pipeline.run.messages import AbsorbedRows
-from aiograd.pipeline.run.replicated_stages import ReplicaReduction, modules_of
+from aiograd.pipeline.run.replicated_stages import ReplicaReduction
 from aiograd.pipeline.run.stage_assignment import StageAssignment
-from aiograd.pipeline.run.step_execution import RankExchange, StepExecution
+from aiograd.pipeline.run.step_execution import RankExchange, StepExecution, versions
 from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.schedule.action import Action
 from aiograd.pipeline.step.accumulator import GradientAccumulator, Reduction
@@ -32,7 +34,7 @@ from aiograd.pipeline.step.rank import WEIGHTS, Key, Rank
 from aiograd.pipeline.step.stage_run import GradientTaker, to_device
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.types import Array
-from aiograd.tensors.core import TensorCore, counter_of, make
+from aiograd.tensors.core import TensorCore, make
 
 
 def addends_of(absorbed: AbsorbedRows, assignment: StageAssignment) -> list[int]:
@@ -51,9 +53,10 @@ class AbsorbedExecution(StepExecution):
         assignment: of the member without a loss.
         absorbed: its part.
         work, trains, random, calls, reduction: as of `StepExecution`.
+        kept: the work for the step that is done already; None: there is none.
 
     Raises:
-        ArgumentError: the rows do not fit the stages that live here.
+        ArgumentError: the rows do not fit the stages that live here. PipelineError: values will not be sent that are not here any more.
     """
 
     def __init__(
@@ -65,24 +68,32 @@ class AbsorbedExecution(StepExecution):
         random: StepRandom,
         calls: ModuleCalls,
         reduction: ReplicaReduction | None,
+        kept: KeptStep | None = None,
     ) -> None:
         self._absorbed = absorbed
+        self._kept = kept
         self._count = len(assignment.stage_to_rank)
         self._replica_reduction = reduction
         #: of lost replicas whose gradients are added up here
         self._inherited: dict[int, GradientAccumulator] = {}
-        #: buffers that must not change, and their versions
-        self._buffers = _versions(assignment) if trains and addends_of(absorbed, assignment) else {}
+        self._first_stage = absorbed.replica * self._count
         super().__init__(assignment, work, trains, random, calls, reduction)
+        if trains:
+            self._resume()
+
+    @property
+    def repeats(self) -> int:
+        return self.work.step if self._absorbed.repeats is None else self._absorbed.repeats
 
     def _accumulator(self, leaves: Mapping[int, Mapping[AccumulateGrad, None] | None], reduction: Reduction | None) -> GradientAccumulator:
         whole = self._replica_reduction
         addends = addends_of(self._absorbed, self.assignment)
-        if whole is None or not addends:
-            return super()._accumulator(leaves, reduction)
         own = self._absorbed.replica
-        self._inherited = {each: super(AbsorbedExecution, self)._accumulator(leaves, whole.of(each)) for each in addends if each != own}
-        return super()._accumulator(leaves, whole.of(own))
+        if whole is not None and addends:
+            self._inherited = {each: super(AbsorbedExecution, self)._accumulator(leaves, whole.of(each)) for each in addends if each != own}
+            reduction = whole.of(own)
+        kept = None if self._kept is None else self._kept.gradients.copied(reduction)
+        return super()._accumulator(leaves, reduction) if kept is None else kept
 
     def _make_ranks(self, trains: bool) -> None:
         absorbed, assignment, count = self._absorbed, self.assignment, self._count
@@ -92,7 +103,7 @@ class AbsorbedExecution(StepExecution):
             raise ArgumentError(
                 f"AbsorbedRows with ranks of {len(homes)} stages; expected {assignment.microbatches} for each stage of {replicas} replicas"
             )
-        own = range(absorbed.replica * count, (absorbed.replica + 1) * count)
+        own = range(self._first_stage, self._first_stage + count)
         strange = sorted(stage for stage in map(int, absorbed.adders) if stage not in homes or (stage in own and stage % count in assignment.stages))
         if strange or len(absorbed.firsts) != replicas or absorbed.replica >= replicas:
             raise ArgumentError(
@@ -113,7 +124,34 @@ class AbsorbedExecution(StepExecution):
                 replica, real = divmod(stage, count)
                 taker = self._taker(stage, exchange) if trains else None
                 runs[stage] = self.runs[stage] = self._stage_run(real, taker, absorbed.scales[replica], randoms[replica])
-            self.ranks[f"rank {rank}"] = Rank(rank, row, runs, exchange, assignment.handlers, stages=count)
+            left = [action for action in row if not self._has_done(action)]
+            self.ranks[f"rank {rank}"] = Rank(rank, left, runs, exchange, assignment.handlers, stages=count, made=self._made)
+
+    def _has_done(self, action: Action) -> bool:
+        kept, stage = self._kept, action.stage - self._first_stage
+        return kept is not None and 0 <= stage < self._count and kept.has_done(stage, action)
+
+    def _resume(self) -> None:
+        """Go on with the kept work, and send the values that others have not got; see Note [Nothing is done twice] in `kept_step`."""
+        first, work, kept, homes = self._first_stage, self.work, self._kept, self._absorbed.homes
+        work.known = set() if self._absorbed.known is None else keys_of(self._absorbed.known)
+        expected = {key for key in work.known if key[1] - first in self.assignment.stages}
+        if not expected <= (set() if kept is None else keys_of(kept.known(), first)):
+            raise PipelineError(f"a step of a pipeline cannot be repeated: the work for step {self.repeats} is not kept any more on this worker")
+        if kept is None:
+            return
+        for stage, progress in kept.stages.items():
+            if first + stage in self.runs:
+                self.runs[first + stage].resume(progress)
+        if self._made is not None:
+            self._made |= {(kind, first + stage, microbatch): value for (kind, stage, microbatch), value in kept.made.items()}
+        for (kind, stage, microbatch), value in kept.values.items():
+            work.mailboxes[homes[str(first + stage)][microbatch]].put((kind, first + stage, microbatch), value)
+        for (kind, stage, microbatch), value in kept.sent.items():
+            key = (kind, first + stage, microbatch)
+            work.put(homes[str(key[1])][microbatch], key, value)
+            work.known.add(key)
+        self._kept = None
 
     def _checked(self, action: Action | None, homes: Mapping[int, Sequence[int]]) -> Action:
         if action is None or action.stage not in homes or action.stage % self._count not in self.assignment.stages:
@@ -159,7 +197,7 @@ class AbsorbedExecution(StepExecution):
             await accumulator.fold()
 
     async def prepare(self) -> None:
-        if self._buffers and _versions(self.assignment) != self._buffers:
+        if self._buffers and addends_of(self._absorbed, self.assignment) and versions(self.assignment) != self._buffers:
             raise PipelineError(
                 f"forwards of stages {sorted(self.assignment.stages)} change buffers, such as running statistics, and a replica has lost these "
                 "stages: other replicas cannot compute its buffers. Fill its place with Pipeline.replace, or go on without it (Pipeline.remove)"
@@ -182,12 +220,6 @@ class AbsorbedExecution(StepExecution):
                         found[stage // self._count * size + microbatch] = value
         self.clear()
         return losses, outputs
-
-
-def _versions(assignment: StageAssignment) -> dict[str, tuple[int, int]]:
-    """Of the buffers of stages, by name: which Tensor each is, and its version."""
-    modules = enumerate(modules_of(assignment.stages))
-    return {f"{n}.{name}": (id(buffer), counter_of(buffer)[0]) for n, module in modules for name, buffer in module.named_buffers()}
 
 
 async def _own(grad: TensorCore, device: str) -> Array:

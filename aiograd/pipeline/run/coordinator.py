@@ -26,13 +26,15 @@ from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.microbatch import Call
 from aiograd.pipeline.run.batch import rows_of
+from aiograd.pipeline.run.kept_step import keys_of
 from aiograd.pipeline.run.lost_ranks import AbsorbedStep, LostRanks, placed
-from aiograd.pipeline.run.messages import ReplicaShare, StageResults
+from aiograd.pipeline.run.messages import KnownValues, ReplicaShare, StageResults
 from aiograd.pipeline.run.pipeline_members import PipelineMembers
 from aiograd.pipeline.run.remote_stages import RemoteStages, owner_of, stages_on
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.work import PipelineWork
+from aiograd.pipeline.step.rank import Key
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.tensors.core import make
@@ -67,6 +69,9 @@ class PipelineCoordinator(PipelineMembers):
         #: of the running step: what members do for lost ones; of its random numbers; the share of each replica; whether members say how large
         #: gradients are, and the factor for them
         self._absorbed: AbsorbedStep | None = None
+        #: of a step that is repeated: the number that it had at first, and the values that need not be sent
+        self._repeats: int | None = None
+        self._known: set[Key] = set()
         self.seed: tuple[int, ...] = ()
         self._shares: Mapping[int, tuple[float, int]] = {}
         self._measures = False
@@ -121,7 +126,25 @@ class PipelineCoordinator(PipelineMembers):
         self._absorbed = None if self.lost is None else self.lost.step(self.replicas, trains)
         decision = self.decisions.begin(self.local.work(step), self.remotes)
         decision.work.outbox.route(self.peers(self.local_ranks))
+        decision.work.known = self._known
         return decision
+
+    async def ask_known(self, repeats: int | None) -> None:
+        """Ask members for the `KnownValues` of a step that is repeated; cancelled or failed, the step is not begun.
+
+        Args:
+            repeats: the number that it had at first; None: it is a new one.
+
+        Raises:
+            WorkerLostError: another member is lost.
+        """
+        self._repeats, self._known = repeats, set()
+        if repeats is not None:
+            number = {id(replica): place for place, replica in enumerate(self.replicas)}
+            answers = await together({remote.name: self.ask(remote, "known", repeats) for remote in self.remotes})
+            for remote in self.remotes:
+                first = number[id(remote.replica)] * len(remote.replica.stage_to_rank)
+                self._known |= keys_of(parse(KnownValues, answers[remote.name], remote.owner), first)
 
     async def run(
         self,
@@ -234,7 +257,8 @@ class PipelineCoordinator(PipelineMembers):
             peers, seed = self.peers(remote.ranks, remote.replica if absorbed is None else None), list(self.seed)
             share, rows = self._share_of(remote), []
             if absorbed is not None:
-                rows = [encode(absorbed.rows_of(remote, [self._shares[id(replica)] for replica in self.replicas]))]
+                shares = [self._shares[id(replica)] for replica in self.replicas]
+                rows = [encode(absorbed.rows_of(remote, shares, self._repeats, self._known))]
             answer = await self.ask(remote, "run", step, trains, peers, self._outcomes_ref, seed, share, self._measures, *rows)
             if self._factor is not None:
                 await self.ask(remote, "scale", step, self._factor)

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiograd.errors import PipelineError, WorkerLostError
+from aiograd.pipeline.run.kept_step import known_values
 from aiograd.pipeline.run.messages import AbsorbedRows
 from aiograd.pipeline.run.remote_stages import RemoteStages
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.schedule.absorption import AbsorptionPlan, OriginAction, absorb
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.schedule import Schedule
+from aiograd.pipeline.step.rank import Key
 
 _K = ActionKind
 
@@ -125,12 +127,14 @@ class AbsorbedStep:
             found[str(origin * schedule.num_stages + stage)] = self.replicas[replica].stage_to_rank[stage]
         return found
 
-    def rows_of(self, remote: RemoteStages, shares: Sequence[tuple[float, int]]) -> AbsorbedRows:
+    def rows_of(self, remote: RemoteStages, shares: Sequence[tuple[float, int]], repeats: int | None, known: set[Key]) -> AbsorbedRows:
         """The part of a member.
 
         Args:
             remote: the member.
             shares: of all replicas: factor of losses, and number of the first microbatch.
+            repeats: where the step is repeated: the number that it had at first.
+            known: the values that need not be sent.
         """
         place = next(number for number, replica in enumerate(self.replicas) if replica is remote.replica)
         first, ranks = min(remote.replica.stage_to_rank), tuple(sorted(remote.ranks))
@@ -144,6 +148,8 @@ class AbsorbedStep:
             adders=self.adders,
             scales=[scale for scale, _ in shares],
             firsts=[number for _, number in shares],
+            repeats=repeats,
+            known=known_values(known) if known else None,
         )
 
 

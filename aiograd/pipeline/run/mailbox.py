@@ -53,6 +53,11 @@ class Mailbox:
                 self._waiting.pop(key, None)
         return self.take(key)
 
+    @property
+    def values(self) -> dict[Key, Any]:
+        """The values that have come and are not taken."""
+        return dict(self._values)
+
     def waiting(self) -> list[tuple[asyncio.Future[None], Key]]:
         """The values that are waited for."""
         return [(future, key) for key, future in self._waiting.items()]

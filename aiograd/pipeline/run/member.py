@@ -6,6 +6,7 @@ to carry out a step, to commit it, or to drop it. Members send values to each ot
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -52,6 +53,7 @@ class StageMember(StepMember[PipelineWork]):
     def __init__(self, modules: list[Any], assignment: Any, worker: Any) -> None:
         super().__init__(worker)
         self._ranks = StageRanks(StageAssignment.parse(modules, assignment))
+        self._expiry: asyncio.TimerHandle | None = None
 
     def _make_work(self, step: int) -> PipelineWork:
         return self._ranks.work(step)
@@ -138,7 +140,19 @@ class StageMember(StepMember[PipelineWork]):
         session.work.witnesses = found.witnesses
         session.work.outbox.route(peers)
         rows = None if absorbed is None else parse(AbsorbedRows, absorbed)
-        return encode(await self._ranks.run(session, trains, random, found.scale, measures, rows))  # type: ignore[no-any-return]
+        try:
+            results = await self._ranks.run(session, trains, random, found.scale, measures, rows)
+        except (Exception, asyncio.CancelledError):
+            self._keep_kept()
+            raise
+        self._keep_kept()
+        return encode(results)  # type: ignore[no-any-return]
+
+    async def known(self, repeats: int) -> dict[str, Any]:
+        """The wire value of the `KnownValues` of a step that was given up, see `StageRanks.known`. Cancelling has no effect."""
+        known = await self._ranks.known(repeats)
+        self._keep_kept()
+        return encode(known)  # type: ignore[no-any-return]
 
     async def scale(self, step: int, factor: Any) -> bool:
         """See `StageRanks.scale`."""
@@ -152,8 +166,26 @@ class StageMember(StepMember[PipelineWork]):
         """See `StageRanks.reroute`."""
         return await self._ranks.reroute(self._work_of(step), peers)
 
+    def _ended(self, session: StepSession[PipelineWork]) -> None:
+        super()._ended(session)
+        if session.state is TransactionState.COMMITTED:
+            self._drop_kept()
+
+    def _keep_kept(self) -> None:
+        """Keep the work for a step for the lease from now on: if the step is not repeated by then, it never is."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        until = asyncio.get_running_loop().time() + self._worker.lease
+        self._expiry = None if self._ranks.kept is None else self._worker.call_at(until, self._drop_kept)
+
+    def _drop_kept(self) -> None:
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._ranks.kept = None
+
     def _leave(self) -> None:
         super()._leave()
+        self._drop_kept()
         if self._ranks.replicated is not None:
             self._worker.keep(self._ranks.replicated.group.aclose(), "leaving the other replicas of a pipeline")
 

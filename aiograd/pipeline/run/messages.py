@@ -21,6 +21,8 @@ def _has_numbers(table: dict[str, Any]) -> bool:
 ValueKind: TypeAlias = Annotated[str, Bound(f"one of {', '.join(KINDS)}", lambda kind: kind in KINDS)]
 #: actions as text, by the number of a rank
 Rows: TypeAlias = Annotated[dict[str, str], Bound("a dict by numbers of ranks", _has_numbers)]
+#: microbatches, by the number of a stage
+Microbatches: TypeAlias = Annotated[dict[str, list[Count]], Bound("a dict by numbers of stages", _has_numbers)]
 
 
 @message(code="pipeline", wire=list)
@@ -46,6 +48,7 @@ class StagesRequest(WireMessage):
     last_stage: Count
     scale: float
     recovers: bool
+    absorbs: bool | None = None
 
 
 @message(code="pipeline", wire=list)
@@ -58,6 +61,16 @@ class ReplicaShare(WireMessage):
     first: Count
     #: references to members of other replicas, which may know the outcome of the step
     witnesses: list[Any]
+
+
+@message(code="pipeline", wire=dict)
+class KnownValues(WireMessage):
+    """The values that need not be sent in a step that is repeated, since a rank has them or has used them: microbatches by receiving stage."""
+
+    entry: Microbatches
+    forward: Microbatches
+    backward: Microbatches
+    target: Microbatches
 
 
 @message(code="pipeline", wire=dict)
@@ -75,6 +88,9 @@ class AbsorbedRows(WireMessage):
     #: by replica: the factor of losses, and the number of the first microbatch
     scales: list[float]
     firsts: list[Count]
+    #: where the step is repeated: the number that it had at first, and the values that are not sent again
+    repeats: Count | None = None
+    known: KnownValues | None = None
 
 
 @message(code="pipeline", wire=dict)

@@ -80,8 +80,10 @@ class Pipeline(PipelineReplicas):
             counts once, for any number of replicas. None: they are not scaled.
         timeout: seconds that a step may take on other workers; None: their default.
         absorb: True, with at least two replicas: when a worker is lost before a step is decided, workers of other replicas with the same stages
-            compute its microbatches, in the same call and from then on, to the same bits; see `absorbed` and `replace`. The step in which it is lost
-            is repeated, and the batch is kept until it is over. Not where forwards change buffers of these stages: then steps fail.
+            compute its microbatches, in the same call and from then on, to the same bits; see `absorbed` and `replace`. The others repeat nothing
+            that they have done in the step; for that the batch, and the values between stages, are kept until the step is over. Steps fail with a
+            PipelineError where forwards change buffers of these stages, such as running statistics: a replica's microbatches change them one after
+            another, and here they are computed on several workers, among others. Members of other stages with such buffers begin the step anew.
 
     Attributes:
         clip_norm: may be changed between steps, for instance where only the last of several steps before the optimizer's is to scale.
@@ -154,6 +156,7 @@ class Pipeline(PipelineReplicas):
             loss_fn=loss_fn,
             scale=1.0 / self._plan.microbatches if scale_gradients else 1.0,
             recovers=respawn is not None,
+            absorbs=True if absorb else None,
             handlers=self._handlers,
             events=self.events,
         )
@@ -387,9 +390,11 @@ class Pipeline(PipelineReplicas):
         """A step that is prepared everywhere, and its results; repeated without workers that are lost, if they are absorbed."""
         shares = self._coordinator.shares(batch.calls, self._scales)
         random: StepRandom | None = None
+        repeats: int | None = None
         while True:
             try:
-                decision = await self._begin(batch, trains)
+                decision = await self._begin(batch, trains, repeats)
+                repeats = (repeats or decision.step) if trains else None
                 decision.work.keeps_outputs = keeps_outputs
                 random = StepRandom() if random is None else random
                 return decision, await self._coordinator.run(decision, trains, random, shares, self.clip_norm if trains else None)
@@ -397,11 +402,18 @@ class Pipeline(PipelineReplicas):
                 if not self._coordinator.lose(error):
                     raise
 
-    async def _begin(self, batch: Batch, trains: bool) -> PipelineDecision:
-        """A new step, with the microbatches on their way to the first stage and the targets to the last."""
+    async def _begin(self, batch: Batch, trains: bool, repeats: int | None) -> PipelineDecision:
+        """A new step, with the microbatches on their way to the first stage and the targets to the last, as far as these have not got them.
+
+        Args:
+            batch: the batch.
+            trains: with backward.
+            repeats: the number of the step that it repeats.
+        """
         coordinator = self._open()
         await coordinator.settle()
         await coordinator.connect()
+        await coordinator.ask_known(repeats)
         self.events.clear()
         self._steps += 1
         decision = coordinator.open(self._steps, trains)

@@ -8,9 +8,10 @@ Note [Replicas]
 
 Note [Absorbing a loss]
     With `LostRanks` a member that is lost before a step is decided is left out: the step is given up, which changes nothing, the others form new
-    groups, and take the step again with the rows of `aiograd.pipeline.absorb` and the same random numbers; and so all later steps, until
-    `fill` puts something in its place. A member that is lost before it had the state of the others is a failure all the same: it may have
-    been the one to give it. See Note [Microbatches taken over] in `absorbed_execution` for the bits.
+    groups, and take the step again with the rows of `aiograd.pipeline.absorb` and the same random numbers, going on with the work that they
+    have done for it (Note [Nothing is done twice] in `kept_step`); and so all later steps, until `fill` puts something in its place. A member that
+    is lost before it had the state of the others is a failure all the same: it may have been the one to give it. See Note [Microbatches taken over]
+    in `absorbed_execution` for the bits.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.stage import Stage
 
 #: fields of a `StageAssignment` that a `StagesRequest` has too
-_SENT_AS_THEY_ARE = ("microbatches", "loss_stage", "last_stage", "scale", "recovers")
+_SENT_AS_THEY_ARE = ("microbatches", "loss_stage", "last_stage", "scale", "recovers", "absorbs")
 
 
 class ExecutedAction(NamedTuple):
@@ -40,6 +40,8 @@ class StageAssignment(NamedTuple):
     scale: float
     #: lost workers are replaced
     recovers: bool
+    #: the work for a step is kept while it is not committed, in case it is repeated without a lost worker
+    absorbs: bool | None = None
     handlers: Mapping[ActionKind, Callable[[Action], Any]] = {}
     #: takes the actions that are carried out
     events: list[ExecutedAction] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,8 @@ from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.coordination.session import StepClient
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.run.absorbed_execution import AbsorbedExecution, addends_of
-from aiograd.pipeline.run.messages import AbsorbedRows, RankValue, StageResults, received
+from aiograd.pipeline.run.kept_step import KeptStep, known_values
+from aiograd.pipeline.run.messages import AbsorbedRows, KnownValues, RankValue, StageResults, received
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution
@@ -33,6 +35,10 @@ class StageRanks:
         #: the same stages of other replicas, once these ranks have joined them
         self.replicated: ReplicatedStages | None = None
         self.calls = ModuleCalls()
+        #: the work for a step that is not committed, in case it is repeated without a lost worker
+        self.kept: KeptStep | None = None
+        #: done when the step that runs has ended
+        self._over: asyncio.Future[None] | None = None
 
     def work(self, step: int) -> PipelineWork:
         """The work of a step that has not begun."""
@@ -83,6 +89,9 @@ class StageRanks:
         before: BufferSnapshot | None = None
         addends = () if absorbed is None else addends_of(absorbed, self.assignment)
         reduction = self.replicated.begin(addends) if self.replicated is not None and trains else None
+        execution: StepExecution | None = None
+        kept, self.kept = self.kept, None
+        over = self._over = asyncio.get_running_loop().create_future()
         try:
             await self.calls.settled()
             if trains:
@@ -90,7 +99,9 @@ class StageRanks:
             if absorbed is None:
                 execution = StepExecution(self.assignment._replace(scale=scale), work, trains, random, self.calls, reduction)
             else:
-                execution = AbsorbedExecution(self.assignment, absorbed, work, trains, random, self.calls, reduction)
+                kept = kept if trains and kept is not None and kept.repeats == absorbed.repeats else None
+                execution = AbsorbedExecution(self.assignment, absorbed, work, trains, random, self.calls, reduction, kept)
+            kept = None
             await execution.run()
             await work.outbox.drain()
             await execution.prepare()
@@ -103,12 +114,27 @@ class StageRanks:
             self.calls.release(_nothing if before is None else before.restore)
             client.failed()
             raise
+        finally:
+            self.kept = None if execution is None else execution.kept
+            work.take_left()  # where nothing is kept, it is dropped here
+            over.set_result(None)
         if before is not None:
             before.seal()
             work.undo = before.restore
         client.prepared(execution)
         measured = {str(stage): [make(np.asarray(size)) for size in each] for stage, each in sizes.items()} if measures else None
         return StageResults(losses, outputs, measured)
+
+    async def known(self, repeats: int) -> KnownValues:
+        """The values that a step needs no more if it is repeated. Waits until it has ended here; cancelling stops waiting.
+
+        Args:
+            repeats: the number that it had at first.
+        """
+        if self._over is not None:
+            await asyncio.wait([self._over])
+        kept = self.kept
+        return known_values(set()) if kept is None or kept.repeats != repeats else kept.known()
 
     @staticmethod
     async def scale(work: PipelineWork | None, step: int, factor: Any) -> None:

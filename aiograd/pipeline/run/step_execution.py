@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
 from aiograd.coordination.module_calls import ModuleCalls
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.pipeline.run.replicated_stages import ReplicaReduction
+from aiograd.pipeline.run.kept_step import KeptStep
+from aiograd.pipeline.run.replicated_stages import ReplicaReduction, modules_of
 from aiograd.pipeline.run.stage_assignment import ExecutedAction, StageAssignment
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.work import PipelineWork
@@ -19,6 +20,7 @@ from aiograd.pipeline.step.rank import Key, Rank
 from aiograd.pipeline.step.stage_run import GradientTaker, StageRun
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.modes import current_mode
+from aiograd.tensors.core import counter_of
 
 
 class StepExecution:
@@ -32,6 +34,9 @@ class StepExecution:
         calls: runs stages on the executor.
         reduction: adds up gradients over the replicas of these stages; None: there are no others.
     """
+
+    #: the number of the first stage of this replica, where stages of all replicas are numbered through
+    _first_stage = 0
 
     def __init__(
         self,
@@ -48,6 +53,11 @@ class StepExecution:
         self.reduction = reduction
         self.end = assignment.end(trains)
         self._offload = calls.offload
+        #: the values that ranks have made, and the versions of buffers, in case the step is repeated
+        self._made: dict[Key, Any] | None = {} if trains and assignment.absorbs else None
+        self._buffers = versions(assignment) if trains and assignment.absorbs else {}
+        #: the work that is done, once `run` is over; None: it is not kept
+        self.kept: KeptStep | None = None
         leaves = {index: stage.leaves() for index, stage in assignment.stages.items()}
         self.accumulator = self._accumulator(leaves, reduction) if trains else None
         self.runs: dict[int, StageRun] = {}
@@ -63,7 +73,7 @@ class StepExecution:
         self.runs |= {index: self._stage_run(index, self.accumulator, assignment.scale, self.random) for index in assignment.stages}
         for rank, row in assignment.rows(trains).items():
             own = {index: run for index, run in self.runs.items() if assignment.stage_to_rank[index] == rank}
-            self.ranks[f"rank {rank}"] = Rank(rank, row, own, RankExchange(self, rank), assignment.handlers)
+            self.ranks[f"rank {rank}"] = Rank(rank, row, own, RankExchange(self, rank), assignment.handlers, made=self._made)
 
     def _stage_run(self, index: int, accumulator: GradientTaker | None, scale: float, random: StepRandom) -> StageRun:
         """A stage in this step."""
@@ -87,9 +97,38 @@ class StepExecution:
         """
         try:
             await together(self._running(), self._whereabouts, self.work.outbox.failure)
+            self.kept = self._keep()
         except BaseException:
+            self.kept = self._keep()
+            if self.accumulator is not None:
+                self.accumulator.clear()
             self.clear()
             raise
+
+    def _keep(self) -> KeptStep | None:
+        """See Note [Nothing is done twice] in `kept_step`."""
+        if self._made is None or self.accumulator is None or versions(self.assignment) != self._buffers:
+            return None
+        gradients = self.accumulator.copied()
+        first, own = self._first_stage, self.assignment.stages
+        if gradients is None:
+            return None
+        values = self.work.take_left()
+        for rank in self.ranks.values():
+            values |= rank.received
+        return KeptStep(
+            self.repeats,
+            {stage: self.runs[first + stage].progress() for stage in own if first + stage in self.runs},
+            _of_stages(self._made, first, own),
+            _of_stages(values, first, own),
+            gradients,
+            self.assignment.microbatches,
+        )
+
+    @property
+    def repeats(self) -> int:
+        """The number that the step had at first."""
+        return self.work.step
 
     def _running(self) -> dict[str, Coroutine[Any, Any, None]]:
         """Everything that is to be done, by name."""
@@ -142,6 +181,17 @@ class StepExecution:
         losses, outputs = (None, None) if run is None else ([part[i] for i in sorted(part)] for part in (run.losses, run.outputs))
         self.clear()
         return losses, outputs
+
+
+def versions(assignment: StageAssignment) -> dict[str, tuple[int, int]]:
+    """Of the buffers of stages, by name: which Tensor each is, and its version."""
+    modules = enumerate(modules_of(assignment.stages))
+    return {f"{n}.{name}": (id(buffer), counter_of(buffer)[0]) for n, module in modules for name, buffer in module.named_buffers()}
+
+
+def _of_stages(values: Mapping[Key, Any], first: int, stages: Collection[int]) -> dict[Key, Any]:
+    """The values of stages; in keys their numbers are higher by `first`."""
+    return {(kind, stage - first, microbatch): value for (kind, stage, microbatch), value in values.items() if stage - first in stages}
 
 
 class RankExchange:

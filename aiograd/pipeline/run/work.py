@@ -21,7 +21,7 @@ class PipelineWork(StepWork):
         recovers: lost workers are replaced.
     """
 
-    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank")
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo", "witnesses", "stage_to_rank", "known", "_left")
 
     def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
         super().__init__(step)
@@ -35,14 +35,27 @@ class PipelineWork(StepWork):
         self.witnesses: Sequence[Any] = ()
         #: the rank of each stage
         self.stage_to_rank: Sequence[int] = ()
+        #: the values that need not be sent
+        self.known: set[Key] = set()
+        #: of a step that was given up while it ran: the values that had come for it
+        self._left: dict[Key, Any] = {}
 
     def put(self, rank: int, key: Key, value: Any) -> None:
-        """Hand a value to a rank, here or elsewhere."""
+        """Hand a value to a rank, here or elsewhere, unless it has it."""
+        if key in self.known:
+            return
         mailbox = self.mailboxes.get(rank)
         if mailbox is not None:
             mailbox.put(key, value)
         else:
             self.outbox.post(rank, key, value)
+
+    def take_left(self) -> dict[Key, Any]:
+        """Take the values that have come and that no rank has taken. For the running task, at its end."""
+        left, self._left = self._left, {}
+        for mailbox in self.mailboxes.values():
+            left |= mailbox.values
+        return left
 
     def members(self) -> list[Any]:
         """See `StepWork.members`."""
@@ -61,6 +74,8 @@ class PipelineWork(StepWork):
     def release(self, *, is_committed: bool) -> None:
         """The step is over: release everything, and undo its changes unless it is committed."""
         self.outbox.close()
+        if self.runner is not None:
+            self._left = self.take_left()
         for mailbox in self.mailboxes.values():
             mailbox.clear()
         undo, self.undo = self.undo, None

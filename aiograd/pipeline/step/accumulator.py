@@ -81,6 +81,12 @@ class GradientSum(Staged):
         #: its place among all leaves; the least key that it got
         self.place: tuple[int, int, int] | None = None
 
+    def copied(self, leaf: AccumulateGrad) -> GradientSum:
+        """The same sum, where it is one term of a sum over replicas; this one is added to no more."""
+        made = GradientSum(leaf, set(self.stages), self.is_part)
+        made.grad, made.waiting, made.place = self.grad, dict(self.waiting), self.place
+        return made
+
     def add(self, grads: Iterable[Array]) -> None:
         """Add contributions in this order; the caller owns them. May take long; runs on any thread, one call at a time."""
         for grad in grads:
@@ -119,12 +125,38 @@ class GradientAccumulator:
         self._sums: dict[AccumulateGrad, GradientSum] = {}
         self._blocked: dict[AccumulateGrad, None] = {}
 
+    def has(self, stage: int, microbatch: int) -> bool:
+        """True if a stage has delivered the gradients of a microbatch."""
+        return microbatch < self._frontier[stage] or microbatch in self._ahead[stage]
+
+    def copied(self, reduction: Reduction | None = None) -> GradientAccumulator | None:
+        """An accumulator that goes on from here; this one takes nothing more. To be called before `prepare`, which adds up over replicas.
+
+        Args:
+            reduction: as of the constructor.
+
+        Returns:
+            The accumulator; None: it was cancelled while it added up gradients, so its sums are incomplete.
+        """
+        if any(entry.is_folding for entry in self._sums.values()):
+            return None
+        made = GradientAccumulator(self._leaves, self._microbatches, reduction)
+        made._frontier, made._ahead = dict(self._frontier), {stage: set(ahead) for stage, ahead in self._ahead.items()}
+        made._sums = {leaf: entry.copied(leaf) for leaf, entry in self._sums.items()}
+        made._blocked = dict(self._blocked)
+        return made
+
     def deliver(self, stage: int, microbatch: int, grads: Mapping[AccumulateGrad, Array]) -> None:
         """Take the gradients of a stage that is done with a microbatch.
 
         Args:
             grads: the gradients of its leaves, which are ours from now on.
+
+        Raises:
+            GraphError: it has been done with it before.
         """
+        if self.has(stage, microbatch):
+            raise GraphError(f"the gradients of stage {stage}, microbatch {microbatch}, are delivered twice")
         key = (microbatch, -stage)
         for index, (leaf, grad) in enumerate(grads.items()):
             entry = self._sums.get(leaf)
@@ -138,6 +170,11 @@ class GradientAccumulator:
         while self._frontier[stage] in self._ahead[stage]:
             self._ahead[stage].remove(self._frontier[stage])
             self._frontier[stage] += 1
+
+    def clear(self) -> None:
+        """Drop all gradients: the step is given up."""
+        self._sums.clear()
+        self._blocked.clear()
 
     async def fold(self) -> None:
         """Add up all terms that are in order by now. Cancelled midway, the step cannot continue."""

@@ -64,6 +64,8 @@ class Rank:
         handlers: by kind of action, the functions that carry it out in place of the rank.
         stages: the number of stages of the pipeline, where those of the row are numbered through over all replicas; values then always travel by
             SEND and RECV. 0: of one replica.
+        made: gets the values that stages have made, in case the step is repeated: message or gradients (None: they go nowhere) by FORWARD or
+            BACKWARD, stage and microbatch. None: they are not kept.
     """
 
     def __init__(
@@ -74,9 +76,11 @@ class Rank:
         exchange: Exchange,
         handlers: Mapping[ActionKind, Callable[[Action], Any]] | None = None,
         stages: int = 0,
+        made: dict[Key, Any] | None = None,
     ) -> None:
         self.index = index
         self._stages = stages
+        self._made = made
         self.row = row
         self.runs = runs
         #: the action that it is at
@@ -120,6 +124,11 @@ class Rank:
         finally:
             self._exchange.ended(action, began)
 
+    @property
+    def received(self) -> dict[Key, Any]:
+        """The values that have come for actions that have not begun."""
+        return {(FORWARD, *key): value for key, value in self._messages.items()} | {(BACKWARD, *key): value for key, value in self._grads.items()}
+
     def clear(self) -> None:
         """Drop the values of all microbatches: the step is over, or abandoned."""
         for run in self.runs.values():
@@ -139,6 +148,8 @@ class Rank:
             del args, kwargs
         else:
             message = await run.forward(microbatch, self._messages.pop(key), target)
+        if self._made is not None:
+            self._made[FORWARD, stage, microbatch] = message
         if run.is_last:
             return
         if not self._stages and stage + 1 in self.runs:
@@ -151,6 +162,8 @@ class Rank:
         run = self.runs[stage]
         grads = None if run.is_last else self._grads.pop(key)
         back = await (run.backward if action.kind is _K.B else run.backward_input)(microbatch, grads)
+        if self._made is not None:
+            self._made[BACKWARD, stage, microbatch] = back if run.index else None
         if run.index == 0:
             return
         if not self._stages and stage - 1 in self.runs:

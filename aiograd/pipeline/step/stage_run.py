@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -36,6 +36,18 @@ class SavedMicrobatch:
         self.seeds = seeds
         #: where gradients of its inputs arrive
         self.leaves = leaves
+
+
+class StageProgress(NamedTuple):
+    """How far the microbatches of a stage are in a step, by microbatch."""
+
+    #: those with a forward, and no backward to the inputs
+    saved: dict[int, SavedMicrobatch]
+    #: those with a backward to the inputs, and none to the weights
+    groups: dict[int, list[ParameterGroup]]
+    runners: dict[int, Callable[[], Any]]
+    losses: dict[int, Any]
+    outputs: dict[int, Any]
 
 
 class GradientTaker(Protocol):
@@ -99,10 +111,22 @@ class StageRun:
         """True if forward waits for a target."""
         return self.is_last and self._accumulator is not None
 
+    def _held(self) -> tuple[dict[int, Any], ...]:
+        return self._saved, self._groups, self._runners, self.losses, self.outputs
+
     def clear(self) -> None:
         """Drop the values of all microbatches."""
-        for held in (self.losses, self.outputs, self._saved, self._groups, self._runners):
+        for held in self._held():
             held.clear()
+
+    def progress(self) -> StageProgress:
+        """How far its microbatches are."""
+        return StageProgress(*map(dict, self._held()))
+
+    def resume(self, progress: StageProgress) -> None:
+        """Go on where a run of the same step has come to."""
+        for held, values in zip(self._held(), progress, strict=True):
+            held.update(values)
 
     # ---------------------------------------------------------------- forward
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import random
 from typing import Any
@@ -151,3 +152,63 @@ async def test_a_commit_that_fails_writes_nothing() -> None:
     with pytest.raises(TypeError):
         accumulator.commit()
     assert tensors[0].grad is None
+
+
+async def test_gradients_are_delivered_once() -> None:
+    tensor = leaf()
+    accumulator = GradientAccumulator({0: None}, 3)
+    for microbatch in (0, 2):
+        accumulator.deliver(0, microbatch, {tensor._node: full(1)})
+        assert [accumulator.has(0, each) for each in range(3)] == [True, False, microbatch == 2]
+        with pytest.raises(GraphError, match=f"stage 0, microbatch {microbatch}, are delivered twice"):
+            accumulator.deliver(0, microbatch, {tensor._node: full(1)})
+
+
+@pytest.mark.parametrize("done", [(), (0,), (2, 0), (1, 0, 3)])
+async def test_an_accumulator_goes_on_where_another_one_came_to(done: tuple[int, ...]) -> None:
+    tensor = leaf()
+    first = GradientAccumulator({0: {tensor._node: None}}, 4, Parts([tensor._node]))
+    for microbatch in done:
+        first.deliver(0, microbatch, {tensor._node: full(VALUES[microbatch])})
+        await first.fold()
+    kept = first.copied()
+    first.clear()
+    assert kept is not None
+    parts = Parts([tensor._node])
+    second = kept.copied(parts)
+    assert second is not None
+    for microbatch in range(4):
+        if microbatch not in done:
+            assert not parts.taken
+            second.deliver(0, microbatch, {tensor._node: full(VALUES[microbatch])})
+            await second.fold()
+    assert parts.taken[tensor._node] == in_order(*VALUES[:4])
+
+
+async def test_sums_that_were_cut_short_are_not_kept() -> None:
+    size = FOLD_INLINE_BYTES // 4 + 1
+    tensor = leaf(size)
+    accumulator = GradientAccumulator({0: None}, 2)
+    accumulator.deliver(0, 0, {tensor._node: full(1, size)})
+    await accumulator.fold()
+    assert accumulator.copied() is not None
+    accumulator.deliver(0, 1, {tensor._node: full(1, size)})
+    folding = asyncio.ensure_future(accumulator.fold())
+    await asyncio.sleep(0)
+    folding.cancel()
+    await asyncio.wait([folding])
+    assert accumulator.copied() is None
+
+
+class Parts:
+    """Takes the gradients of one replica, as a `Reduction` does."""
+
+    def __init__(self, leaves: list[Any]) -> None:
+        self.leaves = leaves
+        self.taken: dict[Any, Any] = {}
+
+    def take(self, leaf: Any, grad: Any) -> None:
+        self.taken[leaf] = grad
+
+    async def results(self) -> dict[Any, Any]:
+        return self.taken
