@@ -373,7 +373,7 @@ asyncio.run(main(sys.argv[1]))
 
 @pytest.mark.parametrize(("how", "status"), [("killed", -signal.SIGKILL), ("open", 0), ("closed", 0)])
 def test_with_the_process_everything_ends(how: str, status: int) -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", PARENT, how], cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", PARENT, how], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     assert how == "open" or not done.stderr
     pids = json.loads(done.stdout)
