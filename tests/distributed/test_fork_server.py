@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import json
 import os
 import signal
@@ -347,6 +346,7 @@ def test_a_server_that_is_idle_ends() -> None:
 PARENT = f"""
 import asyncio, atexit, json, os, signal, sys
 from aiograd.distributed.cluster import LocalCluster, forked
+from aiograd.running.lasting import LASTING_DESCRIPTORS
 
 async def main(how):
     cluster = LocalCluster(2, service={SERVICE!r})
@@ -359,7 +359,7 @@ async def main(how):
         child = os.fork()
         if child == 0:
             atexit._run_exitfuncs()  # at the end of a fork of this process
-            os._exit(0)
+            os._exit(len(forked.SERVERS._servers) + len(LASTING_DESCRIPTORS))
         assert os.waitpid(child, 0)[1] == 0
         assert [await cluster.driver.call("worker0", "parent")] == server
         await cluster.restart("worker0")
@@ -377,6 +377,7 @@ def test_with_the_process_everything_ends(how: str, status: int) -> None:
     assert done.returncode == status, done.stderr
     assert how == "open" or not done.stderr
     pids = json.loads(done.stdout)
+    assert how == "killed" or not Path(f"/proc/{pids[0]}").exists(), "the server has been waited for"
     deadline = time.monotonic() + SECONDS
     while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -387,15 +388,19 @@ async def test_a_signal_does_not_reach_another_process_of_the_same_number() -> N
     process = await start()
     transport: Any = process._transport
     os.kill(process.pid, signal.SIGKILL)
-    await until(lambda: not runs(process.pid))
-    transport._number = os.getpid()  # as if the system had given the number to another process
-    with contextlib.suppress(ProcessLookupError):
-        transport.terminate()
-    assert await process.wait() == -signal.SIGKILL
-    with pytest.raises(ProcessLookupError):
-        transport.kill()
+    while runs(process.pid):
+        time.sleep(0.005)  # noqa: ASYNC251 - the loop shall not hear of the end
+    with subprocess.Popen(["sleep", str(2 * SECONDS)]) as other:  # noqa: S607, ASYNC220
+        transport._number = other.pid  # as if the system had given it the number
+        with contextlib.suppress(ProcessLookupError):
+            transport.kill()
+        assert process.status is None
+        assert await process.wait() == -signal.SIGKILL
+        with pytest.raises(ProcessLookupError):
+            transport.kill()
+        other.terminate()
+        assert other.wait() == -signal.SIGTERM
     await process.wait_closed()
-    gc.collect()
 
 
 async def test_another_program_than_this_one_is_spawned() -> None:
