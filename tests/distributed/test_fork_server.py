@@ -358,8 +358,9 @@ async def main(how):
     if how == "closed":
         child = os.fork()
         if child == 0:
+            kept = len(forked.SERVERS._servers) + len(LASTING_DESCRIPTORS)
             atexit._run_exitfuncs()  # at the end of a fork of this process
-            os._exit(len(forked.SERVERS._servers) + len(LASTING_DESCRIPTORS))
+            os._exit(kept)
         assert os.waitpid(child, 0)[1] == 0
         assert [await cluster.driver.call("worker0", "parent")] == server
         await cluster.restart("worker0")
