@@ -59,13 +59,17 @@ class ScalarLog:
         self._entries: deque[LoggedScalar] = deque(maxlen=CAPACITY)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
-        #: tells this process from others
-        self.process = os.urandom(8).hex()
+        self.renew()
         self._sinks: list[Callable[[LoggedScalar], None]] = []
         #: the last value of each name on each worker
         self.latest: dict[tuple[str | None, str], LoggedScalar] = {}
         #: gives the name of the worker that runs the code, or None; set by the distributed part
         self.worker_name: Callable[[], str | None] = _no_worker
+
+    def renew(self) -> None:
+        """Draw the name of the process; a process that was forked is another one."""
+        #: tells this process from others
+        self.process = os.urandom(8).hex()
 
     def add(self, name: str, value: float, step: int | None) -> None:
         """Log a value; see `log`."""
@@ -106,6 +110,8 @@ def _no_worker() -> None:
 
 #: the log of this process
 LOG = ScalarLog()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=LOG.renew)
 
 
 @overload

@@ -8,7 +8,8 @@ Note [What counts as left behind]
     pools that live as long as the process) are not counted, nor are threads of compiled kernels, which belong to the process and are
     stopped by `aiograd.kernels.stop_threads` and at exit. Descriptors are compared as a multiset of their files, since numbers
     are reused; before one is called a leak the garbage collector has its say, because an object in a cycle is late, not lost (that it
-    was not closed is a ResourceWarning, which a strict test run reports by itself). Where neither ``/proc/self/fd`` nor ``/dev/fd``
+    was not closed is a ResourceWarning, which a strict test run reports by itself). Those of the process's own (`LASTING_DESCRIPTORS`) are not
+    counted. Where neither ``/proc/self/fd`` nor ``/dev/fd``
     exists, descriptors are not checked.
 
 Source: the ``clean`` context manager of dask.distributed's test suite.
@@ -30,6 +31,7 @@ from typing import Any, Self
 
 from aiograd.errors import AiogradError
 from aiograd.kernels import owned_threads
+from aiograd.running.lasting import LASTING_DESCRIPTORS
 from aiograd.testing.suspension import describe_task
 
 #: turns of the loop that a cancelled task may take to end
@@ -180,6 +182,8 @@ def _descriptors() -> Counter[str]:
 
 def _targets(folder: str, numbers: Iterable[str]) -> Iterable[str]:
     for number in numbers:
+        if int(number) in LASTING_DESCRIPTORS:
+            continue
         try:
             os.fstat(int(number))  # the descriptor that listed the folder is closed by now
         except OSError:

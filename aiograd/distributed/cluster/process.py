@@ -28,6 +28,8 @@ PIPES_GRACE = 1.0
 LAST_LINES = 12
 #: a longer line is passed on in parts
 LINE_BYTES = 1 << 16
+#: the words that start this package's program with an interpreter of its own
+PROGRAM = [sys.executable, "-m", "aiograd"]
 
 
 class WorkerProcess(asyncio.SubprocessProtocol):
@@ -64,6 +66,7 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         environment: Mapping[str, str],
         timeout: float,
         on_exit: Callable[[WorkerProcess], None] | None = None,
+        launch: Launch | None = None,
     ) -> WorkerProcess:
         """Start the process and wait until its worker listens. Cancelled, it kills the process and waits for its end.
 
@@ -73,28 +76,25 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             environment: all of its environment variables.
             timeout: seconds until it has to listen.
             on_exit: as in the constructor; not called for a process that did not get as far as listening.
+            launch: how the process is started; `spawn` by default.
 
         Raises:
             WorkerLostError: it ended instead. DeadlineError: it did not listen in time. OSError: it could not be started.
         """
         self = cls(name)
-        loop = asyncio.get_running_loop()
-        pipe = asyncio.subprocess.PIPE
-        options: Any = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "env": dict(environment), "start_new_session": True}
         try:
-            # a loop that is cancelled here may let go of a process that it has begun
-            await through_cancellation(loop.subprocess_exec(lambda: self, *command, **options))
-            settled, _ = await asyncio.wait((self._ready, self._exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
+            async with asyncio.timeout(timeout) as limit:
+                await (launch or spawn)(self, command, environment)
+                await asyncio.wait((self._ready, self._exited), return_when=asyncio.FIRST_COMPLETED)
+        except BaseException as error:
             if self._transport is not None:
                 await self.stop(0.0)
-            raise
-        if not settled:
-            await self.stop(0.0)
+            if not (isinstance(error, TimeoutError) and limit.expired()):
+                raise
             raise DeadlineError(
                 f"worker {name} did not listen within {timeout:g} s of its start: raise start_timeout, or see what its service does when it is "
                 f"imported{self._story()}"
-            )
+            ) from None
         if self._exited.done():
             await self.wait_closed()
             status = describe_status(self._exited.result())
@@ -208,6 +208,18 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
+
+
+#: starts the process of a worker, given the command and all of its environment, and connects it; raises OSError where it cannot.
+Launch = Callable[[WorkerProcess, Sequence[str], Mapping[str, str]], Awaitable[None]]
+
+
+async def spawn(process: WorkerProcess, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Start the process of a worker with a program of its own, as a child of this process. A `Launch`. Cancelled, it has started the process."""
+    pipe = asyncio.subprocess.PIPE
+    options: Any = {"stdin": pipe, "stdout": pipe, "stderr": pipe, "env": dict(environment), "start_new_session": True}
+    # a loop that is cancelled here may let go of a process that it has begun
+    await through_cancellation(asyncio.get_running_loop().subprocess_exec(lambda: process, *command, **options))
 
 
 async def through_cancellation(waiting: Awaitable[Any]) -> None:

@@ -18,7 +18,16 @@ from aiograd.errors import ArgumentError
 #: how much of a file is read
 FILE_BYTES = 1024
 #: the secret of the workers of this process that were given none
-_PROCESS_SECRET = secrets.token_bytes(32)
+_PROCESS_SECRET = secrets.token_bytes(SECRET_BYTES)
+
+
+def _renew_process_secret() -> None:
+    global _PROCESS_SECRET
+    _PROCESS_SECRET = secrets.token_bytes(SECRET_BYTES)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_process_secret)
 
 
 def parse_secret(text: str | bytes, source: str = "secret") -> bytes:

@@ -17,12 +17,13 @@ from aiograd.running.cli.worker import add_worker
 from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
-    from aiograd.running.cli import doctor, trace, why
+    from aiograd.running.cli import doctor, fork_server, trace, why
     from aiograd.running.cli.demo import command as demo_command
     from aiograd.running.cli.wan import command as wan_command
 else:  # a worker needs none of these, and is the sooner there
     demo_command = LateModule("aiograd.running.cli.demo.command")
     doctor = LateModule("aiograd.running.cli.doctor")
+    fork_server = LateModule("aiograd.running.cli.fork_server")
     trace = LateModule("aiograd.running.cli.trace")
     wan_command = LateModule("aiograd.running.cli.wan.command")
     why = LateModule("aiograd.running.cli.why")
@@ -34,10 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: the words after the program's name; by default the arguments of the process.
     """
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["fork-server"]:
+        words = fork_server.serve(words[1:])  # from here on this is a child of it
     parser = argparse.ArgumentParser(prog="aiograd", description="Autograd for async Python.")
     parser.add_argument("--version", action="version", version=f"aiograd {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    words = sys.argv[1:] if arguments is None else list(arguments)
     if words[:1] != ["worker"]:
         demo_command.add_demo(commands)
         wan_command.add_wan(commands)
