@@ -14,17 +14,17 @@ import pytest
 from tests.faults.__main__ import main, summary
 from tests.faults.injection import FAULTS, Fault, Process, is_running, send, victim
 from tests.faults.supervisor import FailedRunError, Supervisor
-from tests.faults.systems import SYSTEMS, System
+from tests.faults.systems import SYSTEMS, System, script
 
 pytestmark = pytest.mark.proc
 
 
-def sleeper(script, **options):
-    return System("sleeper", script, launcher=lambda python, replicas: [sys.executable, "-m"], has_ranks=True, **options)
+def sleeper(*arguments):
+    return System("sleeper", script("sleeper", *arguments), has_ranks=True)
 
 
 def test_a_killed_rank_is_started_again_and_its_recovery_is_seen():
-    run = Supervisor(sleeper("sleeper"), Fault("kill", 1.5, begins=signal.SIGKILL), 3.0, 2, 0.02).run()
+    run = Supervisor(sleeper(), Fault("kill", 1.5, begins=signal.SIGKILL), 3.0, 2, 0.02).run()
     assert len(run.faults) == 2
     assert run.restarted == 0
     pids = {(each["who"], each["pid"]) for each in run.lines if each["kind"] == "runs"}
@@ -33,7 +33,7 @@ def test_a_killed_rank_is_started_again_and_its_recovery_is_seen():
 
 
 def test_a_frozen_process_goes_on_after_its_time():
-    run = Supervisor(sleeper("sleeper"), Fault("freeze", 2.0, 0.5, signal.SIGSTOP, signal.SIGCONT), 2.5, 2, 0.02).run()
+    run = Supervisor(sleeper(), Fault("freeze", 2.0, 0.5, signal.SIGSTOP, signal.SIGCONT), 2.5, 2, 0.02).run()
     (struck,) = run.faults
     frozen = [each for each in run.lines if each["kind"] == "step" and each["who"] == "rank0"]
     gap, at = max((after["t"] - before["t"], before["t"]) for before, after in itertools.pairwise(frozen))
@@ -44,16 +44,16 @@ def test_a_frozen_process_goes_on_after_its_time():
 
 
 def test_a_rank_that_ends_by_itself_is_counted():
-    assert Supervisor(sleeper("sleeper", arguments=("--on", "ends")), None, 2.0, 2, 0.02).run().restarted >= 1
+    assert Supervisor(sleeper("--on", "ends"), None, 2.0, 2, 0.02).run().restarted >= 1
 
 
 def test_a_script_that_fails_says_why():
     with pytest.raises(FailedRunError, match=r"sleeper took no 10 steps: .*RuntimeError: it cannot"):
-        Supervisor(sleeper("sleeper", arguments=("--on", "fails")), None, 1.0, 2, 0.0).run()
+        Supervisor(sleeper("--on", "fails"), None, 1.0, 2, 0.0).run()
 
 
 def test_the_figures_of_two_runs():
-    calm, disturbed = (Supervisor(sleeper("sleeper"), fault, 2.0, 2, 0.02).run() for fault in (None, FAULTS["join"]))
+    calm, disturbed = (Supervisor(sleeper(), fault, 2.0, 2, 0.02).run() for fault in (None, FAULTS["join"]))
     assert len(disturbed.faults) == 1
     found = summary([(calm, disturbed)])
     assert found["useful"] > 0
@@ -92,7 +92,7 @@ def test_bad_words_name_what_there_is(arguments, said, capsys):
 
 
 def test_a_system_that_cannot_be_installed_is_a_row(monkeypatch, tmp_path, capsys):
-    system = System("absent", "sleeper", ("./no-such-folder",))
+    system = System("absent", script("sleeper"), ("./no-such-folder",))
     monkeypatch.setattr("tests.faults.systems.ROOT", tmp_path)
     monkeypatch.setitem(SYSTEMS, "absent", system)
     assert main(["--systems", "absent", "--faults", "kill", "join", "--out", str(tmp_path / "out")]) == 0
