@@ -79,7 +79,10 @@ class Hosts:
             _run("ip", "-n", namespace, "link", "set", interface, "up")
 
     def limit(self, number: int, rate: float | None) -> None:
-        """Let the link of a host carry so many bytes a second, each way; 0 cuts it, None lets it carry what comes."""
+        """Let the link of a host carry so many bytes a second, each way; 0 cuts it, None lets it carry what comes.
+
+        It is cut at the bridge. An interface that is set down and up again carries nothing for a second at least.
+        """
         ends = (("tc", "qdisc", self._port(number)), ("tc", "-n", self._namespace(number), "qdisc", INTERFACE))
         for *words, interface in ends:
             with contextlib.suppress(subprocess.CalledProcessError):  # it may have no limit
@@ -87,7 +90,7 @@ class Hosts:
             if rate:
                 shape = ("tbf", "rate", f"{8 * rate:.0f}bit", "burst", str(BURST), "limit", str(WAITING))
                 _run(*words, "add", "dev", interface, "root", *shape)
-        _run("ip", "link", "set", self._port(number), "down" if rate == 0 else "up")
+        _run("bridge", "link", "set", "dev", self._port(number), "state", "disabled" if rate == 0 else "forwarding")
 
     def close(self) -> None:
         """Remove all hosts; processes in them go on without a network."""

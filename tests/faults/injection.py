@@ -47,7 +47,7 @@ FAULTS = {
     for fault in (
         Fault("kill", 15.0, begins=signal.SIGKILL),
         Fault("freeze", 15.0, 4.0, signal.SIGSTOP, signal.SIGCONT),
-        Fault("blink", 15.0, 0.5, rate=0.0),
+        Fault("blink", 15.0, 0.3, rate=0.0),
         Fault("cut", 15.0, 4.0, rate=0.0),
         Fault("slow", 15.0, 7.5, rate=1e6),
         Fault("join", 30.0),

@@ -23,6 +23,8 @@ from tests.namespaces import Hosts
 START_SECONDS, STOP_SECONDS, LOOK = 120.0, 5.0, 0.02
 #: steps before a run counts
 WARM_UP = 10
+#: how often a replica may end before that
+START_AGAIN = 3
 #: in the place of a rank: the process where the replicas find each other
 MEETING = -1
 
@@ -159,10 +161,13 @@ class Supervisor:
     def _wait_for_steps(self) -> None:
         until = time.monotonic() + START_SECONDS
         while sum(line["kind"] == "step" for line in _read(self._path)) < WARM_UP * (self._replicas if self._system.has_ranks else 1):
+            if self._system.has_ranks:
+                self._start_ended()
             ended = [process for process in self._processes.values() if process.poll() is not None]
-            if ended or time.monotonic() > until:
+            if ended or self._run.restarted > START_AGAIN * self._replicas or time.monotonic() > until:
                 raise FailedRunError(f"{self._system.name} took no {WARM_UP} steps: {_tail(self._log)}")
             time.sleep(10 * LOOK)
+        self._run.restarted = 0
 
     def _watch(self) -> None:
         run, fault = self._run, self._fault

@@ -60,20 +60,19 @@ async def main() -> None:
     given: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": task.LR}, "absorb": True}
     create, first = dist.DataParallel.create, names[: options.replicas]
     async with cluster, await create(cluster.driver, first, Network, options.work / SHARDS, **given) as replicas:
-        returning = {name: asyncio.ensure_future(answered(cluster, name)) for name in replicas.names}
-        if options.join:
-            returning[names[-1]] = asyncio.ensure_future(answered(cluster, names[-1], options.join))
+        returning = {name: asyncio.ensure_future(answered(cluster, name, options.join * (name not in first))) for name in names}
         for step in itertools.count():
             for name in [name for name, answer in returning.items() if answer.done()]:
                 lines.runs(*returning.pop(name).result())
                 if name not in replicas.names:
                     lines.write("joins")
-                    await replicas.add(name)
+                    with contextlib.suppress(DistributedError):  # it is lost again, or another is: it is asked again after the step
+                        await replicas.add(name)
             began = time.monotonic()
             await replicas.step([(inputs[rows], classes[rows]) for rows in (task.rows(*task.share(step, part, parts)) for part in range(parts))])
             weights = await replicas.state_dict() if step % task.SEEN == 0 else {}
             lines.step(began, step, *task.share(step, 0, 1), [each.numpy() for each in weights.values()])
-            for name in replicas.lost:
+            for name in {*names}.difference(replicas.names):
                 returning.setdefault(name, asyncio.ensure_future(answered(cluster, name)))
 
 
