@@ -86,7 +86,7 @@ def row(system: System, fault: Fault, options: argparse.Namespace) -> dict[str, 
 
 
 def summary(runs: Sequence[Sequence[Run]]) -> dict[str, Any]:
-    """The figures of pairs of an undisturbed and a disturbed run: medians of the runs, their least and most as ``spread``, and sums of what is counted."""
+    """The figures of pairs of an undisturbed and a disturbed run: medians, with the least and the most as ``spread``, and sums of what is counted."""
     found = []
     for calm, disturbed in runs:
         rate = figures(calm.lines, (), calm.began, calm.ended, 1.0).useful

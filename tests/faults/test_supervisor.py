@@ -11,10 +11,13 @@ import sys
 
 import pytest
 
-from tests.faults.__main__ import main, summary
+from tests.faults.__main__ import main, row, summary
+from tests.faults.figures import nearest_rank
 from tests.faults.injection import FAULTS, Fault, Process, is_running, send, victim
-from tests.faults.supervisor import FailedRunError, Supervisor
-from tests.faults.systems import SYSTEMS, System, script
+from tests.faults.peers.sleeper import TALK
+from tests.faults.supervisor import FailedRunError, Run, Supervisor
+from tests.faults.systems import NODES, SYSTEMS, System, script
+from tests.namespaces import Hosts
 
 pytestmark = pytest.mark.proc
 
@@ -41,6 +44,74 @@ def test_a_frozen_process_goes_on_after_its_time():
     assert at <= struck + 0.1
     assert max(each["t"] for each in frozen) > struck + 0.5
     assert len({each["pid"] for each in run.lines}) == 2
+
+
+needs_hosts = pytest.mark.skipif(not Hosts.is_permitted(), reason="network namespaces and tbf are not permitted here")
+
+
+@needs_hosts
+def test_a_cut_link_carries_nothing_until_its_time_is_over():
+    run = Supervisor(sleeper("--on", "talks"), Fault("cut", 1.5, 0.5, rate=0.0), 3.0, 2, 0.02, True).run()
+    assert len(run.faults) == 2
+    assert run.restarted == 0
+    for struck, who in zip(run.faults, ("rank0", "rank1"), strict=True):
+        (began, ended), *_ = pauses(run, who)
+        assert began - 0.1 <= struck
+        assert 0.5 <= ended - began
+    assert len({each["pid"] for each in run.lines}) == 2
+
+
+@needs_hosts
+def test_a_slow_link_carries_its_rate():
+    run = Supervisor(sleeper("--on", "talks"), Fault("slow", 3.0, 2.0, rate=2e5), 3.0, 2, 0.02, True).run()
+    (struck,) = run.faults
+    steps = [(each["began"], each["t"]) for each in run.lines if each["kind"] == "step" and each["who"] == "rank0"]
+    slow = min(ended - began for began, ended in steps if struck + 0.1 < began)
+    assert slow > 0.5 * TALK / 2e5
+    assert nearest_rank([ended - began for began, ended in steps if ended < struck], 0.5) < slow / 2
+    assert run.restarted == 0
+
+
+@needs_hosts
+def test_hosts_leave_nothing_behind():
+    hosts = Hosts()
+    try:
+        hosts.open(0)
+        assert hosts.counters(0).exists()
+        name = hosts.command(0)[-1]
+        words = [*hosts.command(0), sys.executable, "-c", "import socket; print(socket.gethostbyname(socket.gethostname()))"]
+        assert subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip() == hosts.address(0)
+    finally:
+        hosts.close()
+    assert not hosts.counters(0).exists()
+    assert not os.path.exists(f"/run/netns/{name}")
+    assert not os.path.exists(f"/etc/netns/{name}")
+
+
+def pauses(run, who):
+    """The longest pauses between two steps of a process first, as pairs of times."""
+    times = [each["t"] for each in run.lines if each["kind"] == "step" and each["who"] == who]
+    return sorted(itertools.pairwise(times), key=lambda pair: pair[0] - pair[1])
+
+
+def test_links_are_left_out_by_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(Hosts, "is_permitted", staticmethod(lambda: False))
+    rows = [row(SYSTEMS[name], FAULTS["cut"], None) for name in ("aiograd", "ray-train")]
+    assert [each["skipped"] for each in rows] == ["network namespaces and tbf are not permitted here", f"no host for each replica: {NODES}"]
+
+
+def test_several_runs_have_a_median_and_their_ends():
+    def pair(rate, recovery, load):
+        steps = [{"kind": "step", "t": at / rate, "began": at / rate - 0.01, "step": at, "first": at, "count": 1, "bits": ""} for at in range(100)]
+        late = [{**each, "t": each["t"] + recovery} for each in steps]
+        return [Run(steps, [], 0.0, 10.0, 0, load), Run(late, [0.0], 0.0, 10.0, 1, load / 2)]
+
+    found = summary([pair(10.0, seconds, load) for seconds, load in ((0.1, 1.0), (0.7, 3.0), (0.3, 2.0))])
+    assert (found["runs"], found["faults"], found["restarted"], found["load"]) == (3, 3, 3, 2.0)
+    assert found["spread"]["load"] == (1.0, 3.0)
+    assert found["p50"] == pytest.approx(0.4)  # a tenth of a second after the fault a step begins
+    assert found["spread"]["p50"] == pytest.approx((0.2, 0.8))
+    assert found["longest"] == pytest.approx(0.8)
 
 
 def test_a_rank_that_ends_by_itself_is_counted():
