@@ -54,10 +54,10 @@ def test_a_cut_link_carries_nothing_until_its_time_is_over():
     run = Supervisor(sleeper("--on", "talks"), Fault("cut", 1.5, 0.5, rate=0.0), 3.0, 2, 0.02, True).run()
     assert len(run.faults) == 2
     assert run.restarted == 0
-    for struck, who in zip(run.faults, ("rank0", "rank1"), strict=True):
-        (began, ended), *_ = pauses(run, who)
-        assert began - 0.1 <= struck
-        assert 0.5 <= ended - began
+    for who in ("rank0", "rank1"):  # neither goes on without the other
+        times = [each["t"] for each in run.lines if each["kind"] == "step" and each["who"] == who]
+        for struck in run.faults:
+            assert min(time for time in times if time > struck + 0.1) >= struck + 0.5
     assert len({each["pid"] for each in run.lines}) == 2
 
 
@@ -86,12 +86,6 @@ def test_hosts_leave_nothing_behind():
     assert not hosts.counters(0).exists()
     assert not os.path.exists(f"/run/netns/{name}")
     assert not os.path.exists(f"/etc/netns/{name}")
-
-
-def pauses(run, who):
-    """The longest pauses between two steps of a process first, as pairs of times."""
-    times = [each["t"] for each in run.lines if each["kind"] == "step" and each["who"] == who]
-    return sorted(itertools.pairwise(times), key=lambda pair: pair[0] - pair[1])
 
 
 def test_links_are_left_out_by_name(monkeypatch, tmp_path):
