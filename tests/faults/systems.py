@@ -120,7 +120,8 @@ def _torchrun(place: Place) -> list[str]:
 
 def _torchrun_of_a_host(place: Place) -> list[str]:
     meet = ("--rdzv-backend=c10d", f"--rdzv-endpoint={place.meet}", "--rdzv-conf=is_host=0", f"--local-addr={place.host}")
-    return [*_elastic(place), f"--nnodes={place.replicas}", "--nproc-per-node=1", *meet, "-m", *script_words(place, "ddp")]
+    each_its_store = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"]  # hosts count their starts by themselves: a prefix would not be the same on all
+    return [*each_its_store, *_elastic(place), f"--nnodes={place.replicas}", "--nproc-per-node=1", *meet, "-m", *script_words(place, "ddp")]
 
 
 def _elastic(place: Place) -> list[str]:
