@@ -16,7 +16,7 @@
 #   make release-checks              the same, as much as before a release: many hours; goes on where it was stopped (ARGS="--hours 1 --jobs 2")
 #   make wan                         four processes train over shaped links of 1 Mbit/s; one is killed and joins again (ARGS=--small for seconds' worth)
 #   make scale                       1,000 workers on the simulated network, training while workers are lost; tables (ARGS=--small for a minute's worth)
-#   make faults                      training under kills, freezes and joins, here and in torchft, DDP and others; a table (ARGS="--systems aiograd")
+#   make faults                      training under kills, freezes, cut links and joins, here and in torchft, DDP and others (ARGS="--systems aiograd")
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments

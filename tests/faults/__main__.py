@@ -11,6 +11,7 @@ import dataclasses
 import json
 import os
 import platform
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from tests.faults.injection import FAULTS, Fault
 from tests.faults.report import chart, table
 from tests.faults.supervisor import FailedRunError, Run, Supervisor
 from tests.faults.systems import ROOT, SYSTEMS, System, UnavailableError
+from tests.namespaces import Hosts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), metavar="NAME", help=f"{', '.join(SYSTEMS)} (all)")
     parser.add_argument("--faults", nargs="+", default=list(FAULTS), metavar="NAME", help=f"{', '.join(FAULTS)} (all)")
     parser.add_argument("--seconds", type=float, default=75.0, help="of each run (75)")
-    parser.add_argument("--rounds", type=int, default=1, help="pairs of an undisturbed and a disturbed run (1)")
+    parser.add_argument("--runs", type=int, default=1, help="how often each is repeated, undisturbed and disturbed in turn (1)")
     parser.add_argument("--replicas", type=int, default=4, help="4")
     parser.add_argument("--work", type=float, default=0.05, help="seconds of sleep as the work of a shard (0.05)")
     parser.add_argument("--every", type=float, help="seconds between two faults (15)")
@@ -42,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         unknown = sorted(set(given) - set(known))
         if unknown:
             parser.error(f"no {name} is called {', '.join(unknown)}; there are {', '.join(known)}")
-    if options.seconds <= 0 or options.rounds < 1 or options.replicas < 2 or options.work < 0 or (options.every or 1) <= 0:
-        parser.error("expected --seconds and --every above 0, --rounds from 1, --replicas from 2, --work from 0")
+    if options.seconds <= 0 or options.runs < 1 or options.replicas < 2 or options.work < 0 or (options.every or 1) <= 0:
+        parser.error("expected --seconds and --every above 0, --runs from 1, --replicas from 2, --work from 0")
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for system in options.systems:
@@ -66,9 +68,17 @@ def row(system: System, fault: Fault, options: argparse.Namespace) -> dict[str, 
     """The figures of a system under a fault."""
     if fault.name == "join" and system.no_join:
         return {"skipped": f"no replica can join: {system.no_join}"}
+    are_apart = fault.rate is not None
+    if are_apart:
+        if system.apart is None:
+            return {"skipped": f"no host for each replica: {system.no_hosts}"}
+        if not Hosts.is_permitted():
+            return {"skipped": "network namespaces and tbf are not permitted here"}
+        system = system.apart
     try:
         runs = [
-            [Supervisor(system, each, options.seconds, options.replicas, options.work).run() for each in (None, fault)] for _ in range(options.rounds)
+            [Supervisor(system, each, options.seconds, options.replicas, options.work, are_apart).run() for each in (None, fault)]
+            for _ in range(options.runs)
         ]
     except (FailedRunError, PermissionError) as error:
         return {"skipped": str(error)}
@@ -76,15 +86,22 @@ def row(system: System, fault: Fault, options: argparse.Namespace) -> dict[str, 
 
 
 def summary(runs: Sequence[Sequence[Run]]) -> dict[str, Any]:
-    """The figures of pairs of an undisturbed and a disturbed run: the mean of useful time, and the recoveries of all together."""
+    """The figures of pairs of an undisturbed and a disturbed run: medians, with the least and the most as ``spread``, and sums of what is counted."""
     found = []
     for calm, disturbed in runs:
         rate = figures(calm.lines, (), calm.began, calm.ended, 1.0).useful
         found.append(figures(disturbed.lines, disturbed.faults, disturbed.began, disturbed.ended, rate))
     seconds = [each for one in found for each in one.to_next]
+    measured = {
+        "useful": [each.useful for each in found],
+        "p50": [each.p50 for each in found],
+        "load": [max(run.load for run in pair) for pair in runs],
+        "step_seconds": [nearest_rank(step_times(calm), 0.5) for calm, _ in runs],
+    }
     return {
-        "useful": sum(each.useful for each in found) / len(found),
-        "p50": nearest_rank(seconds, 0.5),
+        **{name: statistics.median(values) for name, values in measured.items()},
+        "spread": {name: (min(values), max(values)) for name, values in measured.items()},
+        "runs": len(runs),
         "p99": nearest_rank(seconds, 0.99),
         "longest": max(seconds, default=0.0),
         "lost": sum(each.lost for each in found),
@@ -92,8 +109,6 @@ def summary(runs: Sequence[Sequence[Run]]) -> dict[str, Any]:
         "other_bits": sum(other_bits(disturbed.lines, calm.lines) for calm, disturbed in runs),
         "restarted": sum(run.restarted for _, run in runs),
         "faults": len(seconds),
-        "load": max(run.load for pair in runs for run in pair),
-        "step_seconds": nearest_rank([seconds for calm, _ in runs for seconds in step_times(calm)], 0.5),
     }
 
 

@@ -25,6 +25,8 @@ class Fault:
         every: seconds between two of them.
         seconds: that one lasts; 0: for good.
         begins, ends: the signals that begin and end it; None: the script does it by itself.
+        rate: bytes a second, each way, that the link of what it strikes carries meanwhile, 0: none; None: it strikes no link. Every process then has
+            a network namespace of its own.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Fault:
     seconds: float = 0.0
     begins: signal.Signals | None = None
     ends: signal.Signals | None = None
+    rate: float | None = None
 
     def times(self, began: float, ended: float) -> list[float]:
         """When it strikes in a run: the last leaves two thirds of the interval for what comes after it."""
@@ -44,6 +47,9 @@ FAULTS = {
     for fault in (
         Fault("kill", 15.0, begins=signal.SIGKILL),
         Fault("freeze", 15.0, 4.0, signal.SIGSTOP, signal.SIGCONT),
+        Fault("blink", 15.0, 0.3, rate=0.0),
+        Fault("cut", 15.0, 4.0, rate=0.0),
+        Fault("slow", 15.0, 7.5, rate=1e6),
         Fault("join", 30.0),
     )
 }

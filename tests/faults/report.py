@@ -1,4 +1,8 @@
-"""The table and the pictures of the figures. A row is a mapping: ``system``, ``fault``, and the names of `COLUMNS`; or ``skipped``, the reason."""
+"""The table and the pictures of the figures.
+
+A row is a mapping: ``system``, ``fault``, and the names of `COLUMNS`; or ``skipped``, the reason. ``spread`` has the least and the most of several
+runs for some of these names.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +21,7 @@ COLUMNS = {
     "other_bits": ("other bits", "{:d}"),
     "restarted": ("restarted by hand", "{:d}"),
     "faults": ("faults", "{:d}"),
+    "runs": ("runs", "{:d}"),
     "load": ("load", "{:.1f}"),
 }
 #: sizes of a chart, pixels
@@ -30,7 +35,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         if row.get("skipped"):
             cells = [f"skipped: {_cell(row['skipped'])}"] + [""] * (len(COLUMNS) - 1)
         else:
-            cells = [_figure(row.get(name), form) for name, (_, form) in COLUMNS.items()]
+            spread = row.get("spread", {})
+            cells = [_figure(row.get(name), form) + _spread(spread.get(name), form) for name, (_, form) in COLUMNS.items()]
         lines.append(f"| {_cell(row.get('system', ''))} | {_cell(row.get('fault', ''))} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -78,6 +84,11 @@ def _figure(value: Any, form: str) -> str:
     if value is None:
         return ""
     return form.format(value) if math.isfinite(value) else "never"
+
+
+def _spread(ends: Sequence[float] | None, form: str) -> str:
+    """The least and the most, where they are not the same."""
+    return f" ({_figure(ends[0], form)}..{_figure(ends[1], form)})" if ends and ends[0] != ends[1] else ""
 
 
 def _cell(text: Any) -> str:

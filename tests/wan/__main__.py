@@ -23,6 +23,7 @@ from typing import Any
 import aiograd as ag
 from aiograd import distributed as dist
 from tests.distributed.local_steps.learners import SGD, Oracle, seed_of
+from tests.namespaces import Hosts
 from tests.wan.links import Namespaces, Proxies, ShapedLinks, Traffic
 from tests.wan.service import Wide, service
 
@@ -218,7 +219,7 @@ def main() -> int:
         parser.set_defaults(rounds=6, steps=4, step_seconds=0.1, width=2_500)
     options = parser.parse_args()
     rate = options.mbit * 125_000
-    links: ShapedLinks = Namespaces(rate) if not options.proxies and Namespaces.is_permitted() else Proxies(rate)
+    links: ShapedLinks = Namespaces(rate) if not options.proxies and Hosts.is_permitted() else Proxies(rate)
     print(
         f"{len(NAMES)} processes, {8 * options.width + 3:,} parameters, {options.steps} local steps of {options.step_seconds:g} s\n"
         f"{options.mbit:g} Mbit/s up and down: {links.kind}\n{NAMES[KILLED]} is killed in round {KILLED_IN} and joins from round {JOINS_IN} on\n"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-import subprocess
-from pathlib import Path
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
+from tests.namespaces import Hosts
+
 PORT = 7700
-#: bytes that a link lets through at once, and that wait for it at most
-BURST, WAITING = 10_000, 400_000
 
 
 class Traffic(NamedTuple):
@@ -48,12 +45,8 @@ class ShapedLinks(Protocol):
         """Remove all links."""
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(words, check=True, capture_output=True, text=True)
-
-
 class Namespaces:
-    """A network namespace for each worker, with a pair of interfaces that tbf shapes in both directions.
+    """A network namespace for each worker, with a link that tbf shapes in both directions.
 
     Args:
         rate: bytes per second, either way.
@@ -63,51 +56,20 @@ class Namespaces:
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._made: list[str] = []
-
-    @staticmethod
-    def is_permitted() -> bool:
-        """True if this process may make namespaces and shape what passes between them."""
-        try:
-            _ip("ip", "netns", "add", f"agw{os.getpid()}p")
-        except (OSError, subprocess.CalledProcessError):
-            return False
-        try:
-            _ip("tc", "-n", f"agw{os.getpid()}p", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", "1mbit", "burst", "10kb", "limit", "10kb")
-        except (OSError, subprocess.CalledProcessError):
-            return False
-        finally:
-            _ip("ip", "netns", "del", f"agw{os.getpid()}p")
-        return True
-
-    def _name(self, number: int) -> str:
-        return f"agw{os.getpid()}n{number}"
+        self._hosts = Hosts()
 
     async def open(self, number: int) -> None:
         """See `ShapedLinks`."""
-        name, ours, theirs = self._name(number), self._interface(number), "wan"
-        _ip("ip", "netns", "add", name)
-        self._made.append(name)
-        _ip("ip", "link", "add", ours, "type", "veth", "peer", "name", theirs, "netns", name)
-        _ip("ip", "addr", "add", f"10.213.{number}.1/30", "dev", ours)
-        _ip("ip", "-n", name, "addr", "add", f"10.213.{number}.2/30", "dev", theirs)
-        shape = ["root", "tbf", "rate", f"{8 * self._rate:.0f}bit", "burst", str(BURST), "limit", str(WAITING)]
-        _ip("tc", "qdisc", "add", "dev", ours, *shape)
-        _ip("tc", "-n", name, "qdisc", "add", "dev", theirs, *shape)
-        _ip("ip", "link", "set", ours, "up")
-        for interface in ("lo", theirs):
-            _ip("ip", "-n", name, "link", "set", interface, "up")
-
-    def _interface(self, number: int) -> str:
-        return f"agw{os.getpid()}v{number}"
+        self._hosts.open(number)
+        self._hosts.limit(number, self._rate)
 
     def command(self, number: int) -> list[str]:
         """See `ShapedLinks`."""
-        return ["ip", "netns", "exec", self._name(number)]
+        return self._hosts.command(number)
 
     def listen(self, number: int) -> str:
         """See `ShapedLinks`."""
-        return f"10.213.{number}.2:{PORT}"
+        return f"{self._hosts.address(number)}:{PORT}"
 
     def url(self, number: int) -> str:
         """See `ShapedLinks`."""
@@ -115,15 +77,12 @@ class Namespaces:
 
     def traffic(self, number: int) -> Traffic:
         """See `ShapedLinks`."""
-        counters = Path("/sys/class/net", self._interface(number), "statistics")
-        up, down = (int((counters / f"{direction}_bytes").read_text()) for direction in ("rx", "tx"))
+        up, down = (int((self._hosts.counters(number) / f"{direction}_bytes").read_text()) for direction in ("rx", "tx"))
         return Traffic(up, down)
 
     async def aclose(self) -> None:
         """See `ShapedLinks`."""
-        for name in self._made:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                _ip("ip", "netns", "del", name)
+        self._hosts.close()
 
 
 class Proxies:

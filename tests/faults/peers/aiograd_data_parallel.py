@@ -20,12 +20,7 @@ from tests.faults import task
 SHARDS = 3
 
 service = dist.Service()
-
-
-@service.function
-def process_number() -> int:
-    """The number of this process."""
-    return os.getpid()
+service.function(os.getpid)
 
 
 @service.reference
@@ -50,7 +45,7 @@ async def answered(cluster: Any, name: str, after: float = 0.0) -> tuple[str, in
     while True:
         with contextlib.suppress(DistributedError):
             await cluster.wait_running(name)
-            return name, await cluster.driver.call(name, "process_number", timeout=1.0)
+            return name, await cluster.driver.call(name, "getpid", timeout=1.0)
         await asyncio.sleep(0.05)
 
 
@@ -59,24 +54,25 @@ async def main() -> None:
     options = task.options(__doc__ or "")
     lines, (inputs, classes), parts = task.Lines(options.lines, "driver"), task.data(), SHARDS * options.replicas
     names = [f"replica{number}" for number in range(options.replicas + (options.join > 0))]
-    cluster = dist.make_cluster(options.on, len(names), names=names, service="tests.faults.peers.aiograd_data_parallel:service", max_restarts=1000)
+    host, _, port = options.meet.partition(":")
+    how: dict[str, Any] = {"host": host, "port": int(port), "allow_plaintext": True} if options.on == "join" else {"max_restarts": 1000}
+    cluster = dist.make_cluster(options.on, len(names), names=names, service="tests.faults.peers.aiograd_data_parallel:service", **how)
     given: dict[str, Any] = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": task.LR}, "absorb": True}
     create, first = dist.DataParallel.create, names[: options.replicas]
     async with cluster, await create(cluster.driver, first, Network, options.work / SHARDS, **given) as replicas:
-        returning = {name: asyncio.ensure_future(answered(cluster, name)) for name in replicas.names}
-        if options.join:
-            returning[names[-1]] = asyncio.ensure_future(answered(cluster, names[-1], options.join))
+        returning = {name: asyncio.ensure_future(answered(cluster, name, options.join * (name not in first))) for name in names}
         for step in itertools.count():
             for name in [name for name, answer in returning.items() if answer.done()]:
                 lines.runs(*returning.pop(name).result())
                 if name not in replicas.names:
                     lines.write("joins")
-                    await replicas.add(name)
+                    with contextlib.suppress(DistributedError):  # it is lost again, or another is: it is asked again after the step
+                        await replicas.add(name)
             began = time.monotonic()
             await replicas.step([(inputs[rows], classes[rows]) for rows in (task.rows(*task.share(step, part, parts)) for part in range(parts))])
             weights = await replicas.state_dict() if step % task.SEEN == 0 else {}
             lines.step(began, step, *task.share(step, 0, 1), [each.numpy() for each in weights.values()])
-            for name in replicas.lost:
+            for name in {*names}.difference(replicas.names):
                 returning.setdefault(name, asyncio.ensure_future(answered(cluster, name)))
 
 

@@ -36,9 +36,10 @@ def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
     rank, replicas = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    store = dist.PrefixStore(f"attempt{attempt}", store)  # gloo finds the keys of the attempt before otherwise
+    is_shared = os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=rank == 0 and not is_shared, wait_for_workers=False)
+    if is_shared:
+        store = dist.PrefixStore(f"attempt{os.environ['TORCHELASTIC_RESTART_COUNT']}", store)  # gloo finds the keys of the attempt before otherwise
     dist.init_process_group("gloo", store=store, rank=rank, world_size=replicas, timeout=timedelta(seconds=5))
     lines = task.Lines(options.lines, f"rank{rank}")
     lines.runs(f"rank{rank}", os.getpid())

@@ -26,7 +26,7 @@ def main() -> None:
     lines = task.Lines(options.lines, f"peer{options.rank}")
     while options.rank and not addresses(options.lines):
         time.sleep(0.05)
-    dht = hivemind.DHT(initial_peers=addresses(options.lines), host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True)
+    dht = hivemind.DHT(initial_peers=addresses(options.lines), host_maddrs=[f"/ip4/{options.host}/tcp/0"], start=True)
     lines.write("listens", addresses=[str(each) for each in dht.get_visible_maddrs()])
     model, samples = network(), Samples()
     count = task.BATCH // options.replicas

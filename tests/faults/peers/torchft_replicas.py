@@ -17,7 +17,7 @@ from tests.faults.peers.torch_network import Samples, network, seen
 def main() -> None:
     """Train until the process is ended."""
     options = task.options(__doc__ or "")
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", TORCHFT_LIGHTHOUSE=options.meet)
+    os.environ.update(MASTER_ADDR=options.host, MASTER_PORT="0", RANK="0", WORLD_SIZE="1", TORCHFT_LIGHTHOUSE=f"http://{options.meet}")
     lines = task.Lines(options.lines, f"replica{options.rank}")
     model, samples = network(), Samples()
     inner = torch.optim.SGD(model.parameters(), lr=task.LR)
@@ -26,11 +26,11 @@ def main() -> None:
         model.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = torch.distributed.TCPStore(options.host, 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=timedelta(seconds=5)), min_replica_size=1, replica_id=f"replica{options.rank}", timeout=timedelta(seconds=30),
         load_state_dict=load_state, state_dict=lambda: {"model": model.state_dict(), "optimizer": inner.state_dict()},
-        store_addr="127.0.0.1", store_port=store.port, rank=0, world_size=1,
+        store_addr=options.host, hostname=options.host, store_port=store.port, rank=0, world_size=1,
     )  # fmt: skip
     parallel = DistributedDataParallel(manager, model)
     optimizer = Optimizer(manager, inner)
