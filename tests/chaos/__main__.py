@@ -37,7 +37,7 @@ from tests.chaos.cells import CELLS, FAULTS
 from tests.chaos.ledger import ROOT, Ledger
 from tests.chaos.mix import Mix
 from tests.chaos.processes import run_processes
-from tests.chaos.report import Report, cell_name, cell_table, write_report
+from tests.chaos.report import Report, cell_name, cell_table, judge_states, write_report
 from tests.chaos.shrink import attempt, shrink
 from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
@@ -165,6 +165,8 @@ def run(parts: list[str], size: Size, first: int, jobs: int, ledger: Ledger, unt
             for cell in CELLS:
                 if found[cell_name(cell)] < size.least:
                     report.fail(f"cell {cell.point} × {cell.fault} was met {found[cell_name(cell)]} times, expected {size.least}")
+    if together and size.least and set(PARTS) <= {*parts, *OWN} and not any(ledger.todo(planned[part]) for part in parts if part not in OWN):
+        judge_states(report, found)
     print()
     report.counts, report.failures = found, list(dict.fromkeys([*ledger.failures, *report.failures]))
     print(*report.lines(), sep="\n")
