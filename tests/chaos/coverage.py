@@ -93,8 +93,9 @@ class Coverage:
 
     def lines(self) -> Iterator[str]:
         """The table: a line for each state, and the reason where no fault can meet it."""
-        width = max((len(f"{role} {state}") for role, states in self.roles.items() for state in states), default=0)
-        rows = {(role, state): [f"{self.counts[role, state, fault]:,}" for fault in self.faults] for role, states in self.roles.items() for state in states}
+        names = [(role, state) for role, states in self.roles.items() for state in states]
+        width = max((len(f"{role} {state}") for role, state in names), default=0)
+        rows = {(role, state): [f"{self.counts[role, state, fault]:,}" for fault in self.faults] for role, state in names}
         columns = [max(map(len, column)) for column in zip(self.faults, *rows.values(), strict=True)]
         yield " ".join((" " * width, *map(str.rjust, self.faults, columns)))
         for (role, state), cells in rows.items():
