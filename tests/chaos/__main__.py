@@ -8,7 +8,8 @@ compared.
 
 ``--release`` (``make release-checks``) writes each piece of work that is done to ``out/release/pieces.jsonl``. Stopped, or ended by ``--hours H``, it
 goes on there the next time; ``report.json`` and ``report.md`` beside it have the figures of all times together. Pieces of the parts on virtual time
-take turns, so that a run of an hour is a small part of each.
+take turns, so that a run of an hour is a small part of each. When all are done, a state of a transaction that some fault has never met is a failure;
+see `tests.chaos.coverage`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from tests.chaos.cells import CELLS, FAULTS
 from tests.chaos.ledger import ROOT, Ledger
 from tests.chaos.mix import Mix
 from tests.chaos.processes import run_processes
-from tests.chaos.report import Report, cell_name, cell_table, write_report
+from tests.chaos.report import Report, cell_name, cell_table, judge_states, write_report
 from tests.chaos.shrink import attempt, shrink
 from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
@@ -165,10 +166,11 @@ def run(parts: list[str], size: Size, first: int, jobs: int, ledger: Ledger, unt
             for cell in CELLS:
                 if found[cell_name(cell)] < size.least:
                     report.fail(f"cell {cell.point} × {cell.fault} was met {found[cell_name(cell)]} times, expected {size.least}")
+    left = sum(len(ledger.todo(pieces)) for pieces in planned.values())
+    judge_states(report, found, is_whole=together and size.least > 0 and not left and {*parts} == {*PARTS})
     print()
     report.counts, report.failures = found, list(dict.fromkeys([*ledger.failures, *report.failures]))
     print(*report.lines(), sep="\n")
-    left = sum(len(ledger.todo(pieces)) for pieces in planned.values())
     if left:
         print(f"pieces left          {left} of {sum(map(len, planned.values()))}: the same command goes on")
     print(f"virtual / real time  {ledger.ratio:,.0f}")

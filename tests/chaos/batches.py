@@ -18,6 +18,7 @@ from tests.chaos.ablations import SCENARIOS, Catch, catch_by_scenario, catch_by_
 from tests.chaos.cancel import cancel_everywhere
 from tests.chaos.cells import Cell, Fault, run_cells
 from tests.chaos.collectives import catch, run_group
+from tests.chaos.coverage import Coverage, counted
 from tests.chaos.proxied import run_proxied
 from tests.chaos.replicas import ReplicaRun
 from tests.chaos.world import run_seed
@@ -27,6 +28,8 @@ from tests.serving.scenario import run_life
 
 #: seconds of the processor that one run may take: one that computes for ever is a hang as well
 PATIENCE = 120
+#: parts that take protections out: the states that faults meet there say nothing of the package
+WITHOUT = ("ablations", "groups without")
 
 
 class Piece(NamedTuple):
@@ -66,7 +69,7 @@ def carry_out(piece: Piece) -> Batch:
     """Carry out a piece; failures name the command that repeats them."""
     part, first, last, what = piece
     began = time.perf_counter()
-    batch = Batch()
+    batch, coverage = Batch(), Coverage()
     close = SimulatedLoop.close
 
     def count(loop: SimulatedLoop) -> None:
@@ -74,8 +77,10 @@ def carry_out(piece: Piece) -> Batch:
             batch.virtual += loop.time()
         close(loop)
 
-    with mock.patch.object(SimulatedLoop, "close", count):
+    with mock.patch.object(SimulatedLoop, "close", count), counted(coverage):
         found = RUNS[part](*((what,) if what else ()), first, last)
+    if part not in WITHOUT:
+        found.counts += coverage.named()
     found.runs = 1 if found.catches else last - first
     found.virtual, found.real = batch.virtual, time.perf_counter() - began
     return found

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.batches import Piece
 from tests.chaos.cells import FAULTS, POINTS, Cell
+from tests.chaos.coverage import Coverage, names_of
 from tests.chaos.ledger import Ledger, ratio
 
 
@@ -39,6 +40,8 @@ class Report:
         yield "steps of replicas    " + (", ".join(f"{name} {count:,}" for name, count in sorted(_under("replicas: ", counts))) or "none")
         yield "losses absorbed      " + (", ".join(f"{name} {count:,}" for name, count in sorted(_under("absorbing: ", counts))) or "none")
         yield "local steps          " + (", ".join(f"{name} {count:,}" for name, count in sorted(_under("local steps: ", counts))) or "none")
+        states = Coverage.of(counts)
+        yield f"states met by faults {sum(map(bool, states.counts.values()))} cells; not yet: {names_of(states.unseen)}"
         yield f"contributions lost or doubled   {sum('gradient' in failure and 'expected' in failure for failure in self.failures)}"
         yield f"hangs                {wrong.count('did not end within') + wrong.count('DeadlockError') + wrong.count('a hang')}"
         yield f"leaks                {wrong.count('left over') + wrong.count('left behind')}"
@@ -65,6 +68,20 @@ def cell_table(counts: Counter[str]) -> Iterable[str]:
         yield " ".join((point.ljust(width), *(str(counts[cell_name(Cell(point, fault))]).rjust(len(fault)) for fault in FAULTS)))
 
 
+def judge_states(report: Report, counts: Mapping[str, int], *, is_whole: bool) -> None:
+    """See that no fault met a state of a transaction in which it cannot strike; in a run that `is_whole`, also that all others were met.
+
+    The table of a whole run is printed.
+    """
+    coverage = Coverage.of(counts)
+    if coverage.contradictions:
+        report.fail(f"states that no fault can meet, see IMPOSSIBLE in tests/chaos/coverage.py, were met: {names_of(coverage.contradictions)}")
+    if is_whole:
+        print(*coverage.lines(), sep="\n")
+        if coverage.unseen:
+            report.fail(f"no fault has met these states: {names_of(coverage.unseen)}")
+
+
 def write_report(ledger: Ledger, planned: Mapping[str, Sequence[Piece]]) -> None:
     """Write ``report.json`` and ``report.md`` beside the ledger: figures by part, and failures with the commands that repeat them."""
     parts = {}
@@ -77,7 +94,11 @@ def write_report(ledger: Ledger, planned: Mapping[str, Sequence[Piece]]) -> None
             "failures": sum(len(line["failures"]) for line in lines),
         }  # fmt: skip
     folder = ledger.path.parent
-    whole = {"commit": ledger.commit, "runs": ledger.runs, "ratio": ledger.ratio, "parts": parts, "failures": ledger.failures}
+    states = Coverage.of(ledger.coverage)
+    whole = {
+        "commit": ledger.commit, "runs": ledger.runs, "ratio": ledger.ratio, "parts": parts, "failures": ledger.failures,
+        "states": {name: count for name, count in sorted(states.named().items()) if count},
+    }  # fmt: skip
     (folder / "report.json").write_text(json.dumps(whole, indent=1), encoding="utf-8")
     rows = ["| part | runs | pieces left | virtual s | real s | virtual / real | failures |", "|---|---|---|---|---|---|---|"]
     for part, figures in parts.items():
@@ -87,6 +108,7 @@ def write_report(ledger: Ledger, planned: Mapping[str, Sequence[Piece]]) -> None
         )
     failures = "\n".join(f"- {failure}" for failure in ledger.failures) or "none"
     text = f"# Release checks of {ledger.commit or 'an unknown commit'}\n\n" + "\n".join(rows) + f"\n\nFailures: {failures}\n"
+    text += "\nHow often each state of a transaction was current when a fault struck:\n\n```\n" + "\n".join(states.lines()) + "\n```\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
 
 

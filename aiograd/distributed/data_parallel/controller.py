@@ -172,7 +172,10 @@ class DataParallel:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """With ``absorb=True``: names of the workers that were lost and left out, and not taken in again with `add` or given up with `remove`."""
+        """With ``absorb=True``: names of the workers that were lost and left out, and not taken in again with `add` or given up with `remove`.
+
+        Where the last one is lost too, all are in `names` again.
+        """
         return tuple(self._coordinator.lost)
 
     # ---------------------------------------------------------------- training
@@ -198,9 +201,9 @@ class DataParallel:
 
         Raises:
             WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. With ``absorb=True``:
-            no other replica is left. RemoteError: the loss failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided,
-            and no replica could be reached to confirm it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad
-            mode is off.
+            all are lost, and all are in `names` again, since one that is reached again can take the step. RemoteError: the loss failed on a replica.
+            DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm it (``committed`` is
+            True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
 
         >>> await replicas.step([(ag.ones(1, 2), ag.zeros(1, 1)), (ag.ones(1, 2), ag.ones(1, 1))])
         [tensor(4.), tensor(1.)]

@@ -91,8 +91,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
 
     async def aclose(self) -> None:
         """Let every worker forget its replica, also those that were left out. Unreachable workers are left alone."""
-        self.remotes += self.lost.values()
-        self.lost.clear()
+        self._take_back()
         await super().aclose()
 
     # ---------------------------------------------------------------- replicas
@@ -333,9 +332,17 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
             except WorkerLostError as error:
                 self._is_ready = False
                 lost = self.find(error.worker)
-                if not self.absorbs or lost is None or len(self.remotes) == 1:
+                if not self.absorbs or lost is None:
+                    raise
+                if len(self.remotes) == 1:
+                    self._take_back()
                     raise
                 self._leave_out(lost, is_lost=True)
+
+    def _take_back(self) -> None:
+        """All are lost: one that was left out may have the newest state, and be reached again. Versions tell, as after each failure."""
+        self.remotes += self.lost.values()
+        self.lost.clear()
 
     async def _attempt(self, runs: Sequence[ShardRun]) -> list[Any]:
         self._steps += 1

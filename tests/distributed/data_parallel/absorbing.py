@@ -7,6 +7,10 @@ Note [The oracle]
 Note [No error]
     Two of three seeds have no other trouble than workers that are killed, of which one always lives. No step may raise there. The others have
     networks that fail as well; there a step may raise a typed error, and is taken again unless that says that it is decided.
+
+Note [When the state may be lost]
+    A worker that is cut off while a step is committed is left out, and lacks the step. If the last worker that has it is killed then, the state is
+    lost, and a typed error says so: that has to be true. The training ends there, as it would go on with a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,10 +18,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import aiograd as ag
+from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
+from aiograd.distributed.data_parallel.remote_replica import RemoteReplica
+from aiograd.distributed.data_parallel.replica_member import ReplicaMember
 from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
 from tests.distributed.data_parallel.models import BatchNet, Net, batches, bits
 from tests.distributed.data_parallel.simulated import World
@@ -26,6 +34,10 @@ from tests.distributed.training_world import SeededRun
 STEPS = 6
 #: seconds of virtual time in which the network fails, and in which a step has to succeed afterwards
 PATIENCE, CALM = 200.0, 60.0
+
+
+class StateLost(Exception):
+    """See Note [When the state may be lost]."""
 
 
 def alone(given: Sequence[Any], world: World) -> dict[str, bytes]:
@@ -75,7 +87,10 @@ class AbsorbRun(SeededRun):
         self.is_over = False
 
     def run(self) -> Any:
-        found = super().run()
+        try:
+            found = super().run()
+        except StateLost:
+            return self.seen
         states = self.found
         unknown = [index for index, (_, is_known) in enumerate(self.history) if not is_known]
         assert all(state == states[0] for state in states), (self.seed, "replicas differ")
@@ -108,9 +123,10 @@ class AbsorbRun(SeededRun):
         """Try to take a step; returns True if the next one is due."""
         replicas = self.world.replicas
         shards = self.given[number]
-        before = set(replicas.lost)
+        before, names = set(replicas.lost), set(replicas.names)
         try:
-            losses = await replicas.step(shards)
+            with self.noting_lost() as lost:
+                losses = await replicas.step(shards)
         except (DistributedError, asyncio.CancelledError) as error:
             assert not self.only_kills, (self.seed, "an error although one worker always lives", error)
             if isinstance(error, CommitUnknown):
@@ -119,9 +135,11 @@ class AbsorbRun(SeededRun):
                 return True
             self.seen[type(error).__name__] += 1
             if isinstance(error, WorkerLostError):
-                assert len(replicas.names) == 1, (self.seed, "a loss was not absorbed", error)
-                with contextlib.suppress(DistributedError):
+                assert {*lost, error.worker} == names == {*replicas.names} - before, (self.seed, "a loss was not absorbed", error)
+                try:
                     await replicas.add(error.worker)
+                except DistributedError as failure:
+                    self.check_lost(failure)
             await asyncio.sleep(0.5)
             return False
         assert len(losses) == len(shards)
@@ -129,6 +147,33 @@ class AbsorbRun(SeededRun):
         self.seen["taken"] += 1
         self.seen["left out in a step"] += len(set(replicas.lost) - before)
         return True
+
+    def check_lost(self, error: DistributedError) -> None:
+        """If an error says that the state of all is lost, see that no replica of a living worker has it. See Note [When the state may be lost]."""
+        if not str(error).startswith("all replicas that had the state"):
+            return
+        newest = self.world.coordinator.version
+        for name in set(self.world.names) - self.dead:
+            for held in self.world.workers[name]._objects.table._held.values():
+                if isinstance(held.value, ReplicaMember):
+                    replica = held.value._replica
+                    assert (replica.loads, replica.taken) < newest, (self.seed, f"the state is said to be lost, and {name} has it", dict(self.seen))
+        assert self.seen["killed"]
+        self.seen["state lost"] += 1
+        raise StateLost from error
+
+    @contextlib.contextmanager
+    def noting_lost(self) -> Iterator[list[str]]:
+        """The workers that are left out meanwhile."""
+        lost: list[str] = []
+        leave_out = ReplicaCoordinator._leave_out
+
+        def noting(coordinator: ReplicaCoordinator, replica: RemoteReplica, **options: Any) -> None:
+            lost.append(replica.owner)
+            leave_out(coordinator, replica, **options)
+
+        with mock.patch.object(ReplicaCoordinator, "_leave_out", noting):
+            yield lost
 
     async def take_in(self, world: World) -> None:
         """Take in workers that were left out, and are there again."""

@@ -251,9 +251,36 @@ def test_no_replica_is_left() -> None:
             world.network.kill(name)
         with pytest.raises(WorkerLostError, match="lost a worker, and nothing has changed") as caught:
             await replicas.step(GIVEN[1])
-        assert replicas.names == (caught.value.worker,) and len(replicas.lost) == 2
+        assert caught.value.worker in replicas.names and sorted(replicas.names) == [*NAMES] and replicas.lost == ()
 
     world_of().simulate(main)
+
+
+@pytest.mark.parametrize("options", [{}, {"shard_optimizer": True, "accumulate": 1}], ids=["whole", "divided"])
+def test_a_frozen_worker_whose_last_peer_is_killed_still_has_the_state(options: dict[str, Any]) -> None:
+    """It is left out, and has missed nothing when the step fails: it takes the step once it runs again."""
+
+    async def main(world: World) -> dict[str, bytes]:
+        replicas = world.replicas
+        await replicas.step(GIVEN[0])
+        if world.options["absorb"]:
+            world.network.freeze("w1", 4.0)
+            asyncio.get_running_loop().call_later(1.0, lambda: world.network.kill("w0", silent=True))
+            with pytest.raises(WorkerLostError, match="nothing has changed"):
+                await replicas.step(GIVEN[1])
+            assert sorted(replicas.names) == ["w0", "w1"] and replicas.lost == ()
+            await asyncio.sleep(4.0)
+        await replicas.step(GIVEN[1])
+        if world.options["absorb"]:
+            assert replicas.names == ("w1",) and replicas.lost == ("w0",)
+            world.restart("w0")
+            await replicas.add("w0")
+        await replicas.step(GIVEN[2])
+        assert world.states == [world.states[0]] * len(replicas.names)
+        return world.states[0]
+
+    found, undisturbed = (World(("w0", "w1"), **{**options, "absorb": absorb}).simulate(main) for absorb in (True, False))
+    assert found == undisturbed
 
 
 def test_the_state_of_the_optimizer_is_divided_among_the_others() -> None:
