@@ -28,15 +28,16 @@ def run(settings: Settings) -> Iterator[Table]:
 async def _run(settings: Settings) -> Table:
     length = settings.of(1000, 20)
     workloads = [
-        replace(chain(settings, length, every_leaf=False, compiled=True), target=0.12, beyond=0.06),
-        replace(chain(settings, length, every_leaf=True, compiled=True), target=0.12, beyond=0.06),
-        replace(wide(settings, length, own_leaves=True, compiled=True), target=0.20, beyond=0.10),
-        replace(wide(settings, length, own_leaves=False, compiled=True), target=0.20, beyond=0.10),
-        replace(mlp(settings, by_optim=False, compiled=True), target=0.45, beyond=0.35),
-        replace(mlp(settings, by_optim=True, compiled=True), target=0.45, beyond=0.35),
-        replace(mlp(settings, by_optim=False, compiled=True, as_step=True), target=0.45, beyond=0.35),
-        replace(mlp(settings, by_optim=True, compiled=True, as_step=True), target=0.45, beyond=0.35),
-        replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.35, beyond=0.25),
+        replace(chain(settings, length, every_leaf=False, compiled=True), target=0.005),
+        replace(chain(settings, length, every_leaf=True, compiled=True), target=0.008),
+        replace(wide(settings, length, own_leaves=True, compiled=True), target=0.08),
+        replace(wide(settings, length, own_leaves=False, compiled=True), target=0.005),
+        *[
+            replace(mlp(settings, by_optim=by_optim, compiled=True, as_step=as_step), target=0.15)
+            for as_step in (False, True)
+            for by_optim in (False, True)
+        ],
+        replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.06),
     ]
     return await compare("Compiled small graphs, 1 thread: forward + backward + free", workloads, settings)
 

@@ -66,7 +66,12 @@ def steps_of_networks(settings: Settings, *, compiled: bool = False) -> list[Wor
 
 def _ours(network: Network, compiled: bool) -> Side:
     model = networks.on_aiograd(network)
-    return _side(model, ag.compile(model.forward) if compiled else model.forward)
+    if not compiled:
+        return _side(model, model.forward)
+    data = [ag.tensor(value) for value in network.data]
+    # the data are arguments: a function that has large arrays in its closure would run eagerly
+    forward = ag.compile(lambda *data: network.loss(ag.nn.functional, data, model.parameters), tier=TIER)
+    return _side(model, lambda: forward(*data))
 
 
 def _theirs(network: Network) -> Side:

@@ -15,6 +15,8 @@ from tests.benchmarks import networks
 from tests.benchmarks.harness import Settings, Side, Table, Workload, compare, sides, threads, training_side
 
 Array = np.ndarray[Any, Any]
+#: of compiled functions: native from the first run on, so that no timed step is one of numpy calls; without llvmlite they are numpy calls
+TIER: Any = "native" if ag.kernels.native_available() else "numpy"
 
 
 def run(settings: Settings) -> Iterator[Table]:
@@ -51,7 +53,7 @@ def chain(settings: Settings, length: int, *, every_leaf: bool, compiled: bool =
                 y = y * factor + term
             return y.sum()
 
-        run_forward = ag.compile(forward) if compiled else forward
+        run_forward = ag.compile(forward, tier=TIER) if compiled else forward
 
         async def pass_over() -> Any:
             y = run_forward(leaf)
@@ -106,7 +108,7 @@ def wide(settings: Settings, count: int, *, own_leaves: bool, compiled: bool = F
         def forward() -> Any:
             return _branches(starts, factor, term).sum()
 
-        run_forward = ag.compile(forward) if compiled else forward
+        run_forward = ag.compile(forward, tier=TIER) if compiled else forward
 
         async def pass_over() -> Any:
             y = run_forward()
@@ -158,7 +160,7 @@ def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False, as_step: 
 
     def ours() -> Side:
         model = networks.on_aiograd(network, rate)
-        run_forward = ag.compile(model.forward) if compiled and not as_step else model.forward
+        run_forward = ag.compile(model.forward, tier=TIER) if compiled and not as_step else model.forward
 
         async def forward_backward() -> Any:
             loss = run_forward()
@@ -177,7 +179,7 @@ def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False, as_step: 
                         parameter.grad = None
             return loss
 
-        return training_side(forward_backward, ag.compile(step) if as_step else step, model.parameters)
+        return training_side(forward_backward, ag.compile(step, tier=TIER) if as_step else step, model.parameters)
 
     def torch_() -> Side:
         import torch
@@ -241,7 +243,7 @@ def lstm(settings: Settings, steps: int, *, compiled: bool = False) -> Workload:
 
     def ours() -> Side:
         model = networks.on_aiograd(network)
-        run_forward = ag.compile(model.forward) if compiled else model.forward
+        run_forward = ag.compile(model.forward, tier=TIER) if compiled else model.forward
 
         async def pass_over() -> Any:
             loss = run_forward()

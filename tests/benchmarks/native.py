@@ -1,0 +1,98 @@
+"""Native programs by themselves: a long element-wise chain beside one copy of its ends, a forward without a graph, and what compiling takes.
+
+What a copy of an array into another takes is the time in which nothing but the ends of the chain is read and written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import aiograd as ag
+from tests.benchmarks.harness import Settings, Table, goal_cells, threads
+
+
+def run(settings: Settings) -> Iterator[Table]:
+    """Time all of them."""
+    if not ag.kernels.native_available():
+        yield Table("Native programs: llvmlite is not installed", ("", ""))
+        return
+    with threads(1):
+        yield _chains(settings)
+        yield _calls(settings)
+        yield _compiling(settings)
+
+
+def _best(function: Callable[[], Any], settings: Settings, times: int = 200) -> float:
+    """Seconds of the fastest of some calls."""
+    found = []
+    for _ in range(settings.of(times, 3)):
+        began = time.perf_counter()
+        function()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+def _chains(settings: Settings) -> Table:
+    table = Table("20 element-wise operations, float32, 1 thread, no graph", ("elements", "copy us", "numpy tier, x copy", "native, x copy", "target", "verdict"))
+    rng = np.random.default_rng(0)
+    for size in (100, 10_000, 1_000_000):
+        size = settings.of(size, min(size, 1000))
+        x = ag.tensor(rng.uniform(0.5, 0.9, size).astype(np.float32))
+        target = np.empty(size, np.float32)
+        copy = _best(lambda x=x, target=target: np.copyto(target, x._data), settings)
+        ratios = []
+        for tier in ("numpy", "native"):
+            compiled = ag.compile(_chain, tier=tier)
+            with ag.no_grad():
+                compiled(x)
+                ratios.append(_best(lambda compiled=compiled, x=x: compiled(x), settings) / copy)
+        goal = 1.2 if size >= 1_000_000 else None
+        table.add(f"{size:,}", f"{copy * 1e6:.1f}", *[f"{ratio:.2f}" for ratio in ratios], *goal_cells(ratios[1], goal, None)[::2])
+    return table
+
+
+def _chain(x: Any) -> Any:
+    for _ in range(10):
+        x = x * 0.9 + 0.05
+    return x
+
+
+def _calls(settings: Settings) -> Table:
+    table = Table("Forward of an MLP 64-64-10, one sample, no_grad", ("tier", "us a call", "target", "verdict"))
+    model = ag.nn.Sequential(ag.nn.Linear(64, 64), ag.nn.ReLU(), ag.nn.Linear(64, 10))
+    x = ag.tensor(np.ones((1, 64), np.float32))
+    for tier in ("numpy", "native"):
+        compiled = ag.compile(lambda x: model(x), tier=tier)
+        with ag.no_grad():
+            for _ in range(5):
+                compiled(x)
+            found = _best(lambda compiled=compiled: [compiled(x) for _ in range(20)], settings) / 20 * 1e6
+        table.add(tier, f"{found:.2f}", *goal_cells(found, 5.0 if tier == "native" else None, None)[::2])
+    return table
+
+
+def _compiling(settings: Settings) -> Table:
+    table = Table("Making programs native: seconds of one core, forward and backward, nothing in a cache", ("program", "seconds", "target", "verdict"))
+    length = settings.of(1000, 20)
+
+    def chain(x: Any, a: Any, b: Any) -> Any:
+        for _ in range(length):
+            x = x * a + b
+        return x.sum()
+
+    rng = np.random.default_rng(0)
+    tensors = [ag.tensor(rng.uniform(0.5, 0.9, 4).astype(np.float32), requires_grad=True) for _ in range(3)]
+    compiled = ag.compile(chain, tier="native")
+
+    async def passes() -> None:
+        for _ in range(2):
+            await compiled(*tensors).backward()
+
+    ag.run(passes())
+    seconds = sum([program.native.seconds for program in compiled.programs if program.native is not None])
+    table.add(f"{2 * length:,} operations in a chain", f"{seconds:.2f}", *goal_cells(seconds, 0.6, None)[::2])
+    return table
