@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "faults")
     options = parser.parse_args(arguments)
     if options.small:
-        options.systems, options.faults, options.seconds, options.every = ["aiograd"], ["kill"], 10.0, options.every or 6.0
+        options.systems, options.faults, options.seconds, options.every = ["aiograd"], ["kill"], 8.0, options.every or 4.5
     for given, known, name in ((options.systems, SYSTEMS, "system"), (options.faults, FAULTS, "fault")):
         unknown = sorted(set(given) - set(known))
         if unknown:

@@ -139,6 +139,8 @@ def test_victims_are_the_running_processes_in_turn():
 def test_faults_leave_time_for_what_comes_after():
     assert FAULTS["kill"].times(100.0, 175.0) == [105.0, 120.0, 135.0, 150.0, 165.0]
     assert FAULTS["kill"].times(0.0, 9.0) == []
+    assert all(fault.seconds < 2 / 3 * fault.every for fault in FAULTS.values())
+    assert {name: fault.rate for name, fault in FAULTS.items() if fault.rate is not None} == {"blink": 0.0, "cut": 0.0, "slow": 1e6}
 
 
 @pytest.mark.parametrize(
