@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from tests.faults.__main__ import main, row, summary
+from tests.faults.__main__ import main, summary, unsuited
 from tests.faults.figures import nearest_rank
 from tests.faults.injection import FAULTS, Fault, Process, is_running, send, victim
 from tests.faults.peers.sleeper import TALK
 from tests.faults.supervisor import FailedRunError, Run, Supervisor
-from tests.faults.systems import NODES, SYSTEMS, System, script
+from tests.faults.systems import FIXED, NODES, SYSTEMS, System, script
 from tests.namespaces import Hosts
 
 pytestmark = pytest.mark.proc
@@ -90,8 +90,11 @@ def test_hosts_leave_nothing_behind():
 
 def test_links_are_left_out_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(Hosts, "is_permitted", staticmethod(lambda: False))
-    rows = [row(SYSTEMS[name], FAULTS["cut"], None) for name in ("aiograd", "ray-train")]
-    assert [each["skipped"] for each in rows] == ["network namespaces and tbf are not permitted here", f"no host for each replica: {NODES}"]
+    assert main(["--systems", "ray-train", "--faults", "cut", "join", "--out", str(tmp_path)]) == 0  # nothing is installed for that
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [each["skipped"] for each in rows] == [f"no host for each replica: {NODES}", f"no replica can join: {FIXED}"]
+    assert unsuited(SYSTEMS["aiograd"], FAULTS["cut"]) == "network namespaces and tbf are not permitted here"
+    assert unsuited(SYSTEMS["aiograd"], FAULTS["kill"]) == ""
 
 
 def test_several_runs_have_a_median_and_their_ends():
