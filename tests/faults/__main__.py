@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "faults")
     options = parser.parse_args(arguments)
     if options.small:
-        options.systems, options.faults, options.seconds, options.every = ["aiograd"], ["kill"], 10.0, options.every or 6.0
+        options.systems, options.faults, options.seconds, options.every = ["aiograd"], ["kill"], 8.0, options.every or 4.5
     for given, known, name in ((options.systems, SYSTEMS, "system"), (options.faults, FAULTS, "fault")):
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -49,31 +49,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     for system in options.systems:
+        reasons = {fault: unsuited(SYSTEMS[system], FAULTS[fault]) for fault in options.faults}
         try:
-            SYSTEMS[system].python()
+            if not all(reasons.values()):
+                SYSTEMS[system].python()
         except UnavailableError as error:
-            rows += [{"system": system, "fault": fault, "skipped": str(error)} for fault in options.faults]
-            write(rows, options)
-            continue
-        for fault in options.faults:
+            reasons = dict.fromkeys(options.faults, str(error))
+        for fault, reason in reasons.items():
             kind = FAULTS[fault] if options.every is None else dataclasses.replace(FAULTS[fault], every=options.every)
-            rows.append({"system": system, "fault": fault, **row(SYSTEMS[system], kind, options)})
+            found = {"skipped": reason} if reason else row(SYSTEMS[system], kind, options)
+            rows.append({"system": system, "fault": fault, **found})
             print(table(rows[-1:]).splitlines()[-1], flush=True)
             write(rows, options)
     print(f"\n{table(rows)}\nwritten to {options.out}")
     return int(any(each["system"] == "aiograd" and each.get("skipped") for each in rows))
 
 
+def unsuited(system: System, fault: Fault) -> str:
+    """Why a system cannot be shown under a fault here; "" if it can."""
+    if fault.name == "join" and system.no_join:
+        return f"no replica can join: {system.no_join}"
+    if fault.rate is not None and system.apart is None:
+        return f"no host for each replica: {system.no_hosts}"
+    if fault.rate is not None and not Hosts.is_permitted():
+        return "network namespaces and tbf are not permitted here"
+    return ""
+
+
 def row(system: System, fault: Fault, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of a system under a fault."""
-    if fault.name == "join" and system.no_join:
-        return {"skipped": f"no replica can join: {system.no_join}"}
     are_apart = fault.rate is not None
-    if are_apart:
-        if system.apart is None:
-            return {"skipped": f"no host for each replica: {system.no_hosts}"}
-        if not Hosts.is_permitted():
-            return {"skipped": "network namespaces and tbf are not permitted here"}
+    if are_apart and system.apart is not None:
         system = system.apart
     try:
         runs = [

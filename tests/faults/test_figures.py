@@ -39,6 +39,27 @@ def test_lost_positions_lie_between_the_first_and_the_last_used():
     assert found.useful == pytest.approx(9 / 3)
 
 
+@pytest.mark.parametrize(
+    ("slow_from", "held", "useful", "to_next"),
+    [
+        (None, 0.0, 1.0, 0.2),  # waited out between two steps
+        (None, 0.3, 0.97, 0.5),  # a link that is cut holds the step that is under way
+        (0.0, 0.0, 0.75, 0.3),  # a slow link: steps of twice the time
+    ],
+)
+def test_links_that_are_cut_or_slow(slow_from, held, useful, to_next):
+    """Steps of 0.1 s for 10 s; a link is struck at 4.95, in the midst of a step; what is slow is so from the step after it on."""
+    lines, now = [], 0.0
+    while now < 10.0 - 1e-9:
+        seconds = 0.1 + (held if now < 4.95 < now + 0.1 else 0.0) + (0.1 if slow_from is not None and now > 4.95 else 0.0)
+        lines.append(line(now + seconds, now, len(lines), len(lines)))
+        now += seconds
+    found = figures(lines, [4.95], 0.0, 10.0, 10.0)
+    assert found.useful == pytest.approx(useful, abs=0.02)
+    assert found.to_next[0] == pytest.approx(to_next - 0.05)
+    assert (found.lost, found.twice) == (0, 0)
+
+
 def test_lines_of_other_kinds_and_json_texts():
     lines = [json.dumps(line(1.0, 0.0, count=4)), line(1.5, 1.0, first=90, kind="runs")]
     found = figures(lines, [0.5], 0.0, 2.0, 1.0)
@@ -98,6 +119,13 @@ def test_the_table():
     assert one.startswith("| one | kill | 98.7% | 0.12 | never | 0 | 3 |")
     assert two.startswith("| two\\| | kill | skipped: two is not installed: <no> such version |")
     assert len({each.replace("\\|", "").count("|") for each in (head, one, two)}) == 1
+
+
+def test_the_least_and_the_most_of_several_runs_stand_beside_the_median():
+    row = {**ROWS[0], "load": 2.0, "runs": 3, "spread": {"useful": (0.951, 0.99), "p50": (0.1, math.inf), "load": (2.0, 2.0)}}
+    *_, text = table([row]).splitlines()
+    assert text.startswith("| one | kill | 98.7% (95.1%..99.0%) | 0.12 (0.10..never) | never | 0 | 3 |")
+    assert text.endswith("| 5 | 3 | 2.0 |")
 
 
 def test_the_chart_is_a_picture_with_a_bar_for_each_row_that_has_the_figure():

@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
-from tests.faults.__main__ import main, row, summary
+from tests.faults.__main__ import main, summary, unsuited
 from tests.faults.figures import nearest_rank
 from tests.faults.injection import FAULTS, Fault, Process, is_running, send, victim
 from tests.faults.peers.sleeper import TALK
 from tests.faults.supervisor import FailedRunError, Run, Supervisor
-from tests.faults.systems import NODES, SYSTEMS, System, script
+from tests.faults.systems import FIXED, NODES, SYSTEMS, System, script
 from tests.namespaces import Hosts
 
 pytestmark = pytest.mark.proc
@@ -90,8 +90,11 @@ def test_hosts_leave_nothing_behind():
 
 def test_links_are_left_out_by_name(monkeypatch, tmp_path):
     monkeypatch.setattr(Hosts, "is_permitted", staticmethod(lambda: False))
-    rows = [row(SYSTEMS[name], FAULTS["cut"], None) for name in ("aiograd", "ray-train")]
-    assert [each["skipped"] for each in rows] == ["network namespaces and tbf are not permitted here", f"no host for each replica: {NODES}"]
+    assert main(["--systems", "ray-train", "--faults", "cut", "join", "--out", str(tmp_path)]) == 0  # nothing is installed for that
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [each["skipped"] for each in rows] == [f"no host for each replica: {NODES}", f"no replica can join: {FIXED}"]
+    assert unsuited(SYSTEMS["aiograd"], FAULTS["cut"]) == "network namespaces and tbf are not permitted here"
+    assert unsuited(SYSTEMS["aiograd"], FAULTS["kill"]) == ""
 
 
 def test_several_runs_have_a_median_and_their_ends():
@@ -139,6 +142,8 @@ def test_victims_are_the_running_processes_in_turn():
 def test_faults_leave_time_for_what_comes_after():
     assert FAULTS["kill"].times(100.0, 175.0) == [105.0, 120.0, 135.0, 150.0, 165.0]
     assert FAULTS["kill"].times(0.0, 9.0) == []
+    assert all(fault.seconds < 2 / 3 * fault.every for fault in FAULTS.values())
+    assert {name: fault.rate for name, fault in FAULTS.items() if fault.rate is not None} == {"blink": 0.0, "cut": 0.0, "slow": 1e6}
 
 
 @pytest.mark.parametrize(
