@@ -17,15 +17,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import perf_counter
 from types import FunctionType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
+from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOptions, Figures, figures_of
 from aiograd.compiler.guard_code import arguments_check
-from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
+from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recorded_results import ResultRecorder
@@ -53,48 +53,12 @@ OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """The arguments of `compile` beside the function."""
-
-    on_break: str
-    max_signatures: int
-    tier: str
-    dynamic: bool = False
-
-
-@dataclass(frozen=True)
-class CompiledStatistics:
-    """Figures of a compiled function.
-
-    Attributes:
-        signatures: the number of signatures with a program.
-        recordings: the number of recorded calls.
-        runs: the number of calls that ran a program.
-        eager: the number of calls that ran the function itself and were not recorded.
-        breaks: the number of signatures that have no program and run eagerly.
-        reasons: the reasons of breaks, by the text of the signature.
-        recording_seconds: the duration of all recordings, with the time they waited and the making of the programs' code.
-        arena_bytes: bytes of the memory that the programs compute in: arenas of runs with a live graph, and arenas kept for later runs.
-    """
-
-    signatures: int
-    recordings: int
-    runs: int
-    eager: int
-    breaks: int
-    reasons: dict[str, str]
-    recording_seconds: float
-    arena_bytes: int
-
-
 class CompiledFunction:
     """The result of `compile`: called as the function that it was made from.
 
     Attributes:
         programs: one per signature that has one.
     """
-
 
     def __init__(self, function: Callable[..., Any], options: CompileOptions, *, warns: bool = True) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -110,7 +74,9 @@ class CompiledFunction:
         self._breaks: dict[Any, str] = {}
         #: by signature: how many recordings there were one after the other without a run, and the runs before
         self._recent: dict[Any, tuple[int, int]] = {}
-        self._recordings = self._eager = self._past_runs = 0
+        self._recordings = self._eager = 0
+        #: of programs that were dropped
+        self._past = Figures()
         self._seconds = 0.0
         self._has_warned = self._has_told = not warns
         self._lock = threading.Lock()
@@ -268,7 +234,7 @@ class CompiledFunction:
 
         A function that does so every time, or of which something else changes before every call, runs eagerly from then on.
         """
-        runs = self._past_runs + sum([code.runs for code in self._all()])
+        runs = self._past.runs + sum([code.runs for code in self._all()])
         recordings, runs_before = self._recent.get(key, (0, runs))
         recordings = recordings + 1 if runs == runs_before else 1
         self._recent[key] = recordings, runs
@@ -282,7 +248,7 @@ class CompiledFunction:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
         self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
         if len(left) < len(self._codes.get(key, ())):
-            self._past_runs += code.runs
+            self._past += figures_of(code)
         if left:
             self._codes[key] = left
         else:
@@ -308,15 +274,20 @@ class CompiledFunction:
     def statistics(self) -> CompiledStatistics:
         """Figures of recordings and runs so far."""
         codes = self._all()
+        figures = sum(map(figures_of, codes), self._past)
         return CompiledStatistics(
             signatures=len(codes),
             recordings=self._recordings,
-            runs=self._past_runs + sum(code.runs for code in codes),
+            runs=figures.runs,
             eager=self._eager,
             breaks=len(self._breaks),
             reasons={describe(key[0]): reason for key, reason in self._breaks.items()},
             recording_seconds=self._seconds,
             arena_bytes=sum(code.held_bytes for code in codes),
+            native_runs=figures.native_runs,
+            native_programs=sum(code.program.tier == "native" for code in codes),
+            compile_seconds=figures.compile_seconds,
+            cache_hits=figures.cache_hits,
         )
 
     def _all(self) -> list[ProgramCode | StepCode]:
@@ -325,7 +296,7 @@ class CompiledFunction:
     def clear(self) -> None:
         """Forget all programs; the next call is recorded."""
         with self._lock:
-            self._past_runs += sum(code.runs for code in self._all())
+            self._past = sum(map(figures_of, self._all()), self._past)
             self._codes.clear()
             self._checked = ()
             self._breaks.clear()

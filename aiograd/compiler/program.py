@@ -146,8 +146,8 @@ class Program:
         shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
         file: the text that `source` gives.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
-        tier: "native" once it runs native functions, before "numpy".
-        native: its native part, a `aiograd.compiler.native.tiers.NativeReport`; None: there is none.
+        parts: the programs of the rows between its calls, where it makes calls.
+        report: of its native functions, a `aiograd.compiler.native.tiers.NativeReport`; None: there are none.
     """
 
     signature: str
@@ -161,8 +161,8 @@ class Program:
     shared: dict[str, frozenset[str]] = field(default_factory=dict)
     file: SourceFile = field(default_factory=SourceFile, repr=False)
     arena_bytes: int = field(default=0, compare=False)
-    tier: str = field(default="numpy", compare=False)
-    native: Any = field(default=None, compare=False, repr=False)
+    parts: tuple[Program, ...] = field(default=(), repr=False)
+    report: Any = field(default=None, repr=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
     #: name of the device of the values, see Note [Programs on a device]
@@ -175,6 +175,17 @@ class Program:
     def source(self) -> str:
         """The text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line."""
         return self.file.text
+
+    @property
+    def native(self) -> Any:
+        """Its native functions, a `aiograd.compiler.native.tiers.NativeReport`; None: there are none."""
+        reports = [part.report for part in (self, *self.parts) if part.report is not None]
+        return reports[0].joined(reports[1:]) if reports else None
+
+    @property
+    def tier(self) -> str:
+        """ "native" once it runs native functions, before that "numpy"."""
+        return "numpy" if self.native is None else "native"
 
     def dot(self, *, max_nodes: int = 10_000) -> str:
         """The program as DOT text; see `aiograd.viz.program_dot`."""

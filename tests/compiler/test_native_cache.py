@@ -185,8 +185,9 @@ def test_processes_share_entries_and_survive_damage(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     assert set(processes(tmp_path, 2)) <= {"1 0", "1 1"}
     assert processes(tmp_path, 1) == ["1 1"]
-    (entry,) = (tmp_path / "native").iterdir()
-    assert (tmp_path / "native").stat().st_mode & 0o777 == 0o700 and entry.stat().st_mode & 0o777 == 0o600
+    directory = tmp_path / "kernels" / "native"
+    (entry,) = directory.iterdir()
+    assert directory.stat().st_mode & 0o777 == 0o700 and entry.stat().st_mode & 0o777 == 0o600
     entry.write_bytes(_flipped(entry.read_bytes()))
     assert processes(tmp_path, 1) == ["1 0"]
     assert processes(tmp_path, 1) == ["1 1"]

@@ -43,7 +43,7 @@ class CodeCache:
 
     def __init__(
         self,
-        directory: Callable[[], Path | None] = lambda: private_directory("native"),
+        directory: Callable[[], Path | None] = lambda: private_directory() and private_directory("kernels/native"),
         compiled: Callable[[str], bytes] = object_code,
         target: Callable[[], str] = target_name,
     ) -> None:
@@ -97,20 +97,20 @@ def _read(path: Path, key: bytes) -> bytes | None:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
-    with open(descriptor, "rb") as file:
-        try:
-            state = os.fstat(descriptor)
-            if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022 or state.st_size > MOST_ON_DISK:
-                return None
-            content = file.read()
-            begin = len(_MAGIC) + _HASH_BYTES
-            code = content[begin:]
-            if content[:begin] != _MAGIC + _hash_of(key, code):
-                return None
-            os.utime(descriptor)  # the ones used last are kept
-        except OSError:
+    try:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022 or state.st_size > MOST_ON_DISK:
             return None
-    return code
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read()
+        os.utime(descriptor)  # the ones used last are kept
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    begin = len(_MAGIC) + _HASH_BYTES
+    code = content[begin:]
+    return code if content[:begin] == _MAGIC + _hash_of(key, code) else None
 
 
 def _write(directory: Path, key: bytes, code: bytes) -> None:

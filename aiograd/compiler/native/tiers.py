@@ -2,11 +2,17 @@
 
 Note [When a program becomes native]
     After so many runs its code is given to one thread of the process, which makes native functions of it and puts them in the place of the
-    numpy functions, between two calls. No call waits for it. The thread ends when it has nothing to do.
+    numpy functions, between two calls. No call waits for it. The thread ends when it has nothing to do, and at the end of the process, after the
+    job that it is at.
+
+Note [Simulated time]
+    On a simulated loop nothing may depend on how long real work takes, so no program is given to the thread there; with ``tier="native"`` the call
+    that records it makes its native functions itself. What is native already stays so: the bits are the same.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -27,6 +33,7 @@ from aiograd.compiler.native.partition import NativeParts, native_function
 from aiograd.compiler.native.ufuncs import ufunc_problem
 from aiograd.compiler.passes import NATIVE_PASSES, optimized
 from aiograd.compiler.source import SourceFile
+from aiograd.engine.run.loop import running_loop
 from aiograd.errors import ArgumentError
 from aiograd.running.caller import warn_caller
 
@@ -48,6 +55,11 @@ def default_tier() -> str:
     return tier
 
 
+def is_simulated() -> bool:
+    """True on a simulated loop; see Note [Simulated time]."""
+    return hasattr(running_loop(), "aiograd_submit")
+
+
 class NativeCompiler:
     """Runs jobs one after the other on a thread, which ends when there are none."""
 
@@ -60,18 +72,42 @@ class NativeCompiler:
         """Run a job when the ones before it are done."""
         with self._lock:
             self._jobs.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="aiograd-compiler", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and self._jobs:
+            self._thread = threading.Thread(target=self._work, name="aiograd-compiler", daemon=True)
+            self._thread.start()
 
     def _work(self) -> None:
-        while True:
+        try:
+            while (job := self._next()) is not None:
+                job()
+        finally:
             with self._lock:
-                if not self._jobs:
+                if self._thread is threading.current_thread():  # a job has failed; its error is told by the thread's end
                     self._thread = None
-                    return
-                job = self._jobs.popleft()
-            job()
+                    self._start()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._thread = None
+            return None
+
+    def threads(self) -> list[threading.Thread]:
+        """Its thread, if there is one now: it belongs to the process."""
+        thread = self._thread
+        return [] if thread is None else [thread]
+
+    def stop(self) -> None:
+        """Drop the jobs that wait, and wait for the one that runs: LLVM must not be unloaded below it."""
+        with self._lock:
+            self._jobs.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def forget(self) -> None:
         """Drop jobs and thread, in a forked child."""
@@ -81,6 +117,7 @@ class NativeCompiler:
 
 
 compiler = NativeCompiler()
+atexit.register(compiler.stop)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=compiler.forget)
 
@@ -102,6 +139,16 @@ class NativeReport:
 
     def __repr__(self) -> str:
         return f"<native part: {len(self.groups)} loops and calls, {len(self.fallbacks)} kinds of calls in Python, made in {self.seconds:.3f} s>"
+
+    def joined(self, others: list[NativeReport]) -> NativeReport:
+        """One report of several programs."""
+        if not others:
+            return self
+        every = [self, *others]
+        fallbacks = {name: line for each in every for name, line in each.fallbacks.items()}
+        parts = NativeParts([text for each in every for text in each.parts.texts], fallbacks)
+        failed = "; ".join([each.failed for each in every if each.failed])
+        return NativeReport(parts, sum([each.seconds for each in every]), failed)
 
     @property
     def groups(self) -> tuple[Any, ...]:
@@ -147,8 +194,16 @@ class NativeTier:
             code = self._code()
             if code is not None and code.tier == "native":
                 self._work()
-            else:
+            elif not is_simulated():
                 compiler.submit(self._work)
+
+    def ask(self) -> None:
+        """Have the native functions made soon; see Note [Simulated time]."""
+        code = self._code()
+        if code is not None and is_simulated():
+            code.hot += HOT
+        else:
+            compiler.submit(self.begin)
 
     def begin(self) -> None:
         """Make the native functions of forward and backwards."""
@@ -192,7 +247,7 @@ class NativeTier:
             if function is not None:
                 code.set_backward(key, function, shared)
         if parts.texts:
-            program.tier, program.native = "native", self.report
+            program.report = self.report
 
 
 class Timed:
