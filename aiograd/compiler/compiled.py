@@ -32,6 +32,7 @@ from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
+from aiograd.compiler.warming import warm_up
 from aiograd.compiler.watching.reads import Fit, Read, read_inputs
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
 from aiograd.kernels.selection import selected
@@ -114,8 +115,7 @@ class CompiledFunction:
         began = perf_counter()
         try:
             given = args, kwargs
-            recorder, args, kwargs = self._begin(inputs, args, kwargs)
-            with _recording(recorder, self._name), recorder.watcher.watching():
+            with self._recorded(inputs, args, kwargs) as (recorder, args, kwargs), recorder.watcher.watching():
                 result = self.function(*args, **kwargs)
             return self._keep(key, recorder, inputs, given, result)
         finally:
@@ -131,13 +131,36 @@ class CompiledFunction:
         began = perf_counter()
         try:
             given = args, kwargs
-            recorder, args, kwargs = self._begin(inputs, args, kwargs)
-            self._refuse_async_blocks(recorder)
-            with _recording(recorder, self._name):
+            with self._recorded(inputs, args, kwargs) as (recorder, args, kwargs):
                 result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
             return self._keep(key, recorder, inputs, given, result)
         finally:
             self._seconds += perf_counter() - began
+
+    async def warm_up(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare a call: record it, compile forward and backward, and make them native, without an effect that remains.
+
+        The function's own code runs once, and a run of the program follows, backward included. Then Tensors, versions, gradients, generators of
+        random numbers, running statistics, states of optimizers and schedules, containers and attributes are put back; what the function prints is
+        printed. Nothing else may use them meanwhile. Native functions are made on a thread while the loop runs, of any program but those with
+        ``tier="numpy"``; later calls do not wait for them.
+
+        Args:
+            *args, **kwargs: of the call; shapes and dtypes count.
+
+        Raises:
+            TraceError: the function has no program for this call, or an effect that cannot be put back: on a device, in another library's
+                module, at other workers. Whatever the function itself raises.
+
+        Cancelling it puts everything back; the thread goes on with what it makes.
+
+        >>> square = ag.compile(lambda x: (x * x).sum())
+        >>> x = ag.ones(3, requires_grad=True)
+        >>> await square.warm_up(x)
+        >>> square.statistics().recordings, square.statistics().runs, x.grad
+        (1, 0, None)
+        """
+        await warm_up(self, args, kwargs)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]) -> tuple[Any, Any]:
         """The key of a call and the code to run; without code a key to record it under, or None to run the function itself."""
@@ -175,15 +198,21 @@ class CompiledFunction:
 
     # ---------------------------------------------------------------- recording
 
-    def _begin(self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]:
-        """Begin to record a call; returns the arguments to call the function with."""
+    @contextlib.contextmanager
+    def _recorded(
+        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: Callable[..., ResultRecorder] = ResultRecorder
+    ) -> Iterator[tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]]:
+        """Context of a recorded call: the recorder, made by `kind`, and the arguments to call the function with."""
         tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
-        recorder = ResultRecorder(inputs, arrays, raises=self._on_break == "raise")
+        recorder = kind(inputs, arrays, raises=self._on_break == "raise")
         recorder.watcher.begins(self.function, args, kwargs)
-        return recorder, args, kwargs
+        if self._is_async:
+            self._refuse_async_blocks(recorder)
+        with _recording(recorder, self._name):
+            yield recorder, args, kwargs
 
     def _refuse_async_blocks(self, recorder: ResultRecorder) -> None:
         plain = plain_function(self.function)
@@ -320,6 +349,10 @@ class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
     @property
     def __self__(self) -> Any:
         return self.args[0]
+
+    async def warm_up(self, *args: Any, **kwargs: Any) -> None:
+        """As `CompiledFunction.warm_up`, for a call of the method."""
+        await self.func.warm_up(*self.args, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)

@@ -35,6 +35,7 @@ from aiograd.compiler.passes import NATIVE_PASSES, optimized
 from aiograd.compiler.source import SourceFile
 from aiograd.engine.run.loop import running_loop
 from aiograd.errors import ArgumentError
+from aiograd.kernels.native import NATIVE_PROBLEM
 from aiograd.running.caller import warn_caller
 
 TIERS = ("auto", "numpy", "native")
@@ -45,6 +46,9 @@ HOT = 20
 def native_problem() -> str | None:
     """Why no program can be native in this process; None if they can."""
     return layout_problem() or ufunc_problem() or llvm_problem()
+
+
+NATIVE_PROBLEM.append(native_problem)
 
 
 def default_tier() -> str:
