@@ -204,10 +204,23 @@ class Program:
         for statement in self.statements:
             yield from statement.outputs
 
+    def marks(self) -> dict[str, str]:
+        """By name of a value, how the statement that makes it runs; see `aiograd.compiler.native.marks`. Empty where nothing is native."""
+        if self.tier == "numpy":
+            return {}
+        found = {value.name: "Python" for value in self.computed()}
+        for part in (self, *self.parts):
+            if part.report is not None:
+                found.update(dict.fromkeys([value.name for value in part.computed()], ""))
+                found.update(part.report.marks([value.name for value in part.values()]))
+        return found
+
     def __str__(self) -> str:
+        marks = self.marks()
+        head = f"{'runs as':<10}" if marks else ""
         lines = [
             f"program for {self.signature}: {len(self.statements)} statements",
-            f"{'value':<8}{'row':<20}{'shape':<18}{'dtype':<10}{'live bytes':>12}{'ns':>12}  line",
+            f"{'value':<8}{'row':<20}{head}{'shape':<18}{'dtype':<10}{'live bytes':>12}{'ns':>12}  line",
         ]
         live, last = 0, self.last_uses()
         for number, statement in enumerate(self.statements):
@@ -215,7 +228,8 @@ class Program:
             value = statement.outputs[0] if statement.outputs else None
             made = f"{'':<8}" if value is None else f"{value.name:<8}"
             kind = f"{'':<28}" if value is None else f"{list(value.shape)!s:<18}{value.dtype!s:<10}"
-            lines.append(f"{made}{statement.op.name:<20}{kind}{live:>12,}{statement.cost:>12,.0f}  {statement.place}: {statement.line}")
+            mark = f"{marks.get(value.name, '') if value else 'Python':<10}" if marks else ""
+            lines.append(f"{made}{statement.op.name:<20}{mark}{kind}{live:>12,}{statement.cost:>12,.0f}  {statement.place}: {statement.line}")
             live -= sum(value.nbytes for value in last.get(number, ()))
         return "\n".join(lines)
 

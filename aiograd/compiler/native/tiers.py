@@ -28,6 +28,7 @@ from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged_natively
 from aiograd.compiler.native.machine import llvm_problem
+from aiograd.compiler.native.marks import PYTHON, marks_of
 from aiograd.compiler.native.objects import layout_problem
 from aiograd.compiler.native.partition import NativeParts, native_function
 from aiograd.compiler.native.ufuncs import ufunc_problem
@@ -135,11 +136,14 @@ class NativeReport:
         fallbacks: calls that stay Python, with the reason, and the user's line.
         source: text of LLVM.
         seconds: that it took to make, of one core.
+        failed: the error that has ended the making; empty: none.
+        forward: the code of the forward; None: all of it is numpy calls.
     """
 
     parts: NativeParts = field(default_factory=NativeParts)
     seconds: float = 0.0
     failed: str = ""
+    forward: ArrayCode | None = None
 
     def __repr__(self) -> str:
         return f"<native part: {len(self.groups)} loops and calls, {len(self.fallbacks)} kinds of calls in Python, made in {self.seconds:.3f} s>"
@@ -153,6 +157,18 @@ class NativeReport:
         parts = NativeParts([text for each in every for text in each.parts.texts], fallbacks)
         failed = "; ".join([each.failed for each in every if each.failed])
         return NativeReport(parts, sum([each.seconds for each in every]), failed)
+
+    def marks(self, names: list[str]) -> dict[str, str]:
+        """By name of a value, how the statement that makes it runs; see `aiograd.compiler.native.marks`.
+
+        Args:
+            names: of all values of the program.
+        """
+        if self.forward is None:
+            return dict.fromkeys(names, PYTHON)
+        calls = set(map(id, self.forward.calls))
+        natives = [text.native for text in self.parts.texts if not calls.isdisjoint(map(id, text.native.code.calls))]
+        return marks_of(self.forward, natives, names)
 
     @property
     def groups(self) -> tuple[Any, ...]:
@@ -241,7 +257,7 @@ class NativeTier:
                         code.set_backward(key, code.backwards[key], shared)
                 code.forward = function, ArenaPool(arranged.arena)
                 program.arena_bytes = code.forward[1].arena_bytes
-                self.runs_before = code.runs
+                self.report.forward, self.runs_before = arranged, code.runs
         while True:
             with self._lock:
                 if not self._waiting:
