@@ -352,7 +352,7 @@ class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
 
     async def warm_up(self, *args: Any, **kwargs: Any) -> None:
         """As `CompiledFunction.warm_up`, for a call of the method."""
-        await self.func.warm_up(*self.args, *args, **kwargs)
+        await warm_up(self.func, (*self.args, *args), kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)

@@ -63,7 +63,10 @@ def _flipped(content: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     "damage",
-    [_flipped, lambda content: content[:-1], lambda content: content[:10], lambda content: b"", lambda content: content + b"x", lambda content: b"x" + content],
+    [
+        _flipped, lambda content: content[:-1], lambda content: content[:10], lambda content: b"", lambda content: content + b"x",
+        lambda content: b"x" + content,
+    ],
     ids=["flipped", "cut off", "begin only", "empty", "longer", "moved"],
 )
 def test_a_damaged_entry_is_compiled_anew_and_put_right(tmp_path: Path, compiled: Compiler, damage: object) -> None:

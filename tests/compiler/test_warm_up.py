@@ -48,7 +48,8 @@ class Training:
         arrays = [tensor.numpy().tobytes() for tensor in parameters]
         grads = [None if tensor.grad is None else tensor.grad.numpy().tobytes() for tensor in self.model.parameters()]
         states = [repr(each.state_dict()) for each in (self.optimizer, self.schedule)]
-        return [arrays, grads, [0 if tensor._vc is None else tensor._vc[0] for tensor in parameters], states, ag.default_generator().state_dict(), self.calls]
+        versions = [0 if tensor._vc is None else tensor._vc[0] for tensor in parameters]
+        return [arrays, grads, versions, states, ag.default_generator().state_dict(), self.calls]
 
     def identities(self) -> list[int]:
         """Of the objects that hold it."""
