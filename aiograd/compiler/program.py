@@ -184,7 +184,7 @@ class Program:
 
     @property
     def tier(self) -> str:
-        """ "native" once it runs native functions, before that "numpy"."""
+        """Either "numpy", or "native" once it runs native functions."""
         return "numpy" if self.native is None else "native"
 
     def dot(self, *, max_nodes: int = 10_000) -> str:

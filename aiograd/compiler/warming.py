@@ -1,7 +1,7 @@
 """`warm_up` of a compiled function: its program, recorded, compiled and native, before the first call.
 
-The call that is recorded, and a run of its program, happen between a `Snapshot` and its undoing. The backward runs by itself, into nothing. Calls whose
-effects lie outside of the process's own memory, or on a device, are refused before they are made.
+The call that is recorded, and a run of its program, happen between a `Snapshot` and its undoing. The backward runs by itself, into nothing. Calls
+with effects outside of the process's own memory, or on a device, are refused before they are made.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Note [What counts as left behind]
     A task that ends within a few turns of the loop, or a thread that ends within the grace period, was on its way out and is no leak.
     Threads are waited for by joining them, so nothing sleeps. Threads that Python only knows as foreign (they belong to BLAS or TBB
     pools that live as long as the process) are not counted, nor are threads of compiled kernels, which belong to the process and are
-    stopped by `aiograd.kernels.stop_threads` and at exit, nor the thread that makes native programs, which ends by itself. Descriptors are compared as a multiset of their files, since numbers
+    stopped by `aiograd.kernels.stop_threads` and at exit, nor the thread that makes native programs, which ends by itself.
+    Descriptors are compared as a multiset of their files, since numbers
     are reused; before one is called a leak the garbage collector has its say, because an object in a cycle is late, not lost (that it
     was not closed is a ResourceWarning, which a strict test run reports by itself). Where neither ``/proc/self/fd`` nor ``/dev/fd``
     exists, descriptors are not checked.

@@ -25,7 +25,7 @@ v3      permute             view      [5, 3]            float64            240  
 v4      softmax             Python    [5, 3]            float64            360          45
 v5      sum                 loop      []                float64            248           2
 v6      exp                 loop      [3, 5]            float64            248          15
-v7      mul                           [3, 5]            float64            368           8
+v7      mul                           [3, 5]            float64            368           9
 v8      add                 loop      [3, 5]            float64            248           8"""
 
 
@@ -148,4 +148,4 @@ def test_a_simulated_run_makes_nothing_native_by_the_thread(monkeypatch: pytest.
         other(ag.ones(3))
         return function.programs[0].tier, other.programs[0].tier
 
-    assert simulated_run(main()).result == ("numpy", "native") and not submitted
+    assert simulated_run(main).result == ("numpy", "native") and not submitted
