@@ -148,4 +148,4 @@ def test_a_simulated_run_makes_nothing_native_by_the_thread(monkeypatch: pytest.
         other(ag.ones(3))
         return function.programs[0].tier, other.programs[0].tier
 
-    assert simulated_run(main).result == ("numpy", "native") and not submitted
+    assert simulated_run(main).value == ("numpy", "native") and not submitted
