@@ -1,4 +1,4 @@
-"""Whether programs of compiled functions can be native here; `aiograd.compiler.native`, which lies above this package, finds that out."""
+"""The question if programs of compiled functions can be native; `aiograd.compiler.native`, which lies above this package, answers it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ NATIVE_PROBLEM: list[Callable[[], str | None]] = []
 
 
 def native_problem() -> str | None:
-    """Why no program of a compiled function can be native in this process. The first call loads llvmlite.
+    """The reason why no program of a compiled function can be native in this process. The first call loads llvmlite.
 
     Returns:
         The reason, or None if they can be.
