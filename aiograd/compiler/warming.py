@@ -27,7 +27,7 @@ class WarmingRecorder(ResultRecorder):
     """A recorder of a call that is undone; it remembers what a call between rows is going to change.
 
     Attributes:
-        snapshot: what was remembered.
+        snapshot: the state that was remembered.
     """
 
     snapshot: Snapshot

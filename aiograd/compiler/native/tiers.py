@@ -7,7 +7,7 @@ Note [When a program becomes native]
 
 Note [Simulated time]
     On a simulated loop nothing may depend on how long real work takes, so no program is given to the thread there; with ``tier="native"`` the call
-    that records it makes its native functions itself. What is native already stays so: the bits are the same.
+    that records it makes its native functions itself. Programs that are native already stay so: the bits are the same.
 """
 
 from __future__ import annotations
