@@ -67,7 +67,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "aiohttp": ("distributed.rpc.http", "serving.web"),
     "starlette": ("serving.web",),
     "numba": ("kernels", "cuda"),
-    "llvmlite": ("kernels", "cuda"),
+    "llvmlite": ("kernels", "cuda", "compiler.native.machine"),
     "pytest": ("testing.plugin",),
     "pytest_asyncio": ("testing.plugin",),
     "ray": ("distributed.cluster.ray_connection", "distributed.cluster.ray_worker"),
@@ -83,7 +83,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 #: what every run of pytest in an environment imports, so that it imports the rest where it is used
 LATE = "testing.plugin."
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset("prometheus_client uvloop numba ray threadpoolctl ml_dtypes cuda numba_cuda sklearn starlette tqdm".split())
+OPTIONAL = frozenset("prometheus_client uvloop numba llvmlite ray threadpoolctl ml_dtypes cuda numba_cuda sklearn starlette tqdm".split())
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (

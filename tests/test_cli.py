@@ -34,6 +34,20 @@ def test_doctor_says_what_there_is_and_that_it_works(capsys: pytest.CaptureFixtu
         assert word in printed
 
 
+def test_doctor_says_whether_programs_can_be_native(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for problem, expected in ((None, "available"), ("llvmlite is not installed", "not available: llvmlite is not installed")):
+        monkeypatch.setattr("aiograd.kernels.native.NATIVE_PROBLEM", [lambda problem=problem: problem])
+        assert ag.kernels.native_available() is (problem is None)
+        assert cli.main(["doctor"]) == 0
+        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("native programs"))
+        assert line.removeprefix("native programs").strip() == expected
+
+
+def test_importing_and_compiling_functions_does_not_load_llvmlite() -> None:
+    program = "import sys, aiograd as ag; f = ag.compile(lambda x: x + 1.0); f(ag.ones(2)); f(ag.ones(2)); sys.exit('llvmlite' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], env={**os.environ, "AIOGRAD_COMPILE_TIER": "auto"}, check=False).returncode == 0
+
+
 @pytest.mark.parametrize(("threads", "advises"), [(1, False), (3, True)])
 def test_doctor_says_how_many_blas_threads_there_are_and_what_to_do(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, threads: int, advises: bool

@@ -152,6 +152,13 @@ def test_a_compiled_function(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dropout_mask" in printed and "recordings=1, runs=19" in printed
 
 
+def test_a_native_program(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# native.py"), {})
+    printed = capsys.readouterr().out
+    assert "energy" not in printed.partition("\n")[0] and "runs=1" in printed and "recordings=1" in printed
+    assert ("fused 1" in printed) is ("native_programs=1" in printed) is ag.kernels.native_available()
+
+
 def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled_step.py"), {})
     printed = capsys.readouterr().out

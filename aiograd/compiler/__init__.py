@@ -27,10 +27,14 @@
 `reached`           the statements that a pass runs
 `profiled`          programs under a profiler
 `node`              the backward node of one call
+`warming`           programs before the first call
+`snapshot`          what a call may change, to be put back
+`native`            programs as machine code
 ==================  ===============================================================================================
 """
 
-from aiograd.compiler.compiled import CompiledFunction, CompiledStatistics, compile
+from aiograd.compiler.compiled import CompiledFunction, compile
+from aiograd.compiler.compiled_statistics import CompiledStatistics
 from aiograd.compiler.program import Program, Statement
 from aiograd.running import assembly as _assembly
 

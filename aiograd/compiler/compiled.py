@@ -17,12 +17,12 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from time import perf_counter
 from types import FunctionType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
+from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOptions, Figures, figures_of
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
 from aiograd.compiler.native.tiers import TIERS, default_tier
@@ -32,6 +32,7 @@ from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
+from aiograd.compiler.warming import warm_up
 from aiograd.compiler.watching.reads import Fit, Read, read_inputs
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
 from aiograd.kernels.selection import selected
@@ -53,48 +54,12 @@ OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
 
 
-@dataclass(frozen=True)
-class CompileOptions:
-    """The arguments of `compile` beside the function."""
-
-    on_break: str
-    max_signatures: int
-    tier: str
-    dynamic: bool = False
-
-
-@dataclass(frozen=True)
-class CompiledStatistics:
-    """Figures of a compiled function.
-
-    Attributes:
-        signatures: the number of signatures with a program.
-        recordings: the number of recorded calls.
-        runs: the number of calls that ran a program.
-        eager: the number of calls that ran the function itself and were not recorded.
-        breaks: the number of signatures that have no program and run eagerly.
-        reasons: the reasons of breaks, by the text of the signature.
-        recording_seconds: the duration of all recordings, with the time they waited and the making of the programs' code.
-        arena_bytes: bytes of the memory that the programs compute in: arenas of runs with a live graph, and arenas kept for later runs.
-    """
-
-    signatures: int
-    recordings: int
-    runs: int
-    eager: int
-    breaks: int
-    reasons: dict[str, str]
-    recording_seconds: float
-    arena_bytes: int
-
-
 class CompiledFunction:
     """The result of `compile`: called as the function that it was made from.
 
     Attributes:
         programs: one per signature that has one.
     """
-
 
     def __init__(self, function: Callable[..., Any], options: CompileOptions, *, warns: bool = True) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -110,7 +75,9 @@ class CompiledFunction:
         self._breaks: dict[Any, str] = {}
         #: by signature: how many recordings there were one after the other without a run, and the runs before
         self._recent: dict[Any, tuple[int, int]] = {}
-        self._recordings = self._eager = self._past_runs = 0
+        self._recordings = self._eager = 0
+        #: of programs that were dropped
+        self._past = Figures()
         self._seconds = 0.0
         self._has_warned = self._has_told = not warns
         self._lock = threading.Lock()
@@ -147,8 +114,7 @@ class CompiledFunction:
         began = perf_counter()
         try:
             given = args, kwargs
-            recorder, args, kwargs = self._begin(inputs, args, kwargs)
-            with _recording(recorder, self._name), recorder.watcher.watching():
+            with self._recorded(inputs, args, kwargs) as (recorder, args, kwargs), recorder.watcher.watching():
                 result = self.function(*args, **kwargs)
             return self._keep(key, recorder, inputs, given, result)
         finally:
@@ -163,13 +129,36 @@ class CompiledFunction:
         began = perf_counter()
         try:
             given = args, kwargs
-            recorder, args, kwargs = self._begin(inputs, args, kwargs)
-            self._refuse_async_blocks(recorder)
-            with _recording(recorder, self._name):
+            with self._recorded(inputs, args, kwargs) as (recorder, args, kwargs):
                 result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
             return self._keep(key, recorder, inputs, given, result)
         finally:
             self._seconds += perf_counter() - began
+
+    async def warm_up(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare a call: record it, compile forward and backward, and make them native, without an effect that remains.
+
+        The function's own code runs once, and a run of the program follows, backward included. Then Tensors, versions, gradients, generators of
+        random numbers, running statistics, states of optimizers and schedules, containers and attributes are put back; what the function prints is
+        printed. Nothing else may use them meanwhile. Native functions are made on a thread while the loop runs, of any program but those with
+        ``tier="numpy"``; later calls do not wait for them.
+
+        Args:
+            *args, **kwargs: of the call; shapes and dtypes count.
+
+        Raises:
+            TraceError: the function has no program for this call, or an effect that cannot be put back: on a device, in another library's
+                module, at other workers. Whatever the function itself raises.
+
+        Cancelling it puts everything back; the thread goes on with what it makes.
+
+        >>> square = ag.compile(lambda x: (x * x).sum())
+        >>> x = ag.ones(3, requires_grad=True)
+        >>> await square.warm_up(x)
+        >>> square.statistics().recordings, square.statistics().runs, x.grad
+        (1, 0, None)
+        """
+        await warm_up(self, args, kwargs)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, list[Any]]:
         """The key of a call, the code to run, and the Tensors among the arguments.
@@ -213,15 +202,21 @@ class CompiledFunction:
 
     # ---------------------------------------------------------------- recording
 
-    def _begin(self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]:
-        """Begin to record a call; returns the arguments to call the function with."""
+    @contextlib.contextmanager
+    def _recorded(
+        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: Callable[..., ResultRecorder] = ResultRecorder
+    ) -> Iterator[tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]]:
+        """Context of a recorded call: the recorder, made by `kind`, and the arguments to call the function with."""
         tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
-        recorder = ResultRecorder(inputs, arrays, raises=self._on_break == "raise")
+        recorder = kind(inputs, arrays, raises=self._on_break == "raise")
         recorder.watcher.begins(self.function, args, kwargs)
-        return recorder, args, kwargs
+        if self._is_async:
+            self._refuse_async_blocks(recorder)
+        with _recording(recorder, self._name):
+            yield recorder, args, kwargs
 
     def _refuse_async_blocks(self, recorder: ResultRecorder) -> None:
         plain = plain_function(self.function)
@@ -272,7 +267,7 @@ class CompiledFunction:
 
         A function that does so every time, or of which something else changes before every call, runs eagerly from then on.
         """
-        runs = self._past_runs + sum([code.runs for code in self._all()])
+        runs = self._past.runs + sum([code.runs for code in self._all()])
         recordings, runs_before = self._recent.get(key, (0, runs))
         recordings = recordings + 1 if runs == runs_before else 1
         self._recent[key] = recordings, runs
@@ -286,7 +281,7 @@ class CompiledFunction:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
         self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
         if len(left) < len(self._codes.get(key, ())):
-            self._past_runs += code.runs
+            self._past += figures_of(code)
         if left:
             self._codes[key] = left
         else:
@@ -312,15 +307,20 @@ class CompiledFunction:
     def statistics(self) -> CompiledStatistics:
         """Figures of recordings and runs so far."""
         codes = self._all()
+        figures = sum(map(figures_of, codes), self._past)
         return CompiledStatistics(
             signatures=len(codes),
             recordings=self._recordings,
-            runs=self._past_runs + sum(code.runs for code in codes),
+            runs=figures.runs,
             eager=self._eager,
             breaks=len(self._breaks),
             reasons={describe(key[0]): reason for key, reason in self._breaks.items()},
             recording_seconds=self._seconds,
             arena_bytes=sum(code.held_bytes for code in codes),
+            native_runs=figures.native_runs,
+            native_programs=sum(code.program.tier == "native" for code in codes),
+            compile_seconds=figures.compile_seconds,
+            cache_hits=figures.cache_hits,
         )
 
     def _all(self) -> list[ProgramCode | StepCode]:
@@ -329,7 +329,7 @@ class CompiledFunction:
     def clear(self) -> None:
         """Forget all programs; the next call is recorded."""
         with self._lock:
-            self._past_runs += sum(code.runs for code in self._all())
+            self._past = sum(map(figures_of, self._all()), self._past)
             self._codes.clear()
             self._checked = ()
             self._breaks.clear()
@@ -353,6 +353,10 @@ class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
     @property
     def __self__(self) -> Any:
         return self.args[0]
+
+    async def warm_up(self, *args: Any, **kwargs: Any) -> None:
+        """As `CompiledFunction.warm_up`, for a call of the method."""
+        await warm_up(self.func, (*self.args, *args), kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.func, name)

@@ -145,8 +145,8 @@ class Program:
         shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
         file: the text that `source` gives.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
-        tier: "native" once it runs native functions, before "numpy".
-        native: its native part, a `aiograd.compiler.native.tiers.NativeReport`; None: there is none.
+        parts: the programs of the rows between its calls, where it makes calls.
+        report: of its native functions, a `aiograd.compiler.native.tiers.NativeReport`; None: there are none.
     """
 
     signature: str
@@ -160,8 +160,8 @@ class Program:
     shared: dict[str, frozenset[str]] = field(default_factory=dict)
     file: SourceFile = field(default_factory=SourceFile, repr=False)
     arena_bytes: int = field(default=0, compare=False)
-    tier: str = field(default="numpy", compare=False)
-    native: Any = field(default=None, compare=False, repr=False)
+    parts: tuple[Program, ...] = field(default=(), repr=False)
+    report: Any = field(default=None, repr=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
     #: name of the device of the values, see Note [Programs on a device]
@@ -174,6 +174,17 @@ class Program:
     def source(self) -> str:
         """The text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line."""
         return self.file.text
+
+    @property
+    def native(self) -> Any:
+        """Its native functions, a `aiograd.compiler.native.tiers.NativeReport`; None: there are none."""
+        reports = [part.report for part in (self, *self.parts) if part.report is not None]
+        return reports[0].joined(reports[1:]) if reports else None
+
+    @property
+    def tier(self) -> str:
+        """Either "numpy", or "native" once it runs native functions."""
+        return "numpy" if self.native is None else "native"
 
     def dot(self, *, max_nodes: int = 10_000) -> str:
         """The program as DOT text; see `aiograd.viz.program_dot`."""
@@ -192,10 +203,23 @@ class Program:
         for statement in self.statements:
             yield from statement.outputs
 
+    def marks(self) -> dict[str, str]:
+        """By name of a value, how the statement that makes it runs; see `aiograd.compiler.native.marks`. Empty where nothing is native."""
+        if self.tier == "numpy":
+            return {}
+        found = {value.name: "Python" for value in self.computed()}
+        for part in (self, *self.parts):
+            if part.report is not None:
+                found.update(dict.fromkeys([value.name for value in part.computed()], ""))
+                found.update(part.report.marks([value.name for value in part.values()]))
+        return found
+
     def __str__(self) -> str:
+        marks = self.marks()
+        head = f"{'runs as':<10}" if marks else ""
         lines = [
             f"program for {self.signature}: {len(self.statements)} statements",
-            f"{'value':<8}{'row':<20}{'shape':<18}{'dtype':<10}{'live bytes':>12}{'ns':>12}  line",
+            f"{'value':<8}{'row':<20}{head}{'shape':<18}{'dtype':<10}{'live bytes':>12}{'ns':>12}  line",
         ]
         live, last = 0, self.last_uses()
         for number, statement in enumerate(self.statements):
@@ -203,7 +227,8 @@ class Program:
             value = statement.outputs[0] if statement.outputs else None
             made = f"{'':<8}" if value is None else f"{value.name:<8}"
             kind = f"{'':<28}" if value is None else f"{list(value.shape)!s:<18}{value.dtype!s:<10}"
-            lines.append(f"{made}{statement.op.name:<20}{kind}{live:>12,}{statement.cost:>12,.0f}  {statement.place}: {statement.line}")
+            mark = f"{marks.get(value.name, '') if value else 'Python':<10}" if marks else ""
+            lines.append(f"{made}{statement.op.name:<20}{mark}{kind}{live:>12,}{statement.cost:>12,.0f}  {statement.place}: {statement.line}")
             live -= sum(value.nbytes for value in last.get(number, ()))
         return "\n".join(lines)
 

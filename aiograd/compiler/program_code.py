@@ -11,7 +11,7 @@ from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged, forward_code, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
 from aiograd.compiler.memory_guards import add_program
-from aiograd.compiler.native.tiers import HOT, NativeTier, compiler, native_problem
+from aiograd.compiler.native.tiers import HOT, NativeTier, native_problem
 from aiograd.compiler.node import estimate, explain
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
@@ -82,9 +82,14 @@ class GuardedCode:
         self.check, self._checks_made, self.checks_of_arguments = _unknown, 0, 0
 
     @property
+    def numeric(self) -> tuple[ProgramCode, ...]:
+        """The codes that compute: it, or its parts."""
+        raise NotImplementedError
+
+    @property
     def held_bytes(self) -> int:
         """Bytes of the arenas that are in use or free."""
-        return 0
+        return sum([code.forward[1].nbytes for code in self.numeric])
 
     def takes(self, inputs: list[Any]) -> bool:
         """True if the program is right for these inputs, given the recorded layouts: bound arrays and captured Tensors are the same."""
@@ -227,9 +232,9 @@ class ProgramCode(GuardedCode):
                 self.whole[strides[0]] = backward
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the arenas that are in use or free."""
-        return self.forward[1].nbytes
+    def numeric(self) -> tuple[ProgramCode, ...]:
+        """It alone."""
+        return (self,)
 
     def statements_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> frozenset[int]:
         """The statements that a pass runs.
@@ -259,7 +264,7 @@ class ProgramCode(GuardedCode):
         self.used = next_use()
         self.runs += 1
         if self.runs == self.hot and self.native is not None:
-            compiler.submit(self.native.begin)
+            self.native.ask()
         tensors = [*inputs, *self.program.tensors]
         mode = current_mode()
         profiler = mode.profiler

@@ -75,12 +75,13 @@ class StepCode(GuardedCode):
         divided = _divided(program, segments(program))
         self._parts = [self._part(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
         self._returns = [(self._places[value.name], value.records) for value in program.outputs]
-        program.arena_bytes = sum([part.code.program.arena_bytes for part in self._parts if part.code is not None])
+        program.parts = tuple([code.program for code in self.numeric])
+        program.arena_bytes = sum([part.arena_bytes for part in program.parts])
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes of the arenas that are in use or free."""
-        return sum([part.code.held_bytes for part in self._parts if part.code is not None])
+    def numeric(self) -> tuple[ProgramCode, ...]:
+        """Its parts that compute."""
+        return tuple([part.code for part in self._parts if part.code is not None])
 
     def _part(self, statements: tuple[Statement, ...], outputs: tuple[Value, ...]) -> Part:
         program, places = self.program, self._places

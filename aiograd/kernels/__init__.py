@@ -10,7 +10,11 @@ Nothing here knows about gradients beyond computing them: the rows in `aiograd.o
 
 from __future__ import annotations
 
+from aiograd.kernels.native import native_available, native_problem
 from aiograd.kernels.pool import owned_threads, stop_threads
 from aiograd.kernels.selection import KernelSet, available, describe, selected, use, warm_up
 
-__all__ = ["KernelSet", "available", "describe", "owned_threads", "selected", "stop_threads", "use", "warm_up"]
+__all__ = [
+    "KernelSet", "available", "describe", "native_available", "native_problem", "owned_threads", "selected", "stop_threads", "use",
+    "warm_up",
+]  # fmt: skip

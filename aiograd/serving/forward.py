@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.compiled import CompiledFunction, CompileOptions
+from aiograd.compiler.compiled import CompiledFunction
+from aiograd.compiler.compiled_statistics import CompileOptions
 from aiograd.compiler.native.tiers import default_tier
 from aiograd.engine.run import clock_of, current_engine
 from aiograd.nn.module import Module

@@ -6,7 +6,8 @@ Note [What counts as left behind]
     A task that ends within a few turns of the loop, or a thread that ends within the grace period, was on its way out and is no leak.
     Threads are waited for by joining them, so nothing sleeps. Threads that Python only knows as foreign (they belong to BLAS or TBB
     pools that live as long as the process) are not counted, nor are threads of compiled kernels, which belong to the process and are
-    stopped by `aiograd.kernels.stop_threads` and at exit. Descriptors are compared as a multiset of their files, since numbers
+    stopped by `aiograd.kernels.stop_threads` and at exit, nor the thread that makes native programs, which ends by itself.
+    Descriptors are compared as a multiset of their files, since numbers
     are reused; before one is called a leak the garbage collector has its say, because an object in a cycle is late, not lost (that it
     was not closed is a ResourceWarning, which a strict test run reports by itself). Those of the process's own (`LASTING_DESCRIPTORS`) are not
     counted. Where neither ``/proc/self/fd`` nor ``/dev/fd``
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from aiograd.compiler.native.tiers import compiler
 from aiograd.errors import AiogradError
 from aiograd.kernels import owned_threads
 from aiograd.running.lasting import LASTING_DESCRIPTORS
@@ -121,7 +123,7 @@ class LeakCheck:
     def _new_threads(self) -> list[threading.Thread]:
         deadline = time.monotonic() + self._grace
         left = []
-        known = self._threads.union(owned_threads())
+        known = self._threads.union(owned_threads(), compiler.threads())
         for thread in threading.enumerate():
             if thread in known or isinstance(thread, threading._DummyThread) or thread.name.startswith(RUNNER_THREADS):
                 continue

@@ -115,8 +115,11 @@ def program_picture(what: str, program: Program, max_nodes: int) -> Picture:
     boxes: list[Box] = []
     arrows: list[Arrow] = []
     numbers: dict[str, int] = {}
+    marks = program.marks()
     for statement in program.statements:
-        box = Box("operation" if statement.is_row else "function", statement.op.name, (*map(_value_line, statement.outputs), statement.place))
+        ways = [marks[value.name] for value in statement.outputs if marks.get(value.name)][:1]
+        lines = (*map(_value_line, statement.outputs), *ways, statement.place)
+        box = Box("operation" if statement.is_row else "function", statement.op.name, lines)
         numbers.update((value.name, len(boxes)) for value in statement.outputs)
         boxes.append(box)
     for value in (*program.inputs, *program.captured):

@@ -10,25 +10,31 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Ref
+from aiograd.compiler.native.cache import code_cache
 from aiograd.compiler.native.emit import Emitter
 from aiograd.compiler.native.item_code import ALIGNMENT
 from aiograd.compiler.native.items import NativeCode
 from aiograd.compiler.native.lowering import lowered
-from aiograd.compiler.native.machine import LoadedCode, object_code
+from aiograd.compiler.native.machine import LoadedCode
 from aiograd.compiler.native.objects import builtin_function, function_address, is_told
 from aiograd.compiler.native.ufuncs import loop_addresses
 
 NAME = "aiograd_native"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class NativeText:
-    """The text of a native function and what its table has to hold."""
+    """The text of a native function and what its table has to hold.
+
+    Attributes:
+        was_kept: True if its machine code was there when the function was loaded, see `aiograd.compiler.native.cache`.
+    """
 
     native: NativeCode
     text: str
     table: dict[Any, int]
     scratch_bytes: int
+    was_kept: bool = False
 
 
 def native_text(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeText:
@@ -50,7 +56,8 @@ def load_native(text: NativeText, fallback: Callable[..., Any]) -> Callable[...,
         text: of it.
         fallback: the numpy function of the same code.
     """
-    loaded = LoadedCode(object_code(text.text))
+    code, text.was_kept = code_cache.code_of(text.text)
+    loaded = LoadedCode(code)
     address = loaded.address_of("table")
     table = (ctypes.c_uint64 * max(len(text.table), 1)).from_address(address)
     kept: list[Any] = [loaded, fallback, text.native.constants]

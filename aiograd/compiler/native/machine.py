@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import Any
 
 #: LLVM is used by one thread at a time
 _LOCK = threading.Lock()
+
+
+def _unlock() -> None:
+    """Take the lock from a thread that a forked child does not have."""
+    global _LOCK
+    _LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_unlock)
 
 
 @functools.cache

@@ -2,11 +2,17 @@
 
 Note [When a program becomes native]
     After so many runs its code is given to one thread of the process, which makes native functions of it and puts them in the place of the
-    numpy functions, between two calls. No call waits for it. The thread ends when it has nothing to do.
+    numpy functions, between two calls. No call waits for it. The thread ends when it has nothing to do, and at the end of the process, after the
+    job that it is at.
+
+Note [Simulated time]
+    On a simulated loop nothing may depend on how long real work takes, so no program is given to the thread there; with ``tier="native"`` the call
+    that records it makes its native functions itself. Programs that are native already stay so: the bits are the same.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -22,12 +28,15 @@ from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged_natively
 from aiograd.compiler.native.machine import llvm_problem
+from aiograd.compiler.native.marks import PYTHON, marks_of
 from aiograd.compiler.native.objects import layout_problem
 from aiograd.compiler.native.partition import NativeParts, native_function
 from aiograd.compiler.native.ufuncs import ufunc_problem
 from aiograd.compiler.passes import NATIVE_PASSES, optimized
 from aiograd.compiler.source import SourceFile
+from aiograd.engine.run.loop import running_loop
 from aiograd.errors import ArgumentError
+from aiograd.kernels.native import NATIVE_PROBLEM
 from aiograd.running.caller import warn_caller
 
 TIERS = ("auto", "numpy", "native")
@@ -40,12 +49,20 @@ def native_problem() -> str | None:
     return layout_problem() or ufunc_problem() or llvm_problem()
 
 
+NATIVE_PROBLEM.append(native_problem)
+
+
 def default_tier() -> str:
     """The tier that the environment asks for."""
     tier = os.environ.get("AIOGRAD_COMPILE_TIER", "auto")
     if tier not in TIERS:
         raise ArgumentError(f"AIOGRAD_COMPILE_TIER={tier!r}: expected one of {', '.join(TIERS)}")
     return tier
+
+
+def is_simulated() -> bool:
+    """True on a simulated loop; see Note [Simulated time]."""
+    return hasattr(running_loop(), "aiograd_submit")
 
 
 class NativeCompiler:
@@ -60,18 +77,42 @@ class NativeCompiler:
         """Run a job when the ones before it are done."""
         with self._lock:
             self._jobs.append(job)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="aiograd-compiler", daemon=True)
-                self._thread.start()
+            self._start()
+
+    def _start(self) -> None:
+        if self._thread is None and self._jobs:
+            self._thread = threading.Thread(target=self._work, name="aiograd-compiler", daemon=True)
+            self._thread.start()
 
     def _work(self) -> None:
-        while True:
+        try:
+            while (job := self._next()) is not None:
+                job()
+        finally:
             with self._lock:
-                if not self._jobs:
+                if self._thread is threading.current_thread():  # a job has failed; its error is told by the thread's end
                     self._thread = None
-                    return
-                job = self._jobs.popleft()
-            job()
+                    self._start()
+
+    def _next(self) -> Callable[[], None] | None:
+        with self._lock:
+            if self._jobs:
+                return self._jobs.popleft()
+            self._thread = None
+            return None
+
+    def threads(self) -> list[threading.Thread]:
+        """Its thread, if there is one now: it belongs to the process."""
+        thread = self._thread
+        return [] if thread is None else [thread]
+
+    def stop(self) -> None:
+        """Drop the jobs that wait, and wait for the one that runs: LLVM must not be unloaded below it."""
+        with self._lock:
+            self._jobs.clear()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
 
     def forget(self) -> None:
         """Drop jobs and thread, in a forked child."""
@@ -81,6 +122,7 @@ class NativeCompiler:
 
 
 compiler = NativeCompiler()
+atexit.register(compiler.stop)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=compiler.forget)
 
@@ -94,14 +136,39 @@ class NativeReport:
         fallbacks: calls that stay Python, with the reason, and the user's line.
         source: text of LLVM.
         seconds: that it took to make, of one core.
+        failed: the error that has ended the making; empty: none.
+        forward: the code of the forward; None: all of it is numpy calls.
     """
 
     parts: NativeParts = field(default_factory=NativeParts)
     seconds: float = 0.0
     failed: str = ""
+    forward: ArrayCode | None = None
 
     def __repr__(self) -> str:
         return f"<native part: {len(self.groups)} loops and calls, {len(self.fallbacks)} kinds of calls in Python, made in {self.seconds:.3f} s>"
+
+    def joined(self, others: list[NativeReport]) -> NativeReport:
+        """One report of several programs."""
+        if not others:
+            return self
+        every = [self, *others]
+        fallbacks = {name: line for each in every for name, line in each.fallbacks.items()}
+        parts = NativeParts([text for each in every for text in each.parts.texts], fallbacks)
+        failed = "; ".join([each.failed for each in every if each.failed])
+        return NativeReport(parts, sum([each.seconds for each in every]), failed)
+
+    def marks(self, names: list[str]) -> dict[str, str]:
+        """By name of a value, how the statement that makes it runs; see `aiograd.compiler.native.marks`.
+
+        Args:
+            names: of all values of the program.
+        """
+        if self.forward is None:
+            return dict.fromkeys(names, PYTHON)
+        calls = set(map(id, self.forward.calls))
+        natives = [text.native for text in self.parts.texts if not calls.isdisjoint(map(id, text.native.code.calls))]
+        return marks_of(self.forward, natives, names)
 
     @property
     def groups(self) -> tuple[Any, ...]:
@@ -147,8 +214,16 @@ class NativeTier:
             code = self._code()
             if code is not None and code.tier == "native":
                 self._work()
-            else:
+            elif not is_simulated():
                 compiler.submit(self._work)
+
+    def ask(self) -> None:
+        """Have the native functions made soon; see Note [Simulated time]."""
+        code = self._code()
+        if code is not None and is_simulated():
+            code.hot += HOT
+        else:
+            compiler.submit(self.begin)
 
     def begin(self) -> None:
         """Make the native functions of forward and backwards."""
@@ -182,7 +257,7 @@ class NativeTier:
                         code.set_backward(key, code.backwards[key], shared)
                 code.forward = function, ArenaPool(arranged.arena)
                 program.arena_bytes = code.forward[1].arena_bytes
-                self.runs_before = code.runs
+                self.report.forward, self.runs_before = arranged, code.runs
         while True:
             with self._lock:
                 if not self._waiting:
@@ -192,7 +267,7 @@ class NativeTier:
             if function is not None:
                 code.set_backward(key, function, shared)
         if parts.texts:
-            program.tier, program.native = "native", self.report
+            program.report = self.report
 
 
 class Timed:

@@ -41,6 +41,8 @@ def doctor(options: argparse.Namespace) -> int:
     rows.append(("BLAS", _blas()))
     rows.append(("BLAS threads", _blas_threads()))
     rows.append(("kernels", kernels.describe()))
+    problem = kernels.native_problem()
+    rows.append(("native programs", "available" if problem is None else f"not available: {problem}"))
     rows.append(("CUDA", discovery.describe()))
     loop, gradient, microseconds = run(_self_test())
     right = np.array_equal(gradient, [2.0, 4.0, 6.0])

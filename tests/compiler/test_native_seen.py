@@ -1,0 +1,151 @@
+"""What there is to see of native programs: marks, figures, the thread; and simulated loops, where none is made by it."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn
+from aiograd.compiler.native import tiers
+from aiograd.testing import simulated_run
+
+pytestmark = pytest.mark.skipif(tiers.native_problem() is not None, reason=str(tiers.native_problem()))
+
+MARKS = """\
+value   row                 runs as   shape             dtype       live bytes          ns
+v0      mul                 fused 1   [3, 4]            float64             96           7
+v1      add                 fused 1   [3, 4]            float64            192           6
+v2      matmul              product   [3, 5]            float64            216           4
+v3      permute             view      [5, 3]            float64            240           2
+v4      softmax             Python    [5, 3]            float64            360          45
+v5      sum                 loop      []                float64            248           2
+v6      exp                 loop      [3, 5]            float64            248          15
+v7      mul                           [3, 5]            float64            368           9
+v8      add                 loop      [3, 5]            float64            248           8"""
+
+
+def test_each_statement_says_how_it_runs() -> None:
+    def function(x: Any, w: Any) -> Any:
+        y = (x * 2.0 + 1.0) @ w
+        total = y.T.softmax(0).sum()
+        other = y.exp()
+        y * 3.0
+        return other + total
+
+    compiled = ag.compile(function, tier="native")
+    x, w = ag.tensor(np.ones((3, 4))), ag.tensor(np.ones((4, 5)))
+    compiled(x, w)
+    (program,) = compiled.programs
+    assert "\n".join([line.partition("  test_")[0].removesuffix("  line") for line in str(program).splitlines()[1:]]) == MARKS
+    assert "fused 1" in program.dot() and "fused 1" in program.svg() and program.dot().count("product") == 1
+    plain = ag.compile(function, tier="numpy")
+    plain(x, w)
+    assert "runs as" not in str(plain.programs[0]) and "fused" not in plain.programs[0].dot()
+    assert (plain.programs[0].tier, plain.programs[0].native, program.tier) == ("numpy", None, "native")
+
+
+async def test_a_step_is_native_where_its_parts_are() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = ag.optim.SGD(model.parameters(), lr=0.1)
+
+    @ag.compile(tier="native")
+    async def step(x: Any) -> Any:
+        optimizer.zero_grad()
+        loss = ((model(x) * 2.0 + 1.0) ** 2).mean()
+        await loss.backward()
+        optimizer.step()
+        return loss
+
+    x = np.ones((3, 4), np.float32)
+    for _ in range(3):
+        await step(x)
+    (program,) = step.programs
+    statistics = step.statistics()
+    assert program.tier == "native" and program.native.source.count("define") >= 1
+    assert (statistics.runs, statistics.native_runs, statistics.native_programs) == (2, 2, 1)
+    lines = str(program).splitlines()
+    assert any(["backward" in line and "Python" in line for line in lines]) and any(["fused 1" in line for line in lines])
+    step.clear()
+    assert step.statistics().native_programs == 0 and step.statistics().native_runs == 2  # of programs that are forgotten too
+    assert step.statistics().compile_seconds == statistics.compile_seconds
+
+
+def hot() -> Any:
+    """A function that has been called often enough."""
+
+    @ag.compile(tier="auto")
+    def function(x: Any) -> Any:
+        return ((x * 2.0 + 1.0) * x).sum()
+
+    for _ in range(3 * tiers.HOT):
+        function(ag.ones(3))
+    return function
+
+
+def finish() -> None:
+    """Wait for the thread."""
+    for thread in tiers.compiler.threads():
+        thread.join()
+
+
+async def test_runs_are_counted_by_tier() -> None:
+    function = hot()
+    finish()
+    before = function.statistics()
+    assert before.native_programs == 1 and before.compile_seconds > 0.0
+    for _ in range(5):
+        function(ag.ones(3))
+    after = function.statistics()
+    assert after.native_runs - before.native_runs == 5 == after.runs - before.runs
+
+
+async def test_the_thread_is_no_leak_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    with ag.testing.LeakCheck(grace=0.0):
+        tiers.compiler.submit(functools.partial(go_on.wait, 10.0))
+        (thread,) = tiers.compiler.threads()
+        assert thread.name == "aiograd-compiler"
+    go_on.set()
+    finish()
+    assert tiers.compiler.threads() == [] and not thread.is_alive()
+
+
+def test_a_job_that_fails_takes_no_other_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    compiler, begun, done = tiers.NativeCompiler(), threading.Event(), threading.Event()
+
+    def fail() -> None:
+        begun.wait(10.0)
+        raise RuntimeError("a defect")
+
+    compiler.submit(fail)
+    compiler.submit(done.set)
+    begun.set()
+    assert done.wait(10.0)
+    compiler.stop()
+    assert [str(each.exc_value) for each in told] == ["a defect"]
+
+
+def test_a_simulated_run_makes_nothing_native_by_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[Any] = []
+    monkeypatch.setattr(tiers.compiler, "submit", submitted.append)
+
+    async def main() -> tuple[str, str]:
+        await hot().warm_up(ag.ones(3))
+        function = hot()
+        await function.warm_up(ag.ones(3))
+
+        @ag.compile(tier="native")
+        def other(x: Any) -> Any:
+            return x * 2.0 + 1.0
+
+        other(ag.ones(3))
+        return function.programs[0].tier, other.programs[0].tier
+
+    assert simulated_run(main).value == ("numpy", "native") and not submitted
