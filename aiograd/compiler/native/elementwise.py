@@ -87,6 +87,15 @@ class Lanes:
         """One or the other, by lane."""
         return self.add(f"select {self.of('i1')} {condition}, {self.of(kind)} {one}, {self.of(kind)} {other}")
 
+    def choice(self, condition: str, dtype: np.dtype[Any], one: str, other: str) -> str:
+        """One or the other, by lane; of bits, so that an operation is not left out in lanes that do not show it: its errors are told."""
+        kind = str(llvm_type(dtype))
+        if dtype.kind != "f":
+            return self.select(condition, kind, one, other)
+        whole, bits = self.of(kind), f"i{8 * dtype.itemsize}"
+        one, other = (self.add(f"bitcast {whole} {each} to {self.of(bits)}") for each in (one, other))
+        return self.add(f"bitcast {self.of(bits)} {self.select(condition, bits, one, other)} to {whole}")
+
     def cast(self, value: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
         """A conversion as numpy makes it."""
         if source == target:

@@ -207,7 +207,7 @@ class ItemWriter(Writer):
         if row.function is None:
             return operands[0]
         if row.function is np.where:
-            return lanes.select(operands[0], kind, operands[1], operands[2])
+            return lanes.choice(operands[0], row.dtype, operands[1], operands[2])
         return emit_row(lanes, row.function, operands, row.dtype)
 
     # ---------------------------------------------------------------- loops over memory
