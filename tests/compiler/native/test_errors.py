@@ -14,7 +14,7 @@ from tests.compiler.native.codes import Both, Recorder, needs_native, special
 
 pytestmark = needs_native
 
-SHAPES = ((), (1,), (3,), (4,), (16,), (17,), (40,), (3, 5))
+SHAPES = ((), (1,), (2,), (3,), (15,), (4,), (16,), (17,), (40,), (3, 5))
 WAYS = ("ignore", "warn", "raise", "call")
 SHAPE_CASES = [pytest.param(shape) for shape in SHAPES]
 
