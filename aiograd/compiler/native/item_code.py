@@ -203,7 +203,6 @@ class ItemWriter(Writer):
             self._write(row.result, value, self._at(self._address(root), location.offset))
 
     def _computed(self, lanes: Lanes, row: Row, operands: list[str]) -> str:
-        kind = str(llvm_type(row.dtype))
         if row.function is None:
             return operands[0]
         if row.function is np.where:

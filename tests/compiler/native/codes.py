@@ -91,7 +91,8 @@ class Recorder:
         return map_tree(lambda ref: self._samples[ref], arguments, Ref)
 
     def _add(
-        self, form: Form, function: Any, label: str, arguments: tuple[Any, ...], found: Any, options: Any = None, fresh: bool = False, out: Ref | None = None
+        self, form: Form, function: Any, label: str, arguments: tuple[Any, ...], found: Any, options: Any = None,
+        fresh: bool = False, out: Ref | None = None,
     ) -> Ref:
         ref = self._ref(found)
         self.calls.append(Call(form, function, label, arguments, (ref,), options or {}, fresh=fresh, out=out, errors=self.errors))
@@ -152,9 +153,9 @@ def assert_same(found: Any, expected: Any, label: str = "") -> None:
     if other.size:
         kept = [axis for axis in range(other.ndim) if other.shape[axis] > 1]
         assert [found.strides[axis] for axis in kept] == [other.strides[axis] for axis in kept], f"{label}: strides"
-    if (one := plain_bits(found)) != (two := plain_bits(other)):
-        wrong = np.flatnonzero(np.frombuffer(one, np.uint8).reshape(-1, other.itemsize).tolist() != np.frombuffer(two, np.uint8).reshape(-1, other.itemsize)) // other.itemsize
-        place = int(wrong[0])
+    bits = [np.frombuffer(plain_bits(each), np.uint8).reshape(-1, other.itemsize) for each in (found, other)]
+    if wrong := np.flatnonzero((bits[0] != bits[1]).any(axis=1)).tolist():
+        place = wrong[0]
         raise AssertionError(f"{label}: {found.dtype}{found.shape} element {place}: {found.ravel()[place]!r}, not {other.ravel()[place]!r}")
 
 
