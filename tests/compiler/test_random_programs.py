@@ -1,7 +1,11 @@
-"""Random programs, and training of networks: compiled, they have the bits of the eager ones."""
+"""Random programs, and training of networks: compiled, they have the bits of the eager ones.
+
+As many as wanted run with ``python -m tests.compiler.test_random_programs [first seed] [count] [tier]``.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -13,6 +17,8 @@ from hypothesis import strategies as st
 
 import aiograd as ag
 from aiograd import nn
+from aiograd.compiler.native.tiers import native_problem
+from aiograd.compiler.passes import arenas
 from aiograd.nn import functional as F
 from tests.sweeps import swept
 
@@ -137,8 +143,21 @@ async def run(function: Callable[..., Any], inputs: list[Any], leaves: list[Any]
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 2))
 async def test_random_programs(seed: int, outside: bool) -> None:
+    await check(seed, "auto", outside=outside)
+
+
+@pytest.mark.one_loop
+@pytest.mark.skipif(native_problem() is not None, reason=str(native_problem()))
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32 - 2))
+async def test_random_native_programs(seed: int) -> None:
+    await check(seed, "native", outside=False)
+
+
+async def check(seed: int, tier: str, *, outside: bool) -> None:
+    """One random program gives eager's bits, with leaves that change between its runs."""
     function, kinds, leaves = make(seed)
-    compiled = ag.compile(function)
+    compiled = ag.compile(function, tier=tier)
     rng = np.random.default_rng(seed)
     for _ in range(3):
         inputs = [ag.tensor(rng.standard_normal(shape).astype(dtype), requires_grad=True) for shape, dtype in kinds]
@@ -149,6 +168,17 @@ async def test_random_programs(seed: int, outside: bool) -> None:
                 x *= 0.9
     statistics = compiled.statistics()
     assert not statistics.breaks and statistics.recordings == 1 and statistics.runs == 2, statistics
+
+
+async def check_many(begin: int, count: int, tier: str) -> None:
+    """Check programs by their seeds, and print those that differ from eager."""
+    for seed in range(begin, begin + count):
+        try:
+            await check(seed, tier, outside=bool(seed % 2))
+        except Exception as error:
+            print(f"seed {seed}, outside={bool(seed % 2)}: {type(error).__name__} {str(error)[:300]}", flush=True)
+        if seed % 1000 == 999:
+            print(f"{seed + 1 - begin} programs", flush=True)
 
 
 def cnn() -> Any:
@@ -205,3 +235,10 @@ async def test_a_hundred_steps_of_training(new: Callable[[], Any]) -> None:
         return bits(*losses, *model.parameters(), *model.buffers())
 
     assert await train(False) == await train(True)
+
+
+if __name__ == "__main__":
+    first, number, way = [*sys.argv[1:], *("0", "100000", "native")[len(sys.argv) - 1 :]]
+    arenas.FEWEST = 1  # as in the tests
+    np.seterr(all="ignore")
+    ag.run(check_many(int(first), int(number), way), tune_gc=False)

@@ -87,6 +87,26 @@ class Lanes:
         """One or the other, by lane."""
         return self.add(f"select {self.of('i1')} {condition}, {self.of(kind)} {one}, {self.of(kind)} {other}")
 
+    def quotient(self, kind: str, one: str, other: str, dtype: np.dtype[Any]) -> str:
+        """A division; number by number where a register has more lanes, since those would divide whatever is in them and note its errors."""
+        whole = self.of(kind)
+        if not self.lanes or self.lanes * dtype.itemsize in (16, 32, 64):
+            return self.add(f"fdiv {whole} {one}, {other}")
+        found = "poison"
+        for place in range(self.lanes):
+            pair = [self.add(f"extractelement {whole} {each}, i64 {place}") for each in (one, other)]
+            found = self.add(f"insertelement {whole} {found}, {kind} {self.add(f'fdiv {kind} {pair[0]}, {pair[1]}')}, i64 {place}")
+        return found
+
+    def choice(self, condition: str, dtype: np.dtype[Any], one: str, other: str) -> str:
+        """One or the other, by lane; of bits, so that an operation is not left out in lanes that do not show it: its errors are told."""
+        kind = str(llvm_type(dtype))
+        if dtype.kind != "f":
+            return self.select(condition, kind, one, other)
+        whole, bits = self.of(kind), f"i{8 * dtype.itemsize}"
+        one, other = (self.add(f"bitcast {whole} {each} to {self.of(bits)}") for each in (one, other))
+        return self.add(f"bitcast {self.of(bits)} {self.select(condition, bits, one, other)} to {whole}")
+
     def cast(self, value: str, source: np.dtype[Any], target: np.dtype[Any]) -> str:
         """A conversion as numpy makes it."""
         if source == target:
@@ -151,7 +171,7 @@ _arithmetic(np.multiply, "fmul", "mul", "and")
 
 @_rows("f", np.divide)
 def _divide(lanes: Lanes, kind: str, x: list[str], dtype: np.dtype[Any]) -> str:
-    return lanes.add(f"fdiv {lanes.of(kind)} {x[0]}, {x[1]}")
+    return lanes.quotient(kind, x[0], x[1], dtype)
 
 
 @_rows("fi", np.negative)
@@ -176,7 +196,7 @@ def _square(lanes: Lanes, kind: str, x: list[str], dtype: np.dtype[Any]) -> str:
 
 @_rows("f", np.reciprocal)
 def _reciprocal(lanes: Lanes, kind: str, x: list[str], dtype: np.dtype[Any]) -> str:
-    return lanes.add(f"fdiv {lanes.of(kind)} {lanes.constant(1, dtype)}, {x[0]}")
+    return lanes.quotient(kind, lanes.constant(1, dtype), x[0], dtype)
 
 
 def _by_intrinsic(function: np.ufunc, name: str) -> None:

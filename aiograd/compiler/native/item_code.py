@@ -203,11 +203,10 @@ class ItemWriter(Writer):
             self._write(row.result, value, self._at(self._address(root), location.offset))
 
     def _computed(self, lanes: Lanes, row: Row, operands: list[str]) -> str:
-        kind = str(llvm_type(row.dtype))
         if row.function is None:
             return operands[0]
         if row.function is np.where:
-            return lanes.select(operands[0], kind, operands[1], operands[2])
+            return lanes.choice(operands[0], row.dtype, operands[1], operands[2])
         return emit_row(lanes, row.function, operands, row.dtype)
 
     # ---------------------------------------------------------------- loops over memory

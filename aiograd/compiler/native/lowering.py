@@ -245,6 +245,8 @@ class _Lowering:
         (rows, inner), (_, columns) = one.shape, other.shape
         if not inner or (call.function is np.dot and not all([_lies_in_rows(each) for each in (one, other)])):
             raise Unsupported(f"{call.label} of matrices with gaps")
+        if call.function is np.dot and dtype_of(result).kind == "c" and 1 in (rows * inner, inner * columns):
+            raise Unsupported("dot of a single complex number")  # the sign of its imaginary zero is another one
         self._make(result, call.out)
         steps = (0, 0, 0, *one.strides, *other.strides, *(result.strides or ()))
         self._item(LoopCall(np.matmul, types, (one, other, result), (), (1, rows, inner, columns), steps, call.label, "", call.errors))

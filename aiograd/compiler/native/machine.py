@@ -31,6 +31,7 @@ def llvm_problem() -> str | None:
     try:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
+        llvm.initialize_native_asmparser()
         llvm.check_jit_execution()
     except (RuntimeError, OSError) as error:
         return f"LLVM cannot run code here: {error}"

@@ -64,6 +64,8 @@ def loop_addresses(ufunc: np.ufunc, types: str) -> tuple[int, int]:
 
 def loop_types(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> str | None:
     """The types of the loop for operands of these dtypes, as in `numpy.ufunc.types`; None if there is none that can be called."""
+    if ufunc is np.power and dtypes[-1].kind in "iu":
+        return None  # its loop raises an error for a negative exponent
     chars = [dtype.char for dtype in dtypes]
     if not all([char in _KINDS for char in chars]) or getattr(np, ufunc.__name__, None) is not ufunc:
         return None
