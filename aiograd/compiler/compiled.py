@@ -15,30 +15,31 @@ import functools
 import inspect
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from types import FunctionType
 from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
+from aiograd.compiler.bound_function import BoundCompiledFunction
 from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOptions, Figures, figures_of
 from aiograd.compiler.guard_code import arguments_check
-from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
+from aiograd.compiler.lines import async_block, defined_at, described_line, plain_function
 from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recorded_results import ResultRecorder
+from aiograd.compiler.recording_scope import recording_scope, runs_programs
 from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
 from aiograd.compiler.warming import warm_up
 from aiograd.compiler.watching.reads import Fit, Read, read_inputs
-from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.kernels.selection import selected
 from aiograd.nn.module import Module
 from aiograd.running.caller import warn_caller
-from aiograd.running.modes import Mode, ModeScope, current_mode
+from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
 
@@ -166,7 +167,7 @@ class CompiledFunction:
         Without code there is a key to record the call under, or None to run the function itself.
         """
         mode = current_mode()
-        if not mode.plain and (mode.trace is not None or mode.grad) and not _runs_programs(mode):
+        if not mode.plain and (mode.trace is not None or mode.grad) and not runs_programs(mode):
             if mode.trace is None:
                 self._eager += 1
             return None, None, []
@@ -215,7 +216,7 @@ class CompiledFunction:
         recorder.watcher.begins(self.function, args, kwargs)
         if self._is_async:
             self._refuse_async_blocks(recorder)
-        with _recording(recorder, self._name):
+        with recording_scope(recorder, self._name):
             yield recorder, args, kwargs
 
     def _refuse_async_blocks(self, recorder: ResultRecorder) -> None:
@@ -290,7 +291,7 @@ class CompiledFunction:
     def _drop_one(self, new: ProgramCode | StepCode) -> None:
         key, oldest = min(((key, code) for key, codes in self._codes.items() for code in codes), key=lambda entry: entry[1].used)
         self._forget(key, oldest)
-        if not self._has_warned:
+        if not self._has_warned and not self._options.dynamic:
             self._has_warned = True
             warn_caller(
                 f"the compiled function {self._name} was called with more than {self._most} signatures (max_signatures); the least used program was "
@@ -345,23 +346,6 @@ def _compiled(function: Any, options: CompileOptions) -> Any:
     return (CompiledModule if _is_module(function) else CompiledFunction)(function, options)
 
 
-class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
-    """A compiled method of an object. Other attributes are the compiled function's: `programs`, `statistics`, `clear`."""
-
-    __slots__ = ()
-
-    @property
-    def __self__(self) -> Any:
-        return self.args[0]
-
-    async def warm_up(self, *args: Any, **kwargs: Any) -> None:
-        """As `CompiledFunction.warm_up`, for a call of the method."""
-        await warm_up(self.func, (*self.args, *args), kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.func, name)
-
-
 class CompiledModule(CompiledFunction):
     """A compiled `nn.Module` that passes for the module: every attribute that a compiled function lacks is read from and set on the module."""
 
@@ -401,28 +385,6 @@ class CompiledModule(CompiledFunction):
         return modules
 
 
-@contextlib.contextmanager
-def _recording(recorder: ResultRecorder, name: str) -> Iterator[None]:
-    """Context of a recorded call; endless recursion raises an error that names the line."""
-    try:
-        with ModeScope(trace=recorder):
-            yield
-    except RecursionError as error:
-        places = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_of_package(frame)]
-        calls = [(frame, line) for frame, line in places if line != frame.f_code.co_firstlineno] or places  # others have not begun
-        where = [described_line(frame.f_code.co_filename, line, frame.f_globals) for frame, line in calls[-1:]]
-        line = "".join([f"{quoted(*each)} " for each in where])
-        raise TraceError(f"{line}calls without end while the compiled function {name} is recorded: {error}. End the recursion.") from None
-    finally:
-        recorder.watcher.ends()
-
-
-def _runs_programs(mode: Mode) -> bool:
-    """True if a program can do in this mode all that the operations would."""
-    watched = mode.grad and (mode.anomaly is not None or mode.saved_hooks is not None)
-    return mode.trace is None and not watched
-
-
 @overload
 def compile(function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...) -> Any: ...
 @overload
@@ -448,6 +410,8 @@ def compile(
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
         tier: "numpy": programs are calls of numpy; "native": they are machine code from the first run on, as far as they can be; "auto": they
             become machine code once they have run often. The bits are the same. By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
+        dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
+            warned about. Each size has a program of its own.
 
     Returns:
         A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another

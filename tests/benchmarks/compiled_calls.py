@@ -53,10 +53,11 @@ def _parts(compiled: Any, args: list[Any], settings: Settings) -> tuple[float, f
         compiled(*args)
     _, code, inputs = compiled._find(tuple(args), {})
     given = [tensor._data for tensor in (*inputs, *code.program.tensors)]
-    arena = code.arenas.take()
+    forward, arenas = code.forward
+    arena = arenas.take()
     given += [] if arena is None else [arena.arrays]
     sides = (
-        lambda: None, lambda: compiled(*args), lambda: compiled._find(tuple(args), {}), lambda: code.forward(*given), lambda: code.run(inputs),
+        lambda: None, lambda: compiled(*args), lambda: compiled._find(tuple(args), {}), lambda: forward(*given), lambda: code.run(inputs),
     )  # fmt: skip
     nothing, whole, guards, program, ran = _shortest(sides, settings)
     return whole - nothing, guards - nothing, program - nothing, ran - program, whole - program

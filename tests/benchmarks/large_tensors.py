@@ -19,6 +19,7 @@ from tests.benchmarks import networks
 from tests.benchmarks.child import forget_peak, in_child, peak, resident
 from tests.benchmarks.harness import OURS, Settings, Side, Table, Workload, compare, goal_cells, sides, threads, training_side
 from tests.benchmarks.networks import Model, Network
+from tests.benchmarks.small_graphs import TIER
 
 #: name -> how to build it full size and tiny, target, beyond
 NETWORKS: dict[str, tuple[Callable[[bool], Network], float, float]] = {

@@ -37,7 +37,8 @@ def _best(function: Callable[[], Any], settings: Settings, times: int = 200) -> 
 
 
 def _chains(settings: Settings) -> Table:
-    table = Table("20 element-wise operations, float32, 1 thread, no graph", ("elements", "copy us", "numpy tier, x copy", "native, x copy", "target", "verdict"))
+    columns = ("elements", "copy us", "numpy tier, x copy", "native, x copy", "target", "verdict")
+    table = Table("20 element-wise operations, float32, 1 thread, no graph", columns)
     rng = np.random.default_rng(0)
     for size in (100, 10_000, 1_000_000):
         size = settings.of(size, min(size, 1000))
@@ -76,7 +77,8 @@ def _calls(settings: Settings) -> Table:
 
 
 def _compiling(settings: Settings) -> Table:
-    table = Table("Making programs native: seconds of one core, forward and backward, nothing in a cache", ("program", "seconds", "target", "verdict"))
+    title = "Making programs native: seconds of one core, forward and backward, without the cache on disk"
+    table = Table(title, ("program", "seconds", "target", "verdict"))
     length = settings.of(1000, 20)
 
     def chain(x: Any, a: Any, b: Any) -> Any:

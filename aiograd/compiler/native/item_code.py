@@ -14,7 +14,7 @@ import numpy as np
 
 from aiograd.compiler.calls import Ref
 from aiograd.compiler.native.elementwise import Lanes, emit_row, llvm_type, memory_type, splat, vector
-from aiograd.compiler.native.items import Group, Item, LoopCall, NativeCode, Root, RootKind, Row, dtype_of
+from aiograd.compiler.native.items import FusedRows, Item, LoopCall, NativeCode, Root, RootKind, Row, dtype_of
 from aiograd.compiler.native.writer import Writer
 
 #: elements, and bytes, of the arrays that are kept in registers
@@ -211,7 +211,7 @@ class ItemWriter(Writer):
 
     # ---------------------------------------------------------------- loops over memory
 
-    def _group(self, group: Group) -> None:
+    def _group(self, group: FusedRows) -> None:
         """One loop over all elements, with its operands loaded once."""
         locations = self._native.locations
         made: dict[Root, int] = {}
@@ -276,7 +276,7 @@ class ItemWriter(Writer):
         self._loop_end(i, label, end, step)
 
     def _body(
-        self, group: Group, sources: list[list[Any]], lanes: int, at: dict[Ref, str], loads: tuple[Ref, ...], stores: frozenset[Ref], steps: Any
+        self, group: FusedRows, sources: list[list[Any]], lanes: int, at: dict[Ref, str], loads: tuple[Ref, ...], stores: frozenset[Ref], steps: Any
     ) -> None:
         lane = Lanes(self._new, lanes)
         loaded: dict[Ref, str] = {}

@@ -81,7 +81,7 @@ class Row:
 
 
 @dataclass(eq=False)
-class Group:
+class FusedRows:
     """Rows over the same elements, done in one loop.
 
     Attributes:
@@ -142,7 +142,7 @@ class LoopCall:
         yield self.operands[-1]
 
 
-Item = Group | LoopCall
+Item = FusedRows | LoopCall
 
 
 @dataclass(eq=False)

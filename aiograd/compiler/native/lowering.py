@@ -10,7 +10,8 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
-from aiograd.compiler.native.items import Group, Item, Location, LoopCall, NativeCode, Root, RootKind, Row, dtype_of
+from aiograd.compiler.native.items import Location, LoopCall, NativeCode, RootKind, Row, dtype_of
+from aiograd.compiler.native.placing import Placing, Unsupported
 from aiograd.compiler.native.ufuncs import elementwise_plan, loop_types, reduction_plan
 from aiograd.ops.indexing import is_basic
 from aiograd.ops.shape import expand
@@ -22,11 +23,6 @@ _VIEWS = frozenset({
     np.atleast_2d, np.atleast_3d, np.rollaxis, np.flip, np.diagonal, expand.forward,
 })  # fmt: skip
 _VIEW_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "conj", "conjugate", "copy", "astype"})
-_NUMBERS = (bool, int, float, np.generic)
-
-
-class Unsupported(Exception):
-    """Raised for a call that a native function cannot make; says why."""
 
 
 def reason_against(call: Call) -> str:
@@ -64,28 +60,7 @@ def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
     return np.ndarray(shape, dtype, memory, -first, strides)
 
 
-class _Lowering:
-    def __init__(self, code: ArrayCode, written: frozenset[Ref]) -> None:
-        self._code = code
-        self._written = written
-        self._native = NativeCode(code, {}, [])
-        self._known = self._native.locations
-        self._where: dict[Root, int] = {}
-        self._constants: dict[int, Ref] = {}
-        for number, parameter in enumerate(code.parameters):
-            for place, ref in [(-1, parameter)] if isinstance(parameter, Ref) else enumerate(parameter[1]):
-                self._known.setdefault(ref, Location(Root(ref, RootKind.ARGUMENT, (number, place)), 0))
-
-    def finish(self) -> NativeCode:
-        """The result, with memory that is returned told apart from the function's own."""
-        for ref in leaves_of(self._code.results, Ref):
-            location = self._known.get(ref)
-            if location is None:
-                raise Unsupported(f"{ref.name} is no array")
-            if location.root.kind is RootKind.SCRATCH:
-                location.root.kind = RootKind.RESULT
-        return self._native
-
+class _Lowering(Placing):
     def add(self, call: Call) -> None:
         """Add what a call does."""
         for ref in (*call.refs(), *call.results):
@@ -107,84 +82,6 @@ class _Lowering:
             if handler is None:
                 raise Unsupported(f"{call.label} has no native form")
             handler(self, call)
-
-    # ---------------------------------------------------------------- where arrays are
-
-    def _make(self, ref: Ref, out: Ref | None = None) -> None:
-        """Give a result its memory: that of `out` where it is an arena's, or memory of its own."""
-        if out in self._written:
-            self._known[ref] = self._known[out]
-        else:
-            self._known[ref] = Location(Root(ref, RootKind.SCRATCH), 0)
-
-    def _given(self, ref: Ref) -> Location:
-        location = self._known.get(ref)
-        if location is None:
-            raise Unsupported(f"{ref.name} is no argument")
-        return location
-
-    def _array(self, value: Any, *, whole: bool = False) -> Any:
-        """An operand: a Ref or a number; with `whole` a Ref."""
-        if value.__class__ is Ref or isinstance(value, _NUMBERS):
-            return value
-        if isinstance(value, np.ndarray) and type(value) is np.ndarray and not value.dtype.hasobject:
-            if value.size == 1 and value.dtype.kind in "fiub" and not whole:
-                return value.reshape(())[()]
-            ref = self._constants.get(id(value))
-            if ref is None:
-                ref = self._constants[id(value)] = Ref(f"constant_{len(self._constants)}", value.shape, value.dtype, value.strides)
-                self._known[ref] = Location(Root(ref, RootKind.CONSTANT, (len(self._native.constants), -1)), 0)
-                self._native.constants.append(value)
-            return ref
-        raise Unsupported(f"an argument that is a {type(value).__name__}")
-
-    # ---------------------------------------------------------------- items
-
-    def _row(self, call: Call, row: Row) -> None:
-        """Add an element-wise row to the last loop that it may share."""
-        if not math.prod(row.result.shape or ()):
-            return
-        items = self._native.items
-        pinned = any([self._given(ref).root.is_pinned for ref in (*row.refs(), row.result)])
-        earliest = max([self._where.get(self._owner(ref), -1) for ref in row.refs()], default=-1)
-        place = len(items)
-        for number in range(len(items) - 1, max(earliest, 0) - 1, -1):
-            item = items[number]
-            if item.__class__ is Group and self._may_join(item, row, call.errors):
-                place = number
-                break
-            if pinned or not _is_same_errors(item, call.errors):
-                break
-        if place == len(items):
-            items.append(Group(row.result.shape or (), [], call.errors))
-        group: Any = items[place]
-        group.rows.append(row)
-        group.made[self._owner(row.result)] = row.result
-        for ref in row.refs():
-            root = self._owner(ref)
-            if root.is_pinned or root.kind is RootKind.ARGUMENT:
-                group.read.setdefault(root, []).append(ref)
-        self._where[self._owner(row.result)] = place
-
-    def _owner(self, ref: Ref) -> Root:
-        return self._given(ref).root
-
-    def _may_join(self, group: Group, row: Row, errors: Any) -> bool:
-        """True if a row may be part of a loop: it reads and writes no element that another turn of the loop writes or reads."""
-        if group.shape != row.result.shape or group.errors != errors:
-            return False
-        for ref in row.refs():
-            made = group.made.get(self._owner(ref))
-            if made is not None and not self._is_same_place(ref, made):
-                return False
-        target = self._owner(row.result)
-        others = [*group.read.get(target, ()), *([group.made[target]] if target in group.made else ())]
-        return all([self._is_same_place(ref, row.result) for ref in others])
-
-    def _is_same_place(self, one: Ref, other: Ref) -> bool:
-        first, second = self._known[one], self._known[other]
-        is_same = first.root is second.root and first.offset == second.offset
-        return one is other or (is_same and one.shape == other.shape and one.strides == other.strides)
 
     def _ufunc(self, call: Call) -> None:
         function = call.function
@@ -224,11 +121,6 @@ class _Lowering:
         if count:
             self._item(LoopCall(function, types, (*refs, result), (), (count,), steps, call.label, "", call.errors))
 
-    def _item(self, item: LoopCall) -> None:
-        for ref in item.writes():
-            self._where[self._owner(ref)] = len(self._native.items)
-        self._native.items.append(item)
-
     def _product(self, call: Call) -> None:
         """A product of matrices, by the loop of ``matmul``; ``dot`` of two matrices has its bits."""
         operands: list[Any] = [self._array(each) for each in call.arguments]
@@ -239,6 +131,8 @@ class _Lowering:
         other: Any = operands[1]
         if call.options or not all([each.__class__ is Ref and len(each.shape or ()) == 2 for each in (one, other, result)]):
             raise Unsupported(f"{call.label} of no matrices")
+        if call.function is np.dot and one.dtype.kind == "c" and min(*one.shape, *other.shape) < 2:
+            raise Unsupported("dot of complex vectors, which has signs of zeros of its own")
         types = loop_types(np.matmul, (one.dtype, other.dtype, dtype_of(result)))
         if types is None or not result.is_in_order or dtype_of(result).kind not in "fc" or not math.prod(result.shape or ()):
             raise Unsupported(f"{call.label} of {result.dtype}")
@@ -419,10 +313,6 @@ def _lies_in_rows(ref: Any) -> bool:
     """True for a matrix in row-major or column-major order without gaps, which ``dot`` hands to the BLAS as it is."""
     (rows, columns), size = ref.shape, ref.dtype.itemsize
     return bool(ref.strides in ((columns * size, size), (size, rows * size)))
-
-def _is_same_errors(item: Item, errors: tuple[tuple[str, str], ...]) -> bool:
-    return item.errors == errors
-
 
 def _in_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
     strides = []

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Ref
-from aiograd.compiler.native.items import Group, Item, NativeCode
+from aiograd.compiler.native.items import FusedRows, Item, NativeCode
 
 PYTHON = "Python"
 #: of a statement of several calls, the first of these that one of them has
@@ -61,7 +61,7 @@ def _marks_of_calls(natives: Iterable[NativeCode]) -> dict[int, str]:
     for native in natives:
         marks: dict[Ref, str] = {}
         for item in native.items:
-            is_fused = isinstance(item, Group) and len(item.rows) > 1
+            is_fused = isinstance(item, FusedRows) and len(item.rows) > 1
             groups += is_fused
             marks.update(dict.fromkeys(item.writes(), f"fused {groups}" if is_fused else _mark_of(item)))
         of_roots = {native.locations[ref].root: mark for ref, mark in marks.items() if ref in native.locations}
@@ -74,5 +74,5 @@ def _marks_of_calls(natives: Iterable[NativeCode]) -> dict[int, str]:
 
 
 def _mark_of(item: Item) -> str:
-    return "product" if not isinstance(item, Group) and item.ufunc is np.matmul else "loop"
+    return "product" if not isinstance(item, FusedRows) and item.ufunc is np.matmul else "loop"
 

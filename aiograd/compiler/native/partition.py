@@ -14,7 +14,8 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.native.build import NativeText, load_native, native_text
-from aiograd.compiler.native.lowering import Unsupported, reason_against
+from aiograd.compiler.native.lowering import reason_against
+from aiograd.compiler.native.placing import Unsupported
 from aiograd.compiler.source import SourceFile, load
 from aiograd.running.trees import leaves_of
 

@@ -13,7 +13,9 @@ Note [Simulated time]
 from __future__ import annotations
 
 import atexit
+import functools
 import os
+import platform
 import threading
 import time
 import weakref
@@ -24,12 +26,15 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler import memory_guards
 from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged_natively
-from aiograd.compiler.native.machine import llvm_problem
+from aiograd.compiler.native.cache import code_cache
+from aiograd.compiler.native.elementwise import IS_X86
+from aiograd.compiler.native.machine import LoadedCode, llvm_problem
 from aiograd.compiler.native.marks import PYTHON, marks_of
-from aiograd.compiler.native.objects import layout_problem
+from aiograd.compiler.native.objects import builtin_function, layout_problem
 from aiograd.compiler.native.partition import NativeParts, native_function
 from aiograd.compiler.native.ufuncs import ufunc_problem
 from aiograd.compiler.passes import NATIVE_PASSES, optimized
@@ -46,6 +51,8 @@ HOT = 20
 
 def native_problem() -> str | None:
     """Why no program can be native in this process; None if they can."""
+    if not IS_X86:
+        return f"native programs read the floating-point flags of x86-64; this is {platform.machine()}"
     return layout_problem() or ufunc_problem() or llvm_problem()
 
 
@@ -186,6 +193,14 @@ class NativeReport:
         return "\n".join([text.text for text in self.parts.texts])
 
 
+@functools.cache
+def compare_guards_natively() -> None:
+    """Have guards of programs compared in memory from now on, see `aiograd.compiler.memory_guards`; once in a process."""
+    if memory_guards.layout_problem() is None:
+        loaded = LoadedCode(code_cache.code_of(memory_guards.TEXT)[0])
+        memory_guards.use(builtin_function("unchanged", loaded.address_of(memory_guards.NAME), (loaded,)))
+
+
 class NativeTier:
     """Makes the native functions of one program.
 
@@ -245,6 +260,7 @@ class NativeTier:
             note_failure(self.report, code.name, error)
 
     def _make(self, code: Any) -> None:
+        compare_guards_natively()
         program, parts = code.program, self.report.parts
         if self._forward is not None:
             plain, self._forward = self._forward, None
