@@ -165,10 +165,15 @@ def _let_programs_be_drawn() -> None:
     _here.compiler.program.DRAWING.append(lambda: _here.viz)
 
 
+def _let_programs_be_native() -> None:
+    _here.kernels.native.NATIVE_PROBLEM.append(lambda: _here.compiler.native.tiers.native_problem())
+
+
 def _cuda_device(ordinal: _builtins.int) -> _typing.Any:
     return _here.cuda.loading.make_device(ordinal)
 
 
 _assembly.when_imported("distributed", _equip_workers)
 _assembly.when_imported("compiler", _let_programs_be_drawn)
+_let_programs_be_native()
 devices.register_device_kind("cuda", _cuda_device)

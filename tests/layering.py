@@ -54,7 +54,7 @@ GATHERING = ("__init__", "array_functions.public", "errors")
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "running.cli", "__main__",
-        "dashboard.collector", "dashboard.reporter", "interop.background", "serving",
+        "dashboard.collector", "dashboard.reporter", "interop.background", "serving", "compiler.warming",
         *(f"distributed.{name}" for name in (
             "asking wait_chains wait_tables rpc.open_requests "
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel local_steps collectives.agreement "

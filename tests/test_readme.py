@@ -90,6 +90,7 @@ def test_every_option_of_a_command_exists(capsys: pytest.CaptureFixture[str]) ->
         known[command] = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
         shown = {option for line in TEXT.splitlines() if line.startswith(f"$ aiograd {command}") for option in re.findall(r"--[a-z-]+", line)}
         assert shown <= known[command]
+    known["faults"] = {option for option in re.findall(r'"(--[a-z-]+)"', (ROOT / "tests" / "faults" / "__main__.py").read_text())}
     named = {option for span in SPANS for option in re.findall(r"^--[a-z-]+", span)}
     assert len(named) > 5 and named <= set.union(*known.values())
 

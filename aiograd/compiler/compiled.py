@@ -140,7 +140,7 @@ class CompiledFunction:
         """Prepare a call: record it, compile forward and backward, and make them native, without an effect that remains.
 
         The function's own code runs once, and a run of the program follows, backward included. Then Tensors, versions, gradients, generators of
-        random numbers, running statistics, states of optimizers and schedules, containers and attributes are put back; what the function prints is
+        random numbers, running statistics, states of optimizers and schedules, containers and attributes are put back; text that the function prints is
         printed. Nothing else may use them meanwhile. Native functions are made on a thread while the loop runs, of any program but those with
         ``tier="numpy"``; later calls do not wait for them.
 
@@ -149,9 +149,9 @@ class CompiledFunction:
 
         Raises:
             TraceError: the function has no program for this call, or an effect that cannot be put back: on a device, in another library's
-                module, at other workers. Whatever the function itself raises.
+                module, at other workers. The errors of the function itself.
 
-        Cancelling it puts everything back; the thread goes on with what it makes.
+        Cancelling it puts everything back; the thread finishes its native functions.
 
         >>> square = ag.compile(lambda x: (x * x).sum())
         >>> x = ag.ones(3, requires_grad=True)

@@ -80,7 +80,7 @@ class _Checks:
             self._lines.insert(len(self._lines) if place is None else place, f"if not {self.of(self._compare)}({given}): return None")
 
     def register(self, name: str) -> int | None:
-        """The number of an object among those that are compared in memory; None if it cannot be one of them."""
+        """The number of an object among the objects that are compared in memory; None if it cannot be one of them."""
         if self._compare is None or len(self._objects) == MOST_OBJECTS:
             return None
         self._objects.append(name)

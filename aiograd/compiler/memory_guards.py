@@ -1,4 +1,4 @@
-"""Guards that compare memory: one native function looks whether objects are in memory what they were.
+"""Guards that compare memory: one native function compares objects with the state that was noted.
 
 Note [Comparisons]
     A table of comparisons is a `bytes` object: a head, then five words for each comparison: the register with an address, the offset from there,
@@ -6,9 +6,9 @@ Note [Comparisons]
     register 0 holds zero, the other ones take words that later comparisons use as addresses. The first comparison that fails ends the function, so
     an address is used only after the object that has it was found to be the right one.
 
-Note [What is compared]
+Note [Compared objects]
     *Arrays* by type, dtype, extents and strides, which lie in memory that the array refers to. *Classes* by CPython's version tag: a number that no
-    class gets twice, and that a class loses whenever it or a base changes. *Dicts*, those of objects among them, by their version: a number that is
+    class gets twice, and that a class loses whenever it or a base changes. *Dicts*, also the dict of an object, by their version: a number that is
     never given again, and that every change of a dict replaces. So one comparison stands for all reads of a module's attributes. Where the layout
     of an object is not the known one, which `word` finds out when the comparison is made, or something else decides on a read, such as a property,
     the read is compared by a line of Python.
@@ -384,7 +384,7 @@ class Comparisons:
 
 
 def _is_data(found: Any) -> bool:
-    """True for an attribute of a class that comes before those of its objects."""
+    """True for an attribute of a class that hides an attribute of its objects."""
     return found is not ABSENT and (hasattr(type(found), "__set__") or hasattr(type(found), "__delete__"))
 
 

@@ -196,7 +196,7 @@ class ProgramCode(GuardedCode):
         #: by key of a backward: names of the saved values that its results may share memory with
         self.shared: dict[Any, set[str]] = {}
         self.hot = 0 if program.device != "cpu" or tier == "numpy" else HOT
-        #: what makes native functions; None where none are made
+        #: makes the native functions; None where none are made
         self.native = NativeTier(self, plain) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0

@@ -1,6 +1,6 @@
 """Snapshot: the state of all that a function can reach, to be put back after a call that is to leave no trace.
 
-Note [What is remembered]
+Note [Remembered state]
     From the function, its arguments, closure and globals on: Tensors with their arrays, versions and gradients, arrays, generators of random
     numbers, containers, and the attributes of objects of the user's classes and of aiograd's modules, optimizers, schedules and distributions. Every
     object stays the same object; what it holds is put back. Engines, workers, loops, locks, files and whatever else the standard library or another
@@ -44,7 +44,7 @@ class Snapshot:
 
     Attributes:
         leaves: the nodes of leaves that were remembered.
-        devices: names of other devices than the host with Tensors among what was remembered: these are not put back.
+        devices: names of other devices than the host with Tensors in the remembered state: these are not put back.
     """
 
     def __init__(self) -> None:

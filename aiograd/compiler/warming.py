@@ -67,14 +67,12 @@ async def warm_up(compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if snapshot.devices:
         refuse(f"it has tensors on {', '.join(sorted(snapshot.devices))}, which cannot be put back")
     try:
-        inputs: list[Any] = []
-        key, code = compiled._find(args, kwargs, inputs)
+        key, code, inputs = compiled._find(args, kwargs)
         if code is None:
             if key is not None:
                 await _record(compiled, key, inputs, (args, kwargs), snapshot)
             snapshot.undo()
-            inputs = []
-            _, code = compiled._find(args, kwargs, inputs)
+            _, code, inputs = compiled._find(args, kwargs)
             if code is None:
                 reasons = compiled.statistics().reasons.values()
                 refuse(f"it has no program for this call: {'; '.join(reasons) or 'it changes what it reads, or operations are watched'}")
@@ -114,7 +112,7 @@ async def _run(compiled: Any, code: Any, inputs: list[Any], snapshot: Snapshot) 
         with ModeScope(collect=nodes.append):
             result = await code.run_async(inputs) if compiled._is_async else code.run(inputs)  # noqa: F841 - its graph lives until the end
         for node in nodes:
-            if getattr(node, "is_program", False) and not isinstance(node._saved, ReleasedVariables) and not node.code.is_on_device:
+            if getattr(node, "is_program", False) and not isinstance(node._saved, ReleasedVariables) and not node.code.program.device != "cpu":
                 seeds = [np.ones(metadata.shape, metadata.dtype) for metadata in node.input_metadata]
                 await current_engine().offload(functools.partial(node.vjp, seeds))
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: gives the reason why no program can be native in this process; appended by `aiograd.compiler.native.tiers`
+#: gives the reason why no program can be native in this process; appended by the top of the package
 NATIVE_PROBLEM: list[Callable[[], str | None]] = []
 
 

@@ -1,6 +1,6 @@
 """CodeCache: machine code that was made before, in memory and in a private directory that processes share.
 
-Note [What is trusted]
+Note [Trusted files]
     Machine code is run as it is, so only this user may have written it: the directory is the one that `aiograd.kernels.cache` makes and checks,
     and an entry is a file of this user's own. A hash over key and code finds entries that are cut off, damaged or another key's; they are compiled
     anew. The key is a hash of everything that the code depends on, and an entry is put in its place by one rename, so processes may read and write

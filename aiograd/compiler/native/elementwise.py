@@ -88,7 +88,7 @@ class Lanes:
         return self.add(f"select {self.of('i1')} {condition}, {self.of(kind)} {one}, {self.of(kind)} {other}")
 
     def quotient(self, kind: str, one: str, other: str, dtype: np.dtype[Any]) -> str:
-        """A division; number by number where a register has more lanes, since those would divide whatever is in them and note its errors."""
+        """A division; number by number where a register has more lanes, since a division in an unused lane would note errors of its own."""
         whole = self.of(kind)
         if not self.lanes or self.lanes * dtype.itemsize in (16, 32, 64):
             return self.add(f"fdiv {whole} {one}, {other}")
@@ -129,7 +129,7 @@ class Lanes:
         return self.add(f"{verb} {self.of(one)} {value} to {self.of(other)}")
 
     def truth(self, value: str, dtype: np.dtype[Any]) -> str:
-        """Whether numbers are not zero."""
+        """True in each lane with a number other than zero."""
         if dtype.kind == "b":
             return value
         kind, zero = self.of(str(llvm_type(dtype))), self.constant(0, dtype)

@@ -1,6 +1,6 @@
 """NativeCode to a text of LLVM: a function with the calling convention of built-in functions of CPython.
 
-Note [What the function does]
+Note [The function]
     It takes the parameters of its `ArrayCode`, arrays or tuples of arrays, and returns its results. First it looks that every argument is a plain
     array, aligned to its elements, and makes the arrays that it returns; then it computes; then it looks at the flags of floating-point errors.
     Where something is otherwise than expected it calls the numpy function of the same code, with the same arguments, which warns or raises as that
@@ -28,7 +28,7 @@ RELEASE_NS = 50_000
 TYPE, ITEMS = 8, 24
 #: flags of the control register of x86-64
 FLAGS = {"invalid": 1, "divide": 4, "over": 8, "under": 16}
-#: places by which flags are moved that are told whatever the handling around the program is
+#: places by which flags are moved that count under every handling of errors around the program
 ALWAYS = 8
 
 
@@ -36,7 +36,7 @@ class Emitter(ItemWriter):
     """Writes the text of one function.
 
     Args:
-        native: what the function does.
+        native: the function as data.
         name: of the function.
     """
 
@@ -140,7 +140,7 @@ class Emitter(ItemWriter):
         return self._new(f"or i1 {is_other}, {odd}")
 
     def _check_items(self, items: str, refs: list[tuple[int, Ref]]) -> str:
-        """Whether one of these items is no plain array; by a loop where there are many."""
+        """True at run time if one of these items is no plain array; by a loop where there are many."""
         if not refs:
             return "false"
         if len(refs) < MANY or refs[-1][0] != len(refs) - 1:
@@ -331,7 +331,7 @@ class Emitter(ItemWriter):
             self._stack_flags()
 
     def _collect_flags(self, errors: tuple[tuple[str, str], ...]) -> None:
-        """Note the flags that are set; those that the calls ignore are cleared."""
+        """Note the flags that are set; flags that the calls ignore are cleared."""
         handled = dict(errors)
         around = sum([bit for name, bit in FLAGS.items() if name not in handled])
         always = sum([bit for name, bit in FLAGS.items() if handled.get(name, "ignore") != "ignore"])

@@ -38,7 +38,7 @@ class ItemWriter(Writer):
     """Writes the items of one function.
 
     Args:
-        native: what the function does.
+        native: the function as data.
 
     Attributes:
         scratch_bytes: of the memory that one call computes in.

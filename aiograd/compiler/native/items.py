@@ -1,4 +1,4 @@
-"""What a native function does, as data: memory, and the items that read and write it, in order."""
+"""A native function as data: its memory, and the items that read and write it, in order."""
 
 from __future__ import annotations
 
@@ -150,10 +150,10 @@ class NativeCode:
     """A native function, as data.
 
     Attributes:
-        code: what it computes.
+        code: the calls that it makes.
         locations: where each Ref is.
         constants: arrays that it reads.
-        items: what it does.
+        items: loops and calls of loops, in order.
     """
 
     code: ArrayCode

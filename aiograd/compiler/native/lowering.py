@@ -35,7 +35,7 @@ def reason_against(call: Call) -> str:
 
 
 def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCode:
-    """What a native function does for this code.
+    """The native function of this code, as data.
 
     Args:
         code: the code.
@@ -62,7 +62,7 @@ def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
 
 class _Lowering(Placing):
     def add(self, call: Call) -> None:
-        """Add what a call does."""
+        """Add the items of a call."""
         for ref in (*call.refs(), *call.results):
             if ref.dtype is None or ref.shape is None or ref.strides is None or ref.dtype.hasobject or not ref.dtype.isnative:
                 raise Unsupported(f"{ref.name} is no array of numbers")

@@ -1,6 +1,6 @@
 """Objects and functions of CPython and numpy that native functions use, by address; and built-in functions made of addresses.
 
-Note [What is taken for granted]
+Note [Layouts]
     Objects begin with a count of references and their type; an array's memory is behind that, as are the items of a tuple. `layout_problem` looks
     that this is so before the first native function is made, and says why there can be none otherwise.
 """
@@ -74,7 +74,7 @@ def is_told(flags: int) -> bool:
 
     Args:
         flags: 1 for an invalid operation, 4 for a division by zero, 8 for an overflow, 16 for an underflow; 256 times that for errors that are told
-            whatever `numpy.geterr` says.
+            under every state of `numpy.geterr`.
     """
     if flags >> 8:
         return True
@@ -83,10 +83,10 @@ def is_told(flags: int) -> bool:
 
 
 class Holder:
-    """Keeps what a native function uses for as long as the function lives.
+    """Keeps the objects that a native function uses for as long as the function lives.
 
     Args:
-        *things: whatever it uses.
+        *things: the objects.
     """
 
     __slots__ = ("things",)

@@ -40,7 +40,7 @@ class LateFunction:
 
 @dataclass
 class NativeParts:
-    """What of a function is native.
+    """The native parts of a function.
 
     Attributes:
         texts: of its native functions.
@@ -57,7 +57,7 @@ def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Ca
     Args:
         code: the code.
         file: that the text of Python functions is added to.
-        parts: what is found is added to it.
+        parts: receives the texts and the reasons.
     """
     reasons = [reason_against(call) for call in code.calls]
     for call, reason in zip(code.calls, reasons, strict=True):

@@ -22,7 +22,7 @@ class Placing:
     """Makes a `NativeCode`: gives arrays their memory, and adds items.
 
     Args:
-        code: what the function computes.
+        code: the calls of the function.
         written: arguments that it writes all of.
     """
 
@@ -50,7 +50,7 @@ class Placing:
     # ---------------------------------------------------------------- where arrays are
 
     def _make(self, ref: Ref, out: Ref | None = None) -> None:
-        """Give a result its memory: that of `out` where it is an arena's, or memory of its own."""
+        """Give a result its memory: the memory of `out` where an arena has it, or memory of its own."""
         if out in self._written:
             self._known[ref] = self._known[out]
         else:

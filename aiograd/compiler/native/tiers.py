@@ -41,7 +41,6 @@ from aiograd.compiler.passes import NATIVE_PASSES, optimized
 from aiograd.compiler.source import SourceFile
 from aiograd.engine.run.loop import running_loop
 from aiograd.errors import ArgumentError
-from aiograd.kernels.native import NATIVE_PROBLEM
 from aiograd.running.caller import warn_caller
 
 TIERS = ("auto", "numpy", "native")
@@ -54,9 +53,6 @@ def native_problem() -> str | None:
     if not IS_X86:
         return f"native programs read the floating-point flags of x86-64; this is {platform.machine()}"
     return layout_problem() or ufunc_problem() or llvm_problem()
-
-
-NATIVE_PROBLEM.append(native_problem)
 
 
 def default_tier() -> str:
@@ -179,7 +175,7 @@ class NativeReport:
 
     @property
     def groups(self) -> tuple[Any, ...]:
-        """What the native functions do, one item per loop or call of a loop."""
+        """Loops and calls of loops, in order."""
         return tuple([item for text in self.parts.texts for item in text.native.items])
 
     @property

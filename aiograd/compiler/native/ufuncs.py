@@ -1,8 +1,8 @@
 """numpy's own loops: their addresses, and how numpy would call them for given arrays.
 
 Note [The same call]
-    A loop is called as numpy calls it: with the same counts, steps and order of elements, so that the bits are the same whatever the loop does for
-    whole vectors and for what is left over. `elementwise_plan` and `reduction_plan` know only arrays that numpy goes through in few such calls; of
+    A loop is called as numpy calls it: with the same counts, steps and order of elements, so that the bits are the same, however the
+    loop treats whole vectors and the rest. `elementwise_plan` and `reduction_plan` know only arrays that numpy goes through in few such calls; of
     others they give None, and the call stays Python.
 """
 

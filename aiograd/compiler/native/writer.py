@@ -10,7 +10,7 @@ class Writer:
     """The lines of one function.
 
     Attributes:
-        table: what each place of the table holds, by a key that means the same in every process.
+        table: place of each content, by a key that means the same in every process.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Writer:
         self._label = label
 
     def _entry(self, key: Any, kind: str = "ptr") -> str:
-        """What a place of the table holds."""
+        """The content of a place of the table."""
         place = self.table.setdefault(key, len(self.table))
         return self._new(f"load {kind}, ptr getelementptr (i64, ptr @table, i64 {place})")
 
