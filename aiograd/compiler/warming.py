@@ -112,7 +112,7 @@ async def _run(compiled: Any, code: Any, inputs: list[Any], snapshot: Snapshot) 
         with ModeScope(collect=nodes.append):
             result = await code.run_async(inputs) if compiled._is_async else code.run(inputs)  # noqa: F841 - its graph lives until the end
         for node in nodes:
-            if getattr(node, "is_program", False) and not isinstance(node._saved, ReleasedVariables) and not node.code.program.device != "cpu":
+            if getattr(node, "is_program", False) and not isinstance(node._saved, ReleasedVariables) and node.code.program.device == "cpu":
                 seeds = [np.ones(metadata.shape, metadata.dtype) for metadata in node.input_metadata]
                 await current_engine().offload(functools.partial(node.vjp, seeds))
     finally:

@@ -113,7 +113,8 @@ class _Lowering(Placing):
             if each.dtype != dtype:
                 raise Unsupported(f"{call.label} converts {each.dtype} to {dtype}")
             refs.append(each)
-        plan = elementwise_plan(result.shape or (), [(each.shape, each.strides) for each in (*refs, result)], dtypes[-1].itemsize)
+        every = [(each.shape or (), each.strides or (), dtype.itemsize) for each, dtype in zip((*refs, result), dtypes, strict=True)]
+        plan = elementwise_plan(result.shape or (), every)
         if plan is None:
             raise Unsupported(f"{call.label} of arrays that do not lie alike")
         self._make(result, call.out)

@@ -73,20 +73,21 @@ def loop_types(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> str | None
     return types if types in ufunc.types else None
 
 
-def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...]]], size: int) -> tuple[int, tuple[int, ...]] | None:
+def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...], int]]) -> tuple[int, tuple[int, ...]] | None:
     """The count and the steps of the one call that numpy makes for these operands, the result last.
 
     Args:
         shape: of the result.
-        operands: shape and strides of each.
-        size: of an element of the result, in bytes.
+        operands: of each, shape, strides, and bytes of an element.
     """
-    result = operands[-1][1]
+    _, result, size = operands[-1]
     count = math.prod(shape)
+    if count == 1:
+        return count, tuple([size for _, _, size in operands])
     if count > 1 and not _is_dense(shape, result, size):
         return None
     steps = []
-    for own, strides in operands:
+    for own, strides, _ in operands:
         if math.prod(own) == 1:
             steps.append(0)
         elif own == shape and strides is not None:
@@ -94,7 +95,7 @@ def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...]]]
         else:
             return None
     order = _axes(shape, result)
-    for i, (_, strides) in enumerate(operands):
+    for i, (_, strides, _) in enumerate(operands):
         if steps[i] < 0:
             step = strides[order[-1]]
             expected = step
