@@ -140,9 +140,9 @@ class CompiledFunction:
         """Prepare a call: record it, compile forward and backward, and make them native, without an effect that remains.
 
         The function's own code runs once, and a run of the program follows, backward included. Then Tensors, versions, gradients, generators of
-        random numbers, running statistics, states of optimizers and schedules, containers and attributes are put back; text that the
-        function prints is printed. Nothing else may use them meanwhile. Native functions are made on a thread while the loop runs, of any program but those with
-        ``tier="numpy"``; later calls do not wait for them.
+        random numbers, running statistics, states of optimizers and schedules, containers and attributes are put back; text that the function
+        prints is printed. Nothing else may use them meanwhile. Native functions are made on a thread while the loop runs, of any program but
+        those with ``tier="numpy"``; later calls do not wait for them.
 
         Args:
             *args, **kwargs: of the call; shapes and dtypes count.

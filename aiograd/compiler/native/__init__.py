@@ -1,0 +1,19 @@
+"""Native programs: compiled functions as machine code, with the bits of eager.
+
+================  ======================================================================================
+`tiers`           when programs become native, and the thread on which they do
+`partition`       the parts of a code that are native functions
+`lowering`        calls of numpy to loops and calls of numpy's loops, as data
+`placing`         where arrays are, and which rows share a loop
+`items`           that data
+`emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows
+`ufuncs`          numpy's own loops, and the way in which numpy calls them
+`machine`         text to machine code
+`cache`           machine code that is kept, in memory and on disk
+`build`           machine code to a function
+`objects`         addresses in CPython and numpy
+`marks`           how each statement of a program runs
+================  ======================================================================================
+
+A native function is made of an `ArrayCode`, as the Python function of a program is; it takes and returns the same.
+"""
