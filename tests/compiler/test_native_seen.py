@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn
-from aiograd.compiler.native import tiers
+from aiograd.compiler.native import tiers, turns
 from aiograd.testing import simulated_run
 
 pytestmark = pytest.mark.skipif(tiers.native_problem() is not None, reason=str(tiers.native_problem()))
@@ -149,3 +149,19 @@ def test_a_simulated_run_makes_nothing_native_by_the_thread(monkeypatch: pytest.
         return function.programs[0].tier, other.programs[0].tier
 
     assert simulated_run(main).value == ("numpy", "native") and not submitted
+
+
+def test_the_compiling_thread_lets_others_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(turns.time, "sleep", pauses.append)
+    assert [*turns.in_turns(range(3 * turns.ITEMS + 1))] == [*range(3 * turns.ITEMS + 1)] and pauses == [0] * 3
+
+    @ag.compile(tier="native")
+    def chain(x: Any) -> Any:
+        for _ in range(4 * turns.ITEMS):
+            x = x * 2.0
+        return x
+
+    pauses.clear()
+    chain(ag.ones(3))
+    assert chain.programs[0].tier == "native" and len(pauses) >= 12  # while calls are looked at, lowered and emitted

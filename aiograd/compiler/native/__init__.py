@@ -12,6 +12,7 @@
 `cache`           machine code that is kept, in memory and on disk
 `build`           machine code to a function
 `objects`         addresses in CPython and numpy
+`turns`           pauses of the thread that makes them
 `marks`           how each statement of a program runs
 ================  ======================================================================================
 

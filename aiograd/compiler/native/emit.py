@@ -16,6 +16,7 @@ from typing import Any
 from aiograd.compiler.calls import ARENA, Ref
 from aiograd.compiler.native.item_code import ALIGNMENT, DATA, ItemWriter
 from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, Root, RootKind
+from aiograd.compiler.native.turns import in_turns
 
 #: bytes of memory that the function takes from the stack; more comes from a buffer of its own
 STACK_BYTES = 4096
@@ -71,7 +72,7 @@ class Emitter(ItemWriter):
             self._clear_flags()
         state = self._call("ptr", "PyEval_SaveThread") if releases else ""
         errors: tuple[tuple[str, str], ...] = ()
-        for number_, item in enumerate(native.items):
+        for number_, item in enumerate(in_turns(native.items)):
             if item.errors != errors or isinstance(item, LoopCall):
                 if number_:
                     self._collect_flags(errors)

@@ -15,6 +15,7 @@ import numpy as np
 from aiograd.compiler.calls import Ref
 from aiograd.compiler.native.elementwise import Lanes, emit_row, llvm_type, memory_type, splat, vector
 from aiograd.compiler.native.items import FusedRows, Item, LoopCall, NativeCode, Root, RootKind, Row, dtype_of
+from aiograd.compiler.native.turns import in_turns
 from aiograd.compiler.native.writer import Writer
 
 #: elements, and bytes, of the arrays that are kept in registers
@@ -174,7 +175,7 @@ class ItemWriter(Writer):
             return
         small = all([is_small(row.result) and all(map(is_small, row.refs())) for row in item.rows])
         if small:
-            for row in item.rows:
+            for row in in_turns(item.rows):
                 self._small_row(row)
         else:
             self._group(item)

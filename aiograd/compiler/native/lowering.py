@@ -12,6 +12,7 @@ from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
 from aiograd.compiler.native.items import Location, LoopCall, NativeCode, RootKind, Row, dtype_of
 from aiograd.compiler.native.placing import Placing, Unsupported
+from aiograd.compiler.native.turns import in_turns
 from aiograd.compiler.native.ufuncs import elementwise_plan, loop_types, reduction_plan
 from aiograd.ops.indexing import is_basic
 from aiograd.ops.shape import expand
@@ -45,7 +46,7 @@ def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCod
         Unsupported: it has a call that a native function cannot make, see `reason_against`.
     """
     lowering = _Lowering(code, written)
-    for call in code.calls:
+    for call in in_turns(code.calls):
         lowering.add(call)
     return lowering.finish()
 

@@ -16,6 +16,7 @@ from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.native.build import NativeText, load_native, native_text
 from aiograd.compiler.native.lowering import reason_against
 from aiograd.compiler.native.placing import Unsupported
+from aiograd.compiler.native.turns import in_turns
 from aiograd.compiler.source import SourceFile, load
 from aiograd.running.trees import leaves_of
 
@@ -59,7 +60,7 @@ def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Ca
         file: that the text of Python functions is added to.
         parts: receives the texts and the reasons.
     """
-    reasons = [reason_against(call) for call in code.calls]
+    reasons = [reason_against(call) for call in in_turns(code.calls)]
     for call, reason in zip(code.calls, reasons, strict=True):
         if reason:
             parts.fallbacks.setdefault(f"{call.label or call.form.name.lower()}: {reason}", call.comment)
