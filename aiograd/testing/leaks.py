@@ -98,6 +98,8 @@ class LeakCheck:
         threads = self._new_threads()
         descriptors = self._new_descriptors()
         if descriptors:
+            for thread in compiler.threads():  # it has a file of its cache open now and then
+                thread.join(self._grace)
             gc.collect()
             descriptors = self._new_descriptors()
         return Leaks(threads=tuple(map(_describe_thread, threads)), descriptors=tuple(sorted(descriptors.elements())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.compiler.native import tiers, turns
-from aiograd.testing import simulated_run
+from aiograd.testing import LeakCheck, simulated_run
 
 pytestmark = pytest.mark.skipif(tiers.native_problem() is not None, reason=str(tiers.native_problem()))
 
@@ -165,3 +166,17 @@ def test_the_compiling_thread_lets_others_go_first(monkeypatch: pytest.MonkeyPat
     pauses.clear()
     chain(ag.ones(3))
     assert chain.programs[0].tier == "native" and len(pauses) >= 12  # while calls are looked at, lowered and emitted
+
+
+def test_a_file_of_the_compiling_thread_is_no_leak(tmp_path: Path) -> None:
+    opened, go_on = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with (tmp_path / "entry").open("w"):
+            opened.set()
+            assert go_on.wait(60)
+
+    with LeakCheck():
+        tiers.compiler.submit(work)
+        assert opened.wait(60)
+        threading.Timer(0.05, go_on.set).start()

@@ -44,7 +44,7 @@ def test_every_ufunc(char: str, tame: bool, size: int) -> None:
                 continue
             if not can_be_native(recorder):
                 recorder.calls.pop()
-    assert len(recorder.calls) > 20 or char == "?"
+    assert len(recorder.calls) > 20 or char == "?" or not size
     results = tuple([call.results[0] for call in recorder.calls])
     both = Both(recorder.code(results))
     with np.errstate(all="ignore"):
