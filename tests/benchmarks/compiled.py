@@ -28,16 +28,16 @@ def run(settings: Settings) -> Iterator[Table]:
 async def _run(settings: Settings) -> Table:
     length = settings.of(1000, 20)
     workloads = [
-        replace(chain(settings, length, every_leaf=False, compiled=True), target=0.005),
-        replace(chain(settings, length, every_leaf=True, compiled=True), target=0.008),
-        replace(wide(settings, length, own_leaves=True, compiled=True), target=0.08),
-        replace(wide(settings, length, own_leaves=False, compiled=True), target=0.005),
+        replace(chain(settings, length, every_leaf=False, compiled=True), target=0.005, beyond=None),
+        replace(chain(settings, length, every_leaf=True, compiled=True), target=0.008, beyond=None),
+        replace(wide(settings, length, own_leaves=True, compiled=True), target=0.08, beyond=None),
+        replace(wide(settings, length, own_leaves=False, compiled=True), target=0.005, beyond=None),
         *[
-            replace(mlp(settings, by_optim=by_optim, compiled=True, as_step=as_step), target=0.15)
+            replace(mlp(settings, by_optim=by_optim, compiled=True, as_step=as_step), target=0.15, beyond=None)
             for as_step in (False, True)
             for by_optim in (False, True)
         ],
-        replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.06),
+        replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.06, beyond=None),
     ]
     return await compare("Compiled small graphs, 1 thread: forward + backward + free", workloads, settings)
 
