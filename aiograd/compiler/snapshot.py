@@ -3,8 +3,8 @@
 Note [Remembered state]
     From the function, its arguments, closure and globals on: Tensors with their arrays, versions and gradients, arrays, generators of random
     numbers, containers, and the attributes of objects of the user's classes and of aiograd's modules, optimizers, schedules and distributions. Every
-    object stays the same object; what it holds is put back. Engines, workers, loops, locks, files and whatever else the standard library or another
-    package has made are left alone.
+    object stays the same object; its content is put back. Engines, workers, loops, locks, files and other objects of the standard library or of other
+    packages are left alone.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Snapshot:
         self._known: dict[int, Any] = {}
 
     def remember(self, *roots: Any) -> None:
-        """Add the state of all that can be reached from objects; what is known already is not looked at again."""
+        """Add the state of all that can be reached from objects; objects that are known already are passed over."""
         waiting = list(roots)
         while waiting:
             thing = waiting.pop()

@@ -2,5 +2,5 @@
 
 from __future__ import annotations
 
-#: their numbers; whatever opens one adds it, and takes it out before it closes it
+#: their numbers; the code that opens one adds it, and takes it out before it closes it
 LASTING_DESCRIPTORS: set[int] = set()

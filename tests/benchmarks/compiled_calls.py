@@ -1,4 +1,4 @@
-"""What a call of a compiled function costs around its program: guards, results and node, in microseconds of one call, minima.
+"""Costs of a call of a compiled function around its program: guards, results and node, in microseconds of one call, minima.
 
 The program is the generated function of arrays alone. A call without it is what a compiled function of no operations would cost.
 """

@@ -175,7 +175,7 @@ PROCESS = textwrap.dedent(
 
 
 def processes(directory: Path, count: int) -> list[str]:
-    """What so many processes print that run at the same time."""
+    """The output of so many processes that run at the same time."""
     environment = {**os.environ, "AIOGRAD_CACHE_DIR": str(directory)}
     started = [subprocess.Popen([sys.executable, "-c", PROCESS], stdout=subprocess.PIPE, text=True, env=environment) for _ in range(count)]
     printed = [process.communicate(timeout=120)[0].strip() for process in started]

@@ -1,4 +1,4 @@
-"""What there is to see of native programs: marks, figures, the thread; and simulated loops, where none is made by it."""
+"""Native programs from outside: marks, figures, the compiling thread, and simulated loops, which give it nothing to do."""
 
 from __future__ import annotations
 
@@ -180,3 +180,27 @@ def test_a_file_of_the_compiling_thread_is_no_leak(tmp_path: Path) -> None:
         tiers.compiler.submit(work)
         assert opened.wait(60)
         threading.Timer(0.05, go_on.set).start()
+
+
+def test_a_pass_of_another_thread_may_add_its_code_meanwhile() -> None:
+    target = np.arange(64)
+
+    @ag.compile
+    def loss(x: Any, w: Any) -> Any:
+        return nn.functional.cross_entropy(x + w, target) * 2.0
+
+    async def passes() -> None:
+        for _ in range(2):
+            await loss(*[ag.ones((64, 128), requires_grad=True) for _ in range(2)]).backward()
+
+    ag.run(passes())
+    code: Any = loss._all()[0]
+    set_backward, seen = code.set_backward, []
+
+    def interrupted(*arguments: Any) -> None:
+        seen.append(code.shared.setdefault(f"another {len(seen)}", {"x"}))
+        set_backward(*arguments)
+
+    code.set_backward = interrupted
+    code.native.begin()
+    assert seen and not code.native.report.failed and loss.programs[0].tier == "native"

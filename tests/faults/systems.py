@@ -17,7 +17,7 @@ INSTALL_SECONDS = 900
 
 @dataclass(frozen=True)
 class Place:
-    """What a process of a system is started with.
+    """The place of one process in a run: its interpreter, rank, addresses and arguments.
 
     Attributes:
         python: the interpreter of the system.

@@ -1,4 +1,4 @@
-"""What the loss of a worker costs a pipeline that absorbs it: nothing is computed or sent twice but what the loss has cut short."""
+"""The cost of a lost worker to a pipeline that absorbs it: only work that the loss has cut short is computed or sent twice."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_the_step_in_which_a_worker_is_lost(name: str, part: float) -> None:
 
 @pytest.mark.sim
 def test_two_workers_are_lost_in_one_step() -> None:
-    """What was taken over is computed once more after the second loss; all other work is kept."""
+    """Microbatches that were taken over are computed once more after the second loss; all other work is kept."""
     seconds, result, _ = whole()
     took, found, seen, lost = stepped((seconds * 0.5, "a1"), (seconds * 0.9, "c2"))
     assert found == result and len(lost) == 2

@@ -44,7 +44,6 @@ class Emitter(ItemWriter):
     def __init__(self, native: NativeCode, name: str) -> None:
         super().__init__(native)
         self._name = name
-        self._arguments: dict[tuple[int, int], str] = {}
         self._made: dict[Root, str] = {}
         #: the object that is returned, once it is there
         self._outer = ""
@@ -173,14 +172,6 @@ class Emitter(ItemWriter):
         return self._new(f"icmp ne i64 {worse}, 0")
 
     # ---------------------------------------------------------------- objects
-
-    def _argument(self, path: tuple[int, int]) -> str:
-        """The object of an argument."""
-        found = self._arguments.get(path)
-        if found is None:
-            address = self._at("%args", 8 * path[0]) if path[1] < 0 else self._at(self._arguments[path[0], -2], 8 * path[1])
-            found = self._arguments[path] = self._new(f"load ptr, ptr {address}")
-        return found
 
     def _results(self, tree: Any, owner: Any = None) -> str:
         """Make the object that is returned, with the arrays in it; the name of it.

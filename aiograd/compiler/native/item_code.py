@@ -2,7 +2,7 @@
 
 Note [Numbers in registers]
     Arrays of at most `LANES` elements are vectors, in the order of their elements, from the statement that makes them to the last one that
-    reads them; views of them are shuffles. Others are in memory, and rows over the same elements are one loop.
+    reads them; views of them are shuffles. Others are in memory, and rows over the same elements are one loop (benchmarks `compiled`, `native`).
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class ItemWriter(Writer):
         super().__init__()
         self._native = native
         self.scratch_bytes = 0
+        #: objects of arguments, by parameter and place in it, -1 for a parameter that is the array; with -2 the items of a tuple
+        self._arguments: dict[tuple[int, int], str] = {}
         self._registers: dict[Ref, str] = {}
         self._addresses: dict[Root, str] = {}
         self._free: list[tuple[int, int]] = []
@@ -59,7 +61,11 @@ class ItemWriter(Writer):
 
     def _argument(self, path: tuple[int, int]) -> str:
         """The object of an argument."""
-        raise NotImplementedError
+        found = self._arguments.get(path)
+        if found is None:
+            address = self._at("%args", 8 * path[0]) if path[1] < 0 else self._at(self._arguments[path[0], -2], 8 * path[1])
+            found = self._arguments[path] = self._new(f"load ptr, ptr {address}")
+        return found
 
     # ---------------------------------------------------------------- memory
 

@@ -264,8 +264,8 @@ class NativeTier:
             function = native_function(arranged, self._file, parts)
             if function is not None:
                 code.inside = code.inside | inside
-                for key, shared in code.shared.items():
-                    if not code.inside.isdisjoint(shared):
+                for key, shared in list(code.shared.items()):  # a pass in another thread may add to them; it sees `inside` as it is now
+                    if key in code.backwards and not code.inside.isdisjoint(shared):
                         code.set_backward(key, code.backwards[key], shared)
                 code.forward = function, ArenaPool(arranged.arena)
                 program.arena_bytes = code.forward[1].arena_bytes

@@ -22,8 +22,6 @@ from aiograd.running.types import Shape
 _NIN, _NOUT, _FUNCTIONS, _DATA, _COUNT, _TYPES = 16, 20, 32, 40, 48, 64
 #: kinds of dtypes with loops that need no interpreter lock and no conversion
 _KINDS = "fdFD?bBhHiIlLqQ"
-#: conversions and comparisons of which a loop of the new kind is used, or that have none
-_EXCEPT = frozenset({np.matmul, np.vecdot, getattr(np, "matvec", None), getattr(np, "vecmat", None)})
 
 
 def _word(address: int) -> int:

@@ -133,7 +133,7 @@ class Both:
 
 
 def can_be_native(recorder: Recorder) -> bool:
-    """Whether the last call has a native form."""
+    """True if the last call has a native form."""
     return not reason_against(recorder.calls[-1])
 
 

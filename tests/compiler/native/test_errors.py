@@ -20,7 +20,7 @@ SHAPE_CASES = [pytest.param(shape) for shape in SHAPES]
 
 
 def told(function: Callable[..., Any], *arguments: Any, **handling: str) -> list[str]:
-    """What is told of a call: warnings, errors, calls of the function of `numpy.seterrcall`."""
+    """The reports of a call: warnings, errors, calls of the function of `numpy.seterrcall`."""
     found: list[str] = []
     with warnings.catch_warnings(record=True) as caught, np.errstate(**handling, call=lambda kind, _: found.append(kind)):
         warnings.simplefilter("always")
@@ -32,7 +32,7 @@ def told(function: Callable[..., Any], *arguments: Any, **handling: str) -> list
 
 
 def same(both: Both, *arguments: Any, **handling: str) -> list[str]:
-    """What is told, the same by both, also when the call is repeated."""
+    """The reports of a call, the same by both functions, also when it is repeated."""
     expected = told(both.plain, *arguments, **handling)
     assert told(both.native, *arguments, **handling) == expected
     assert told(both.native, *arguments, **handling) == expected
