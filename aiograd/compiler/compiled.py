@@ -409,7 +409,8 @@ def compile(
             such signatures eagerly from then on, and says so once with a warning, as for anything else that a program cannot repeat.
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
         tier: "numpy": programs are calls of numpy; "native": they are machine code from the first run on, as far as they can be; "auto": they
-            become machine code once they have run often. The bits are the same. By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
+            become machine code once they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all of them are
+            calls of numpy (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
         dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
             warned about. Each size has a program of its own.
 
