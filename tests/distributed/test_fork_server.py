@@ -44,7 +44,7 @@ def without_servers() -> Iterator[None]:
 
 @pytest_asyncio.fixture
 async def cluster() -> AsyncIterator[LocalCluster]:
-    async with LocalCluster(2, service=SERVICE) as cluster:
+    async with LocalCluster(2, service=SERVICE, start="fork") as cluster:
         yield cluster
 
 
@@ -188,8 +188,8 @@ async def test_the_story_of_one_that_cannot_start(tmp_path: Path, monkeypatch: p
 # -------------------------------------------------------------------- one server for equal starts
 
 
-async def parents_of(**options: Any) -> set[int]:
-    async with LocalCluster(1, service=SERVICE, **options) as cluster:
+async def parents_of(start: str = "fork", **options: Any) -> set[int]:
+    async with LocalCluster(1, service=SERVICE, start=start, **options) as cluster:
         return {await cluster.driver.call(name, "parent") for name in cluster.workers}
 
 
@@ -213,7 +213,7 @@ async def test_equal_starts_share_a_server_and_others_do_not(tmp_path: Path, mon
 async def test_threads_of_blas_are_as_the_environment_says() -> None:
     """They are read when numpy is imported, and there are no forks of a process with threads."""
     for threads in (2, 1):
-        async with LocalCluster(1, service=SERVICE, environment={"OPENBLAS_NUM_THREADS": str(threads)}) as cluster:
+        async with LocalCluster(1, service=SERVICE, start="fork", environment={"OPENBLAS_NUM_THREADS": str(threads)}) as cluster:
             description = json.loads(await cluster.driver.call("worker0", "description"))
             assert (await cluster.driver.call("worker0", "parent") == os.getpid()) == (threads == 2)
         assert description["threads"] == 1 + threads, "the main thread, that of the watchdog, and the second one of BLAS"
@@ -241,9 +241,9 @@ def _raise() -> Any:
 async def test_of_many_servers_the_last_used_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked, "MOST", 1)
     lost: list[int] = []
-    async with LocalCluster(1, service=SERVICE, on_lost=lambda name, status: lost.append(status)) as cluster:
+    async with LocalCluster(1, service=SERVICE, start="fork", on_lost=lambda name, status: lost.append(status)) as cluster:
         (first,) = servers()
-        async with LocalCluster(1, service=SERVICE, environment={"ANOTHER": "1"}):
+        async with LocalCluster(1, service=SERVICE, start="fork", environment={"ANOTHER": "1"}):
             assert len(servers()) == 2
             assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"]
             os.kill(cluster.pids["worker0"], signal.SIGKILL)
@@ -355,7 +355,7 @@ from aiograd.distributed.cluster import LocalCluster, forked
 from aiograd.running.lasting import LASTING_DESCRIPTORS
 
 async def main(how):
-    cluster = LocalCluster(2, service={SERVICE!r})
+    cluster = LocalCluster(2, service={SERVICE!r}, start="fork")
     await cluster.__aenter__()
     server = [process.pid for process in forked.SERVERS._processes]
     print(json.dumps([*server, *cluster.pids.values()]), flush=True)

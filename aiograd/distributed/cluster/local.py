@@ -63,7 +63,7 @@ class LocalCluster(BaseCluster):
             functions that raise are logged as warnings.
         start_timeout: seconds that a worker may take to listen.
         start: "fork" starts workers as forks of a small process that has imported aiograd, in a tenth of the time; on Linux, and where BLAS is given
-            one thread per process. Elsewhere, and with "spawn", each has an interpreter of its own from the beginning.
+            one thread per process. Elsewhere, and with "spawn", the default, each has an interpreter of its own from the beginning.
         dashboard: of the coordinator, as of `Worker`; it shows all workers.
 
     Raises:
@@ -91,7 +91,7 @@ class LocalCluster(BaseCluster):
         gradient_encoding: Encoding = Encoding.PLAIN,
         log_level: str = "warning",
         start_timeout: float = 30.0,
-        start: str = "fork",
+        start: str = "spawn",
         dashboard: bool | DashboardOptions = False,
     ) -> None:
         super().__init__(check_names("LocalCluster", n, names))
