@@ -66,7 +66,8 @@ class KeptStep:
 
     def _of_done(self, stage: int, progress: StageProgress) -> StageProgress:
         """Without computations that were cut short."""
-        parts = zip(progress, (_K.F, _K.I, _K.I, _K.F, _K.F), strict=True)
+        by_microbatch: tuple[dict[int, Any], ...] = progress
+        parts = zip(by_microbatch, (_K.F, _K.I, _K.I, _K.F, _K.F), strict=True)
         return StageProgress(*({number: held[number] for number in held if (stage, kind, number) in self._done} for held, kind in parts))
 
     def has_done(self, stage: int, action: Action) -> bool:

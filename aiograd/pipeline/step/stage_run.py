@@ -125,8 +125,9 @@ class StageRun:
 
     def resume(self, progress: StageProgress) -> None:
         """Go on where a run of the same step has come to."""
-        for held, values in zip(self._held(), progress, strict=True):
-            held.update(values)
+        values: tuple[dict[int, Any], ...] = progress
+        for held, value in zip(self._held(), values, strict=True):
+            held.update(value)
 
     # ---------------------------------------------------------------- forward
 
