@@ -4,7 +4,7 @@
 #   make test                        each promise once: every test, but its sweeps (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
 #   make test-all                    every case of every test: seeds, rows by data types, crossed parametrizations, both event loops (REST=1: sweeps only)
 #   make simulator                   every case of the part that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
-#   make native                      the tests of compiled functions, with native programs from the first run on
+#   make native                      the tests of compiled functions, with native programs from the first run on, every access to memory checked
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
 #   make interop                     bridges to PyTorch and JAX, the Array API suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, scikit-learn, einops
@@ -56,7 +56,7 @@ simulator: $(VENV)/.installed-dev
 	NUMBA_ENABLE_CUDASIM=1 $(RUN) $(or $(ARGS),tests/cuda)
 
 native: $(VENV)/.installed-dev
-	AIOGRAD_COMPILE_TIER=native $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not sweep" $(or $(ARGS),tests/compiler)
+	AIOGRAD_COMPILE_TIER=native AIOGRAD_NATIVE_CHECK=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m "not sweep" $(or $(ARGS),tests/compiler)
 
 ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/cuda_driver

@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 #: all pages, one after the other
 TEXT = "\n\n".join(TEXTS.values())

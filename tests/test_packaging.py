@@ -32,6 +32,10 @@ def test_the_installed_version_is_that_of_the_package() -> None:
     assert importlib.metadata.version("aiograd") == aiograd.__version__
 
 
+def test_the_citation_names_the_version_of_the_package() -> None:
+    assert f"\nversion: {aiograd.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+
+
 @pytest.mark.proc
 def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     _python("-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))

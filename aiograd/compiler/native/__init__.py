@@ -8,6 +8,7 @@
 `items`           that data
 `emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows
 `ufuncs`          numpy's own loops, and the way in which numpy calls them
+`check`           the same text with every access checked, for tests
 `machine`         text to machine code
 `cache`           machine code that is kept, in memory and on disk
 `build`           machine code to a function

@@ -11,6 +11,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Ref
 from aiograd.compiler.native.cache import code_cache
+from aiograd.compiler.native.check import CheckedEmitter, CheckedFunction, is_checked
 from aiograd.compiler.native.emit import Emitter
 from aiograd.compiler.native.item_code import ALIGNMENT
 from aiograd.compiler.native.items import NativeCode
@@ -27,6 +28,7 @@ class NativeText:
     """The text of a native function and what its table has to hold.
 
     Attributes:
+        checked: the emitter of a function with checks; None: it has none.
         was_kept: True if its machine code was there when the function was loaded, see `aiograd.compiler.native.cache`.
     """
 
@@ -34,19 +36,20 @@ class NativeText:
     text: str
     table: dict[Any, int]
     scratch_bytes: int
+    checked: CheckedEmitter | None = None
     was_kept: bool = False
 
 
 def native_text(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeText:
-    """The text of a native function; arguments as for `lowered`. A pure function.
+    """The text of a native function; arguments as for `lowered`. A pure function, but for ``AIOGRAD_NATIVE_CHECK``.
 
     Raises:
         Unsupported: the code has a call that a native function cannot make.
     """
     native = lowered(code, written)
-    emitter = Emitter(native, NAME)
+    emitter = CheckedEmitter(native, NAME) if is_checked() else Emitter(native, NAME)
     text = emitter.text()
-    return NativeText(native, text, emitter.table, emitter.scratch_bytes)
+    return NativeText(native, text, emitter.table, emitter.scratch_bytes, emitter if isinstance(emitter, CheckedEmitter) else None)
 
 
 def load_native(text: NativeText, fallback: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,9 +64,22 @@ def load_native(text: NativeText, fallback: Callable[..., Any]) -> Callable[...,
     address = loaded.address_of("table")
     table = (ctypes.c_uint64 * max(len(text.table), 1)).from_address(address)
     kept: list[Any] = [loaded, fallback, text.native.constants]
+    scratch = None
     for key, place in text.table.items():
-        table[place] = _entry(key, text, fallback, kept)
-    return builtin_function(text.native.code.name, loaded.address_of(NAME), kept)
+        if key == ("scratch",):
+            scratch = _aligned(text.scratch_bytes)
+            kept.append(scratch)
+            table[place] = scratch[1]
+        else:
+            table[place] = _entry(key, text, fallback, kept)
+    function = builtin_function(text.native.code.name, loaded.address_of(NAME), kept)
+    return function if text.checked is None else CheckedFunction(text.native.code.name, function, text.checked, table, scratch)
+
+
+def _aligned(size: int) -> tuple[Any, int]:
+    """Memory, and the first address in it that numpy's large arrays may have too."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    return memory, -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
 
 
 def _entry(key: Any, text: NativeText, fallback: Any, kept: list[Any]) -> int:
@@ -84,8 +100,6 @@ def _entry(key: Any, text: NativeText, fallback: Any, kept: list[Any]) -> int:
         return id(text.native.constants[name[0]])
     if kind == "data":
         return int(text.native.constants[name[0]].ctypes.data)
-    if kind == "scratch":
-        memory = np.empty(text.scratch_bytes + ALIGNMENT, np.uint8)
-        kept.append(memory)
-        return -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+    if kind in ("low", "high", "failed check"):  # filled by every call
+        return 0
     raise AssertionError(key)

@@ -18,8 +18,6 @@ from aiograd.compiler.native.item_code import ALIGNMENT, DATA, ItemWriter
 from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, Root, RootKind
 from aiograd.compiler.native.turns import in_turns
 
-#: bytes of memory that the function takes from the stack; more comes from a buffer of its own
-STACK_BYTES = 4096
 #: arguments that are looked at or handed on by a loop
 MANY = 8
 #: estimated nanoseconds from which on the interpreter's lock is released
@@ -41,10 +39,15 @@ class Emitter(ItemWriter):
         name: of the function.
     """
 
+    #: bytes of memory that the function takes from the stack; more comes from a buffer of its own
+    stack_bytes = 4096
+
     def __init__(self, native: NativeCode, name: str) -> None:
         super().__init__(native)
         self._name = name
         self._made: dict[Root, str] = {}
+        #: the state of the thread, where the interpreter's lock is released
+        self._state = ""
         #: the object that is returned, once it is there
         self._outer = ""
 
@@ -69,7 +72,7 @@ class Emitter(ItemWriter):
         if native.items:
             self._has_stack_flags = any([isinstance(item, LoopCall) and item.ufunc.__name__ not in ("add", "matmul") for item in native.items])
             self._clear_flags()
-        state = self._call("ptr", "PyEval_SaveThread") if releases else ""
+        self._state = self._call("ptr", "PyEval_SaveThread") if releases else ""
         errors: tuple[tuple[str, str], ...] = ()
         for number_, item in enumerate(in_turns(native.items)):
             if item.errors != errors or isinstance(item, LoopCall):
@@ -86,7 +89,7 @@ class Emitter(ItemWriter):
         if native.items:
             self._collect_flags(errors)
         if releases:
-            self._call("void", "PyEval_RestoreThread", f"ptr {state}")
+            self._call("void", "PyEval_RestoreThread", f"ptr {self._state}")
         scratch = self._scratch(body)
         self._finish(result, bool(scratch), bool(native.items))
         return self._assembled()
@@ -280,9 +283,9 @@ class Emitter(ItemWriter):
         """Take the memory to compute in, before everything that uses it."""
         if not self.scratch_bytes:
             return ""
-        text = [f"  %stack = alloca [{min(self.scratch_bytes, STACK_BYTES)} x i8], align {ALIGNMENT}"]
-        if self.scratch_bytes <= STACK_BYTES:
-            self._head += [*text[:1], "  %scratch = getelementptr i8, ptr %stack, i64 0"]
+        if self.scratch_bytes <= self.stack_bytes:
+            stack = f"  %stack = alloca [{self.scratch_bytes} x i8], align {ALIGNMENT}"
+            self._head += [stack, "  %scratch = getelementptr i8, ptr %stack, i64 0"]
             return ""
         before, self._lines = self._lines[:body], self._lines[body:]
         rest, self._lines = self._lines, before

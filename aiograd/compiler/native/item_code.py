@@ -85,7 +85,7 @@ class ItemWriter(Writer):
         return found
 
     def _slot(self, root: Root) -> int:
-        low, high = _span(root.ref)
+        low, high = span(root.ref)
         size = -(-(high - low) // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         for i, (_, length) in enumerate(self._free):
             if length == size:
@@ -104,6 +104,9 @@ class ItemWriter(Writer):
         if root.kind is RootKind.SCRATCH and root not in self._addresses and root.ref in self._registers:
             self._write(root.ref, self._registers[root.ref], self._address(root))
         return self._at(self._address(root), location.offset)
+
+    def _touch(self, ref: Ref, address: str, low: int, high: int) -> None:
+        """Before every access: memory of an array is read or written from so many bytes behind an address up to so many. `CheckedEmitter` looks."""
 
     # ---------------------------------------------------------------- numbers
 
@@ -143,6 +146,7 @@ class ItemWriter(Writer):
         """Load a small array."""
         dtype: Any = ref.dtype
         kind, lanes = memory_type(dtype), self._lanes(ref)
+        self._touch(ref, address, *span(ref))
         if ref.is_in_order or not lanes:
             found = self._new(f"load {vector(kind, lanes)}, ptr {address}, align 1")
         else:
@@ -164,6 +168,7 @@ class ItemWriter(Writer):
         kind, lanes = memory_type(dtype), self._lanes(ref)
         if dtype.kind == "b":
             value = self._new(f"zext {vector('i1', lanes)} {value} to {vector('i8', lanes)}")
+        self._touch(ref, address, *span(ref))
         if ref.is_in_order or not lanes:
             self._line(f"store {vector(kind, lanes)} {value}, ptr {address}, align 1")
             return
@@ -290,7 +295,9 @@ class ItemWriter(Writer):
         for ref in loads:
             dtype: Any = ref.dtype
             kind = memory_type(dtype)
-            if lanes and steps[ref][-1] == 0:
+            is_one = lanes and steps[ref][-1] == 0
+            self._touch(ref, at[ref], 0, dtype.itemsize * (1 if is_one else lanes or 1))
+            if is_one:
                 one = self._to_register(self._new(f"load {kind}, ptr {at[ref]}, align 1"), dtype, 0)
                 loaded[ref] = self._shuffled(one, 0, [0] * lanes, lanes, str(llvm_type(dtype)))
             else:
@@ -311,6 +318,7 @@ class ItemWriter(Writer):
                 target: Any = row.result.dtype
                 if target.kind == "b":
                     value = self._new(f"zext {lane.of('i1')} {value} to {lane.of('i8')}")
+                self._touch(row.result, at[row.result], 0, target.itemsize * (lanes or 1))
                 self._line(f"store {lane.of(memory_type(target))} {value}, ptr {at[row.result]}, align 1")
 
     # ---------------------------------------------------------------- calls of loops
@@ -323,6 +331,7 @@ class ItemWriter(Writer):
         own = self._at(self._address(locations[result].root), locations[result].offset)
         addresses = [own if ref is result else self._place(ref) for ref in item.operands]
         if item.first == "zero":
+            self._touch(result, addresses[-1], 0, result.nbytes)
             self._line(f"call void @llvm.memset.p0.i64(ptr {addresses[-1]}, i8 0, i64 {result.nbytes}, i1 false)")
         ends = []
         for length, moves in item.outer:
@@ -333,6 +342,7 @@ class ItemWriter(Writer):
                 for address, move in zip(addresses, moves, strict=True)
             ]
         for place, address in enumerate(addresses):
+            self._touch(item.operands[place], address, *item.extent(place))
             self._line(f"store ptr {address}, ptr {self._at('%pointers', 8 * place)}")
         key = item.ufunc.__name__, item.types
         function, data = self._entry(("loop", *key)), self._entry(("loop data", *key))
@@ -355,7 +365,7 @@ def _places(ref: Ref, offset: int, whole: Ref) -> list[int]:
     return [by_offset[offset + each] for each in _offsets(ref)]
 
 
-def _span(ref: Ref) -> tuple[int, int]:
+def span(ref: Ref) -> tuple[int, int]:
     """The bytes, from the first element, that an array lies in."""
     dtype: Any = ref.dtype
     if not math.prod(ref.shape or ()):

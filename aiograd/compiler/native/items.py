@@ -137,6 +137,22 @@ class LoopCall:
         """The arrays that it reads."""
         yield from self.operands[:-1]
 
+    def extent(self, place: int) -> tuple[int, int]:
+        """The bytes from its address up to which one call goes through an operand, below and above.
+
+        Args:
+            place: of the operand.
+        """
+        size = dtype_of(self.operands[place]).itemsize
+        if self.ufunc is np.matmul:
+            _, rows, inner, columns = self.dimensions
+            lengths: tuple[int, ...] = ((rows, inner), (inner, columns), (rows, columns))[place]
+            strides = self.steps[3 + 2 * place : 5 + 2 * place]
+        else:
+            lengths, strides = (self.dimensions[0],), (self.steps[place],)
+        ends = [(length - 1) * stride for length, stride in zip(lengths, strides, strict=True)]
+        return sum([min(end, 0) for end in ends]), sum([max(end, 0) for end in ends]) + size
+
     def writes(self) -> Iterator[Ref]:
         """The array that it writes."""
         yield self.operands[-1]
