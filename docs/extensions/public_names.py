@@ -12,6 +12,7 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
 
+from aiograd.running.stability import Stability, stability_of
 from tests.public_names import MODULES, NAMESPACES, PublicName, public_names
 
 _SERVING = {name.name for name in public_names("aiograd.serving")}
@@ -44,9 +45,11 @@ class Public(SphinxDirective):
         if name.kind == "data" and not type(name.value).__module__.startswith("aiograd"):  # a dtype or a number: its own docstring is no help
             return self.parse_text_to_nodes(f".. data:: {module}.{name.name}\n   :value: {name.value!r}\n")
         lines = [f".. {KINDS[name.kind]}:: {module}.{name.name}"]
+        level = stability_of(f"{module}.{name.name}")
+        note = [] if level is Stability.STABLE else [f"*{level.value.capitalize()}*: see :doc:`stability`.", ""]
         if name.kind == "class":
             lines += [f"   :members: {', '.join(_members(name.value))}".rstrip(), "   :show-inheritance:"]
-        return self.parse_text_to_nodes("\n".join(lines) + "\n")
+        return [*self.parse_text_to_nodes("\n".join(note) + "\n"), *self.parse_text_to_nodes("\n".join(lines) + "\n")]
 
 
 def _members(cls: type[Any]) -> list[str]:

@@ -1,6 +1,7 @@
 """The pytest plugin of aiograd: a virtual clock, a simulated network and leak checks as fixtures. Loaded by itself wherever both are installed.
 
-It changes nothing for tests that do not ask for one of its fixtures.
+It changes nothing for tests that do not ask for one of its fixtures, but for one: a use of a name of aiograd that is deprecated is an error, unless the
+project's own ``filterwarnings`` say otherwise.
 
 Note [How a test gets the virtual clock]
     A test that is ``async def`` must run on the simulated loop from its start, so the choice is made where pytest-asyncio asks which
@@ -53,7 +54,8 @@ def _asks_for_the_clock(item: pytest.Item) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the markers known."""
+    """Make the markers known, and uses of deprecated names errors."""
+    config.getini("filterwarnings").insert(0, "error:.* is deprecated since aiograd :DeprecationWarning")
     config.addinivalue_line("markers", "virtual_clock(seed, order, executor): how the `virtual_clock` fixture makes its simulated loop")
     config.addinivalue_line("markers", "simulated_network(seed, faults, access): how the `simulated_network` fixture makes its network")
 
