@@ -185,7 +185,7 @@ def test_a_file_of_the_compiling_thread_is_no_leak(tmp_path: Path) -> None:
 def test_a_pass_of_another_thread_may_add_its_code_meanwhile() -> None:
     target = np.arange(64)
 
-    @ag.compile
+    @ag.compile(tier="auto")
     def loss(x: Any, w: Any) -> Any:
         return nn.functional.cross_entropy(x + w, target) * 2.0
 
