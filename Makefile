@@ -2,7 +2,7 @@
 #
 #   make demo                        two worker processes train a network together; one is killed on the way (about half a minute)
 #   make test                        each promise once: every test, but its sweeps (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
-#   make test-all                    every case of every test: seeds, rows by data types, crossed parametrizations, both event loops (REST=1: sweeps only)
+#   make test-all                    every case of every test: seeds, rows by data types, crossed parametrizations, both event loops (REST=1: what neither make test nor make docs runs)
 #   make simulator                   every case of the part that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make native                      the tests of compiled functions, with native programs from the first run on, every access to memory checked
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
@@ -43,7 +43,7 @@ demo: $(VENV)/.installed-demo
 
 # tests/sweeps.py says what a sweep is.
 test: CASES = -m "not sweep"
-test-all: CASES = $(if $(REST),-m sweep)
+test-all: CASES = $(if $(REST),-m "sweep and not docs")
 RUN = $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(CASES)
 
 test test-all: $(VENV)/.installed-dev

@@ -6,7 +6,7 @@
 * seeds but the first, see `DRAWN`;
 * the cases of a wide parametrization that repeat one promise: rows, sizes, programs (`swept`);
 * asyncio's event loop, where a test is not about the loop, see `LOOP_MATTERS`;
-* the documentation's own code, which `make docs` runs, see `RUN_BY_DOCS`.
+* the documentation's own code, which `make docs` runs, see `RUN_BY_DOCS`; it has the marker `docs` as well, and `REST=1` leaves it out.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
         function = item.nodeid.partition("[")[0]
         if item.nodeid.startswith(RUN_BY_DOCS):
             item.add_marker("sweep")
+            item.add_marker("docs")
             continue
         if item.get_closest_marker("sweep") is None and not _is_new(item, had[function]):
             item.add_marker("sweep")

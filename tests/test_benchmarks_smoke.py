@@ -33,12 +33,12 @@ from tests.sweeps import swept
 
 ALONE = Settings(tiny=True, peers=())
 #: the comparisons run each benchmark of ours as well, so where there are peers one without them is enough
-RUN_ALONE = NAMES[:1] if installed_peers() else NAMES
+RUN_ALONE = NAMES[-1:] if installed_peers() else NAMES
 
 
 def run_benchmark(name: str, *flags: str) -> str:
     command = [sys.executable, "-m", "tests.benchmarks", name, "--tiny", *flags]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, f"{name} {flags}:\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -53,7 +53,7 @@ def test_a_benchmark_runs_alone(name: str) -> None:
 
 @pytest.mark.proc
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES if installed_peers() else ())
+@pytest.mark.parametrize("name", swept(NAMES, keep=3) if installed_peers() else ())
 def test_a_benchmark_agrees_with_the_peers_that_are_installed(name: str) -> None:
     out = run_benchmark(name)
     assert out.startswith(f"== {name}") and f"({name}:" in out

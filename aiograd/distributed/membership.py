@@ -14,12 +14,17 @@ from typing import Protocol
 
 from aiograd.distributed.calls import Calls
 from aiograd.distributed.messages.library import Dismiss, JoinRequest, Restart, SetPeers
+from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.errors import NotExposedError
 
 
 class PeerDirectory(Protocol):
     """The interface of a worker to its membership."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The worker's place in the network."""
 
     def add_peer(self, name: str, url: str) -> None:
         """Set the URL of a peer."""
@@ -60,13 +65,19 @@ class Membership:
             belongs = "belongs to no cluster" if self.leader is None else f"is led by {self.leader}"
             raise NotExposedError(f"worker {self._name} {belongs}; {caller.name} does not lead it")
 
-    async def _peers(self, caller: PeerIdentity, message: SetPeers) -> bool:
-        self._check_leader(caller)
+    def set_peers(self, message: SetPeers) -> None:
+        """Take notice of where peers are. Sessions with earlier incarnations of them are lost: calls from now on meet the present ones."""
         for name, url in message.urls.items():
             if url is None:
                 self._owner.remove_peer(name)
             else:
                 self._owner.add_peer(name, url)
+        for name, incarnation in (message.incarnations or {}).items():
+            self._owner.endpoint.seen(PeerIdentity(name, incarnation, self._principal))
+
+    async def _peers(self, caller: PeerIdentity, message: SetPeers) -> bool:
+        self._check_leader(caller)
+        self.set_peers(message)
         return True
 
     async def _dismiss(self, caller: PeerIdentity, message: Dismiss) -> bool:

@@ -97,7 +97,8 @@ async def _run(settings: Settings, size: int) -> Table:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1] if "torch" in sides else 0
-    async with dist.LocalCluster(size, service="tests.benchmarks.collectives:service") as cluster:
+    patient = dist.Limits(missed_heartbeats=100)  # torch holds the loops up while it is imported
+    async with dist.LocalCluster(size, service="tests.benchmarks.collectives:service", limits=patient) as cluster:
         driver, names = cluster.driver, list(cluster.workers)
 
         async def everywhere(function: str, *arguments: Any) -> list[Any]:

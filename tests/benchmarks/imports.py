@@ -35,7 +35,7 @@ def run(settings: Settings) -> Iterator[Table]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "test_nothing.py").write_text("def test_nothing():\n    pass\n")
         (Path(folder) / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
-        caches = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{folder}/cache"}
+        caches = {} if settings.tiny else {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": f"{folder}/cache"}
         environment = {**os.environ, **caches, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
         for round_number in range(settings.of(11, 1)):
             for name, arguments in PROGRAMS.items():

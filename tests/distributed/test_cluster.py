@@ -21,6 +21,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed import Encoding, Limits
 from aiograd.distributed.cluster import LocalCluster, WorkerProcess
+from aiograd.distributed.messages.library import SetPeers
 from aiograd.errors import ArgumentError, DeadlineError, EngineClosedError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
 from tests.support import cancel
 from tests.watchdog import SECONDS
@@ -31,7 +32,7 @@ SERVICE = "tests.distributed.cluster_service:service"
 #: a worker as far as its parent can see
 PLAIN_CHILD = """
 import json, signal, sys
-print(json.dumps({"name": "w", "url": "http://127.0.0.1:1"}), flush=True)
+print(json.dumps({"name": "w", "url": "http://127.0.0.1:1", "incarnation": "00" * 16}), flush=True)
 sys.stdin.read()
 """
 
@@ -165,6 +166,19 @@ async def test_a_running_worker_can_be_restarted(cluster: LocalCluster) -> None:
     assert (await cluster.driver.call("worker0", "double_at", "worker1", ag.tensor([3.0]))).tolist() == [6.0], "it knows where the others are"
     with pytest.raises(UnknownPeerError):
         await cluster.restart("worker7")
+
+
+async def test_a_restarted_worker_knows_the_others_before_it_is_introduced(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    introduce = cluster._introduce
+
+    async def late(name: str) -> None:
+        process = cluster._processes[name]
+        cluster.driver.membership.set_peers(SetPeers({name: process.url}, {name: process.incarnation}))
+        assert (await cluster.driver.call(name, "double_at", "worker1", ag.tensor([3.0]))).tolist() == [6.0]
+        await introduce(name)
+
+    monkeypatch.setattr(cluster, "_introduce", late)
+    await cluster.restart("worker0")
 
 
 async def test_restarts_that_are_asked_for_at_the_same_time_are_one(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:

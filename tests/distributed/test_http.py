@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import socket
 import ssl
@@ -307,6 +308,21 @@ async def test_a_closed_transport() -> None:
         await transport.connect(url, 5)
     with pytest.raises(DistributedError, match="the transport is closed"):
         await transport.listen("127.0.0.1", 0, lambda channel: None)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_in_the_turn_of_the_end_is_closed(turns: int) -> None:
+    transport = HttpTransport()
+    url = await transport.listen("127.0.0.1", 0, lambda channel: None)
+    await asyncio.sleep(0.01)  # it waits for connections
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as dialled:
+        dialled.setblocking(False)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await transport.aclose()
+        gc.collect()  # a socket that is left is a ResourceWarning
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.get_running_loop().sock_recv(dialled, 1) == b""
 
 
 async def test_closing_ends_connections_that_asked_for_nothing_yet_or_nothing_more() -> None:

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import aiohttp.web
 import pytest
 
-from aiograd.distributed.rpc.http import HttpTransport, framing
+from aiograd.distributed.rpc.http import HttpTransport, framing, sockets
 from aiograd.distributed.rpc.http.addresses import HostAllowList, PeerAddress
 from aiograd.distributed.rpc.http.admission import Admission
 from aiograd.distributed.rpc.http.channel import OVERHEAD, RECEIVE, STRANGER
@@ -603,22 +603,15 @@ async def test_compression_is_not_negotiated() -> None:
 
 async def test_running_out_of_descriptors_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("aiograd.distributed.rpc.http.transport.ACCEPT_PAUSE", 0.01)
-    loop = asyncio.get_running_loop()
-    real, failures = loop.sock_accept, [OSError(24, "Too many open files")] * 3
+    failures = [OSError(24, "Too many open files")] * 3
 
-    class Proxy:
-        def __getattr__(self, name: str) -> object:
-            return getattr(loop, name)
+    async def accepted(listener: socket.socket) -> object:
+        if failures:
+            raise failures.pop()
+        return await sockets.accepted(listener)
 
-        async def sock_accept(self, listener: socket.socket) -> object:
-            if failures:
-                raise failures.pop()
-            return await real(listener)
-
-    with monkeypatch.context() as patch:
-        patch.setattr("aiograd.distributed.rpc.http.transport.asyncio.get_running_loop", lambda: Proxy())
-        transport = HttpTransport()
-        url = await transport.listen("127.0.0.1", 0, lambda channel: None)
-        await asyncio.sleep(0)
+    monkeypatch.setattr("aiograd.distributed.rpc.http.transport.accepted", accepted)
+    transport = HttpTransport()
+    url = await transport.listen("127.0.0.1", 0, lambda channel: None)
     assert (await get(url, "/health"))[0] == 200 and not failures
     await transport.aclose()

@@ -175,6 +175,7 @@ LIBRARY_EXAMPLES: list[tuple[WireMessage, Any]] = [
     (ReadOptimizer(REF, KEY, (1, 2, 3)), StatePart([SHARE], False, {"taken": 1, "groups": []})),
     (LoadOptimizer(REF, KEY, True, [SHARE], {"taken": 1, "groups": []}), True),
     (SetPeers({"a": "http://a", "b": None}), True),
+    (SetPeers({"a": "http://a"}, {"a": b"a" * 16}), True),
     (Dismiss(), True),
     (Restart(), True),
     (JoinRequest("http://a", "1.0"), True),

@@ -101,6 +101,25 @@ async def test_a_restarted_peer_is_another_one(world: World) -> None:
     assert len(a.endpoint.statistics().peers) == 1
 
 
+@pytest.mark.parametrize("kind", ["refuses", "does not answer", "closes what it accepts"])
+async def test_a_peer_that_has_moved_is_dialled_where_it_is_at_once(world: World, kind: str) -> None:
+    a = await world.node("a")
+    world.board.latency = 0.01
+    gone = world.board.transport("gone")
+    if kind != "refuses":
+        await gone.listen("", 0, lambda channel: channel.close())
+        world.board.unreachable |= {gone.url} if kind == "does not answer" else set()
+    a.endpoint.add_peer("b", gone.url)
+    asking = await a.asking(0.005, "b", "echo", 1)
+    b = await world.node("b")
+    started = asyncio.get_running_loop().time()
+    a.endpoint.add_peer("b", b.transport.url)
+    assert await asking == 1 and asyncio.get_running_loop().time() - started < 0.08, "a few crossings"
+    a.endpoint.add_peer("b", b.transport.url)
+    assert await a.ask("b", "echo", 2) == 2 and world.board.dials == 2 and not a.lost
+    gone.stop()
+
+
 async def test_a_restarted_peer_that_dials_first(world: World) -> None:
     a, b = await world.talking()
     asking = await b.asking(2.0, "a", "gate", 2)

@@ -11,7 +11,7 @@ import pytest
 
 from aiograd import distributed as dist
 from aiograd.distributed.cluster.roster import Roster
-from aiograd.distributed.messages.library import Dismiss
+from aiograd.distributed.messages.library import Dismiss, JoinRequest
 from aiograd.errors import NotExposedError, UnknownPeerError, WorkerLostError
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import PATIENT, SECRET, until, workers
@@ -33,7 +33,7 @@ class Stage:
     async def introduce(self, *names: str) -> None:
         for name in names:
             self.roster.add(name)
-        await asyncio.gather(*(self.roster.introduce(name, self.workers[name].url) for name in names))
+        await asyncio.gather(*(self.roster.introduce(name, self.workers[name].url, self.workers[name].endpoint.incarnation) for name in names))
 
     def known_to(self, name: str) -> set[str]:
         return set(self.workers[name].endpoint.peers) - {"driver"}
@@ -77,7 +77,7 @@ async def test_a_worker_that_was_lost_comes_back_and_everybody_is_told_where() -
         assert not returning.done()
         async with dist.Worker("b", secret=SECRET, limits=PATIENT, transport=board.transport("elsewhere")) as anew:
             anew.membership.leader = "driver"
-            await it.roster.introduce("b", anew.url)
+            await it.roster.introduce("b", anew.url, anew.endpoint.incarnation)
             await returning
             assert it.events[1:] == [("back", "b", anew.url)] and it.roster.urls["b"] == anew.url
             assert it.known_to("a") == {"b"} and set(anew.endpoint.peers) == {"a", "driver"}
@@ -87,6 +87,46 @@ async def test_a_worker_that_was_lost_comes_back_and_everybody_is_told_where() -
             assert len(it.events) == 2
             with pytest.raises(WorkerLostError, match=r"worker b has ended \(exit status 0\) and nothing restarts it"):
                 await it.roster.wait_running("b")
+
+
+async def test_calls_after_an_introduction_meet_the_new_process_though_the_end_of_the_old_one_was_not_noticed() -> None:
+    board = Switchboard()
+    async with stage("a", "b", board=board) as it:
+        await it.introduce("a", "b")
+        asking = [it.workers["a"], it.roster.driver]
+
+        async def ask(worker: dist.Worker) -> None:
+            with pytest.raises(NotExposedError):
+                await worker.call_apart("b", JoinRequest.form.name, "", "")
+
+        for each in asking:
+            await ask(each)
+        for channel in board.channels:
+            channel.held = "b" in (channel.side, channel.other.side)  # as if its machine had gone
+        under_way = [asyncio.create_task(ask(each)) for each in asking]
+        await asyncio.sleep(0)
+        async with dist.Worker("b", secret=SECRET, limits=PATIENT, transport=board.transport("elsewhere")) as anew:
+            anew.membership.leader = "driver"
+            await it.roster.introduce("b", anew.url, anew.endpoint.incarnation)
+            for task in under_way:
+                with pytest.raises(WorkerLostError, match="it was restarted"):
+                    await task
+            for each in asking:
+                await ask(each)
+
+
+async def test_others_learn_of_a_worker_when_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage("a", "b") as it:
+        await it.introduce("a")
+        ask, knew = it.roster._ask, []
+
+        def noted(name: str, *words: Any, **options: Any) -> Any:
+            knew.append((name, it.known_to("a"), it.known_to("b")))
+            return ask(name, *words, **options)
+
+        monkeypatch.setattr(it.roster, "_ask", noted)
+        await it.introduce("b")
+        assert knew == [("b", set(), set()), ("a", set(), {"a"})] and it.known_to("a") == {"b"}
 
 
 async def test_one_that_is_lost_while_others_are_told_is_passed_over_and_one_that_is_lost_itself_is_not() -> None:
@@ -124,16 +164,16 @@ async def test_a_return_that_takes_two_attempts_is_called_back_once() -> None:
     board = Switchboard()
     async with stage("a", "b", board=board) as it:
         await it.introduce("a", "b")
-        gone = it.workers["b"].url
+        gone = it.workers["b"].url, it.workers["b"].endpoint.incarnation
         await it.workers["b"].aclose()
         it.roster.lost("b", 1, is_returning=True)
         with pytest.raises(WorkerLostError):
-            await it.roster.introduce("b", gone)
+            await it.roster.introduce("b", *gone)
         assert it.events == [("lost", "b", 1)] and not it.roster.member("b").is_running
         async with dist.Worker("b", secret=SECRET, limits=PATIENT, transport=board.transport("elsewhere")) as anew:
             anew.membership.leader = "driver"
-            await it.roster.introduce("b", anew.url)
-            await it.roster.introduce("b", anew.url)
+            await it.roster.introduce("b", anew.url, anew.endpoint.incarnation)
+            await it.roster.introduce("b", anew.url, anew.endpoint.incarnation)
             assert it.events[1:] == [("back", "b", anew.url)]
 
 

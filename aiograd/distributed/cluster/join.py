@@ -214,7 +214,7 @@ class JoinCluster(BaseCluster):
             raise ClusterError(f"the cluster has the {self._at_most} worker(s) that may join: {', '.join(self.workers)}; {name} is one too many")
         roster.add(name)
         self._incarnations[name] = caller.incarnation
-        await roster.introduce(name, url)
+        await roster.introduce(name, url, caller.incarnation)
         async with self._joined:
             self._joined.notify_all()
         log.info("worker %s has joined from %s", name, url)

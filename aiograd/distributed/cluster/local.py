@@ -62,8 +62,8 @@ class LocalCluster(BaseCluster):
         log_level: from which level on the workers log on standard error: "debug", "info", "warning", "error" or "critical". Tracebacks of
             functions that raise are logged as warnings.
         start_timeout: seconds that a worker may take to listen.
-        start: "fork" starts workers as forks of a small process that has imported aiograd, in a tenth of the time; on Linux, and where BLAS is given
-            one thread per process. Elsewhere, and with "spawn", the default, each has an interpreter of its own from the beginning.
+        start: "fork", the default, starts workers as forks of a small process that has imported aiograd, in a tenth of the time; on Linux, and where
+            BLAS is given one thread per process. Elsewhere, as on macOS, and with "spawn", each has an interpreter of its own from the beginning.
         dashboard: of the coordinator, as of `Worker`; it shows all workers.
 
     Raises:
@@ -91,7 +91,7 @@ class LocalCluster(BaseCluster):
         gradient_encoding: Encoding = Encoding.PLAIN,
         log_level: str = "warning",
         start_timeout: float = 30.0,
-        start: str = "spawn",
+        start: str = "fork",
         dashboard: bool | DashboardOptions = False,
     ) -> None:
         super().__init__(check_names("LocalCluster", n, names))
@@ -225,7 +225,7 @@ class LocalCluster(BaseCluster):
         try:
             async with self._locks[name]:
                 await self._start(name)
-                await roster.introduce(name, self._processes[name].url)
+                await self._introduce(name)
         except BaseException:
             await self._dismiss(name, 0.0)
             raise
@@ -276,7 +276,7 @@ class LocalCluster(BaseCluster):
         self._dismissed.discard(old)
         self._open().lost(name, old.status or 0, is_returning=True, was_asked=True)
         await self._start(name)
-        await self._open().introduce(name, self._processes[name].url)
+        await self._introduce(name)
 
     def _ended(self, process: WorkerProcess) -> None:
         name = process.name
@@ -312,11 +312,17 @@ class LocalCluster(BaseCluster):
             "--service", self._service, "--limits", json.dumps(limits), "--log-level", self._log_level,
             "--encoding", self._encoding.name.lower(), "--gradient-encoding", self._gradient_encoding.name.lower(),
         ]  # fmt: skip
+        for peer, url in self._open().peers_of(name).items():  # so that it knows them before it answers
+            command += "--peer", f"{peer}={url}"
         process = await WorkerProcess.start(name, command, self._environment, self._start_timeout, self._ended, self._launch)
         if self._is_closing:
             await process.stop(0.0)
             raise EngineClosedError(f"LocalCluster: it was closed while {name} was being started")
         self._processes[name] = process
+
+    async def _introduce(self, name: str) -> None:
+        process = self._processes[name]
+        await self._open().introduce(name, process.url, process.incarnation)
 
     async def __aenter__(self) -> Self:
         """Start everything. Cancelled, or after a failure, it ends the workers that have been started.
@@ -334,7 +340,7 @@ class LocalCluster(BaseCluster):
                 dashboard=self._dashboard,
             )  # fmt: skip
             await exits.enter_async_context(driver)
-            self._roster = roster = Roster("LocalCluster", driver, self._on_lost, self._on_return, is_local=True)
+            self._roster = Roster("LocalCluster", driver, self._on_lost, self._on_return, is_local=True)
             for name in self._names:
                 self._admit(name)
             starts = [asyncio.create_task(self._start(name), name=f"start of {name}") for name in self._names]
@@ -346,7 +352,7 @@ class LocalCluster(BaseCluster):
                 await through_cancellation(asyncio.wait(starts))
                 raise
             for name in self._names:
-                await roster.introduce(name, self._processes[name].url)
+                await self._introduce(name)
             exits.push_async_callback(self._stop_restarting)
             self._exits = exits.pop_all()
         return self

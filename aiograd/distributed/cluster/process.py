@@ -1,10 +1,10 @@
 """WorkerProcess: one ``aiograd worker`` as a child of this process.
 
 Note [Parent and child]
-    The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens, ``{"name", "url", "pid"}``;
-    everything after that goes through the worker itself. Output of the service goes to standard error and is passed on with a prefix. When the
-    child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a session of its own, so that Ctrl-C
-    at a terminal reaches the coordinator alone, which then ends its workers in order.
+    The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens,
+    ``{"name", "url", "pid", "incarnation"}``; everything after that goes through the worker itself. Output of the service goes to standard error and
+    is passed on with a prefix. When the child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a
+    session of its own, so that Ctrl-C at a terminal reaches the coordinator alone, which then ends its workers in order.
 
 The class is an asyncio subprocess protocol, not streams: nothing waits in tasks, and the end of the process is known when it happens, not
 when the last of its pipes is closed.
@@ -42,13 +42,14 @@ class WorkerProcess(asyncio.SubprocessProtocol):
 
     #: number of the process
     pid: int
-    #: where the worker listens; empty until it does
+    #: where the worker listens, and its incarnation, see `PeerIdentity`; empty until it does
     url: str
+    incarnation: bytes
 
     def __init__(self, name: str, on_exit: Callable[[WorkerProcess], None] | None = None) -> None:
         self.name = name
         self.pid = 0
-        self.url = ""
+        self.url, self.incarnation = "", b""
         self._on_exit = on_exit
         loop = asyncio.get_running_loop()
         self._transport: asyncio.SubprocessTransport | None = None
@@ -175,7 +176,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def _take_line(self, fd: int, line: bytes) -> None:
         if fd == 1:
             try:
-                self.url = str(json.loads(line)["url"])
+                ready = json.loads(line)
+                self.url, self.incarnation = str(ready["url"]), bytes.fromhex(ready["incarnation"])
                 if not self._ready.done():
                     self._ready.set_result(None)
                 return

@@ -338,9 +338,10 @@ class RayCluster(BaseCluster):
                 "on all nodes"
             )
         settings = dataclasses.replace(self._settings, name=name)
-        url: str = handshake.url or await self._result(name, actor.start.remote(settings, seal(self._secret, handshake.public)))
+        if not handshake.url:
+            handshake = await self._result(name, actor.start.remote(settings, seal(self._secret, handshake.public)))
         self._handshakes[name] = handshake
-        await self._open().introduce(name, url)
+        await self._open().introduce(name, handshake.url, handshake.incarnation)
 
     async def _result(self, name: str, reference: Any) -> Any:
         """Await a method of an actor; cancelling stops the waiting only."""

@@ -32,8 +32,9 @@ class WorkerHandshake:
     #: of its node, as other nodes reach it
     address: str
     node: str
-    #: where the worker in it listens; empty if it has none yet
+    #: where the worker in it listens, and its incarnation; empty if it has none yet
     url: str
+    incarnation: bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +69,12 @@ class RayWorker:
         return self._name
 
     async def greet(self) -> WorkerHandshake:
-        """Version, public key, process, node and, if it has been started, URL of the worker."""
-        return WorkerHandshake(__version__, self._recipient.public, os.getpid(), *_whereabouts(), "" if self._worker is None else self._worker.url)
+        """Version, public key, process, node and, if it has been started, URL and incarnation of the worker."""
+        found = ("", b"") if self._worker is None else (self._worker.url, self._worker.endpoint.incarnation)
+        return WorkerHandshake(__version__, self._recipient.public, os.getpid(), *_whereabouts(), *found)
 
-    async def start(self, settings: Settings, sealed: bytes) -> str:
-        """Open the worker; returns its URL.
+    async def start(self, settings: Settings, sealed: bytes) -> WorkerHandshake:
+        """Open the worker; returns as `greet`.
 
         Raises:
             ArgumentError: it has one already, or a setting cannot be used. AuthenticationError: the secret is not for this actor.
@@ -91,7 +93,7 @@ class RayWorker:
         await worker.__aenter__()
         worker.membership.leader = settings.leader
         self._worker = worker
-        return worker.url
+        return await self.greet()
 
     async def lifetime(self) -> None:
         """Does not return; Ray raises when the actor has died."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from aiograd.coordination.message_form import WireMessage, encode
@@ -27,12 +27,14 @@ ReturnCallback = Callable[[str, str], None]
 class Member:
     """One worker of a cluster."""
 
-    __slots__ = ("name", "url", "ended", "is_running", "is_returning", "was_lost", "changed")
+    __slots__ = ("name", "url", "incarnation", "ended", "is_running", "is_returning", "was_lost", "changed")
 
     def __init__(self, name: str) -> None:
         self.name = name
         #: its URL; empty until it listens
         self.url = ""
+        #: of the process that listens there, see `PeerIdentity`
+        self.incarnation = b""
         #: True if it listens and has been introduced to the others, as far as is known
         self.is_running = False
         #: the exit status, negative for a signal, of the process that is this worker now
@@ -65,8 +67,8 @@ class Roster:
         self._on_lost = on_lost
         self._on_return = on_return
         self._members: dict[str, Member] = {}
-        self._announcements = Announcements(
-            lambda name, urls: self._ask(name, SetPeers(dict(urls))), lambda: list(self.urls), lambda: driver.endpoint.context
+        self._announcements = Announcements[Member | None](
+            lambda name, news: self._ask(name, _whereabouts(news)), lambda: list(self.urls), lambda: driver.endpoint.context
         )
 
     # ---------------------------------------------------------------- what there is
@@ -80,6 +82,10 @@ class Roster:
     def urls(self) -> dict[str, str]:
         """Where each worker listens that has listened so far."""
         return {member.name: member.url for member in self._members.values() if member.url}
+
+    def peers_of(self, name: str) -> dict[str, str]:
+        """The URLs that a worker of this name has to know, as far as they are known."""
+        return self._known | {other: url for other, url in self.urls.items() if other != name}
 
     def member(self, name: str) -> Member:
         """The worker of this name.
@@ -98,10 +104,16 @@ class Roster:
 
     # ---------------------------------------------------------------- what happens
 
-    async def introduce(self, name: str, url: str) -> None:
-        """Introduce a worker that listens, for the first time or again: tell it all addresses, and tell all workers its address.
+    async def introduce(self, name: str, url: str, incarnation: bytes) -> None:
+        """Introduce a worker that listens, for the first time or again: tell it all addresses, then tell all workers its address.
 
+        What they still have of an earlier process of its name is over when this returns: calls from then on meet this one.
         A worker that is lost meanwhile is passed over: it is told when it is back. Cancelled, some may not have been told.
+
+        Args:
+            name: of the worker.
+            url: where it listens.
+            incarnation: see `PeerIdentity`.
 
         Raises:
             WorkerLostError: it is `name` itself that is lost.
@@ -109,12 +121,11 @@ class Roster:
         member = self.member(name)
         if member.ended.done():
             member.ended = asyncio.get_running_loop().create_future()
-        member.url = url  # known from here on, so that two workers that are introduced at the same time are told of each other
-        self.driver.add_peer(name, url)
-        others = self._known | {other: where for other, where in self.urls.items() if other != name}
-        for result in await asyncio.gather(self._ask(name, SetPeers({**others})), self._announcements.announce(name, url), return_exceptions=True):
-            if isinstance(result, BaseException):
-                raise result
+        member.url, member.incarnation = url, incarnation  # from here on, so that two that are introduced at the same time are told of each other
+        self.driver.membership.set_peers(_whereabouts({name: member}))
+        others = {other.name: other for other in self._members.values() if other.url and other is not member}
+        await self._ask(name, _whereabouts(others, self._known))
+        await self._announcements.announce(name, member)
         if member.ended.done():
             raise WorkerLostError(f"worker {name} was lost while it was being introduced to the others", worker=name, stage="start")
         is_back, member.was_lost = member.was_lost, False
@@ -184,6 +195,11 @@ class Roster:
     def _wake(self, member: Member) -> None:
         member.changed.set()
         member.changed = asyncio.Event()
+
+
+def _whereabouts(members: Mapping[str, Member | None], known: Mapping[str, str] | None = None) -> SetPeers:
+    urls = {name: None if member is None else member.url for name, member in members.items()}
+    return SetPeers({**(known or {}), **urls}, {name: member.incarnation for name, member in members.items() if member is not None})
 
 
 def describe_status(status: int) -> str:

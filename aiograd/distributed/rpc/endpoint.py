@@ -182,7 +182,7 @@ class Endpoint:
     # ---- peers
 
     def add_peer(self, name: str, url: str, principal: str | None = None) -> None:
-        """Set the URL of a peer. A URL given before is replaced; connections stay.
+        """Set the URL of a peer. A URL given before is replaced; connections stay, and what is being dialled is dialled at the new one at once.
 
         Args:
             principal: the principal that the URL holds for; None: all principals without a URL of their own.
@@ -197,7 +197,9 @@ class Endpoint:
             if url != self.url:
                 raise ArgumentError(f"add_peer({name!r}, {url!r}): that is this worker's own name; expected names that differ")
             return
-        self._urls[principal, name] = url
+        before, self._urls[principal, name] = self._urls.get((principal, name)), url
+        for peer in [each for each in self._peers.values() if each.name == name and before != url]:
+            peer.redial()
 
     def remove_peer(self, name: str) -> None:
         """Remove the URL of a peer, if it is known. Connections stay until they are lost."""
@@ -235,7 +237,6 @@ class Endpoint:
 
         Args:
             peer: name of a worker.
-
             kind: the kind of the request, 0 to 255.
             value: a value for `encode`; its arrays must not change until the answer has come.
             timeout: seconds for everything: connecting, waiting for room, the handler, the answer.
@@ -343,7 +344,7 @@ class Endpoint:
         self._peers[peer.id] = peer
 
     def seen(self, identity: PeerIdentity, but: PeerSession | None = None) -> None:
-        """Called when a peer has proved its identity: sessions with earlier incarnations are lost, except `but`, which the caller handles."""
+        """Called when the identity of a peer is certain: sessions with other incarnations are lost, except `but`, which the caller handles."""
         peer = self._peers.get(identity.peer)
         if peer is None:
             return

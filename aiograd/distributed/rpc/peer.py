@@ -107,7 +107,7 @@ class LocalEndpoint(Protocol):
         """Register a peer with its first session."""
 
     def seen(self, identity: PeerIdentity, but: PeerSession | None = None) -> None:
-        """Called when a peer has proved its identity: sessions with earlier incarnations are lost, except `but`, which the caller handles."""
+        """Called when the identity of a peer is certain: sessions with other incarnations are lost, except `but`, which the caller handles."""
 
     def lost(self, peer: Peer, session: PeerSession, reason: str) -> None:
         """Called when a session has ended."""
@@ -339,6 +339,13 @@ class Peer:
         if session not in self._dialling:
             name = f"dial {self.name}"
             self._dialling[session] = self.loop.create_task(self._keep_dialling(session, pause), name=name, context=self.context.copy())
+
+    def redial(self) -> None:
+        """Called when the peer has another URL: sessions that are being dialled are dialled there at once."""
+        for session, task in list(self._dialling.items()):
+            task.cancel()
+            del self._dialling[session]
+            self._reach(session, 0.0)
 
     async def _keep_dialling(self, session: PeerSession, pause: float) -> None:
         refusals = attempt = 0

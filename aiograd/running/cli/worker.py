@@ -202,7 +202,7 @@ class _Parent(asyncio.Protocol):
         self._stop = stop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._tell({"name": self._made.name, "url": self._made.url, "pid": os.getpid()})
+        self._tell({"name": self._made.name, "url": self._made.url, "pid": os.getpid(), "incarnation": self._made.endpoint.incarnation.hex()})
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()  # the parent is gone, or wants us to be

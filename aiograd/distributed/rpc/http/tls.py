@@ -17,6 +17,7 @@ import ssl
 import threading
 
 from aiograd.distributed.rpc.http.addresses import PeerAddress
+from aiograd.distributed.rpc.http.sockets import readable
 from aiograd.errors import AddressError, CertificateError, DistributedError
 
 #: the first byte of a TLS connection
@@ -87,16 +88,5 @@ async def speaks_tls(connection: socket.socket) -> bool:
     Raises:
         OSError: the connection is broken.
     """
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(connection, _set, ready)
-    try:
-        await ready
-    finally:
-        loop.remove_reader(connection)
+    await readable(connection)
     return connection.recv(1, socket.MSG_PEEK) == HANDSHAKE
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)

@@ -16,6 +16,7 @@ from aiograd.distributed.rpc.http.client import HttpClient
 from aiograd.distributed.rpc.http.connection import MAX_LINE
 from aiograd.distributed.rpc.http.pages import Site
 from aiograd.distributed.rpc.http.server import HttpServer, certified_names
+from aiograd.distributed.rpc.http.sockets import accepted
 from aiograd.distributed.rpc.http.tls import TLS_WANTED, default_context, make_context, speaks_tls
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
@@ -163,10 +164,9 @@ class HttpTransport:
         return split_host(self._trusted_hosts[0])[0] if self._trusted_hosts else socket.gethostname()
 
     async def _serve(self, listener: socket.socket, server: HttpServer) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, source = await loop.sock_accept(listener)
+                connection, source = await accepted(listener)
             except OSError as error:
                 # Typically no descriptor is left. Open connections go on; the backlog waits.
                 logger.warning("accepting a connection failed: %s", error)
