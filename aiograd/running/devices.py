@@ -135,6 +135,9 @@ class AdoptsTensors(Protocol):
     def adopt(self, tensor: Any) -> Array:
         """An array of the device that stands for a Tensor of another."""
 
+    def takes_graph(self, tensor: Any) -> bool:
+        """True if the Tensor keeps its place in the graph of operations on this device."""
+
 
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}
@@ -248,6 +251,11 @@ def device(name: str) -> Device | None:
 def name_of_device(name: str) -> DeviceName:
     """The name of a device that holds something, which is thus there."""
     return str.__new__(DeviceName, name)
+
+
+def adopts(name: str) -> bool:
+    """True for the name of a device that adopts Tensors: gradients of Tensors on any device may live there."""
+    return hasattr(_devices.get(name), "adopt")  # what `AdoptsTensors` asks for, which costs ten times as much to check
 
 
 def known_devices() -> list[str]:

@@ -26,6 +26,8 @@ from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
 from aiograd.running.types import Array, Shape
+from aiograd.tensors.followed import follow, follows_writes, without_tangent
+from aiograd.tensors.followed import has_tangent as has_tangent
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize, size_of
 
@@ -170,7 +172,7 @@ class TensorCore:
         trace = current_mode().trace
         if trace is not None:
             if value is None:
-                trace.forgets_grad(self, _forget_grad)
+                trace.forgets_grad(self, _set_grad)
             else:
                 trace.acts("setting .grad", _set_grad, self, value)
             return
@@ -268,9 +270,8 @@ class TensorCore:
     # ---------------------------------------------------------------- leaving the graph
 
     def detach(self) -> Self:
-        """The same data outside of the graph. Modifying either in place is noticed by both."""
-        detached: Self = make(self._data, shared_with=self, cls=type(self))
-        return detached
+        """The same data outside of the graph, without tangents. Modifying either in place is noticed by both."""
+        return make(without_tangent(self._data), shared_with=self, cls=type(self))  # type: ignore[no-any-return]
 
     def detach_(self) -> Self:
         """Take this tensor out of the graph, in place."""
@@ -340,12 +341,13 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     return tensor
 
 
-def _set_grad(tensor: TensorCore, value: Any) -> None:
+def outside(tensor: TensorCore) -> Any:
+    """The same data outside of the graph; unlike `TensorCore.detach` it keeps its tangents."""
+    return make(tensor._data, shared_with=tensor, cls=type(tensor))
+
+
+def _set_grad(tensor: TensorCore, value: Any = None) -> None:
     tensor.grad = value
-
-
-def _forget_grad(tensor: TensorCore) -> None:
-    tensor.grad = None
 
 
 def view_of(tensor: TensorCore) -> View | None:
@@ -399,12 +401,15 @@ def refresh(tensor: TensorCore) -> None:
 def retake(tensor: TensorCore, view: View, parent: TensorCore) -> None:
     """Give `tensor` the place in the graph of the same view of `parent`."""
     trace = current_mode().trace
-    if parent._node is None and trace is None:
+    followed = follows_writes(parent._data)
+    if parent._node is None and trace is None and not followed:
         move_to(tensor, None, 0)
         return
     again = view.op(parent, *view.args, **view.kwargs)
     if view.output is not None:
         again = again[view.output]
+    if followed:
+        follow(tensor, again._data)
     if trace is not None:
         trace.renames(tensor, again)
     move_to(tensor, again._node, again._nr)
