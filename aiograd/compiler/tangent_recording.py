@@ -1,0 +1,144 @@
+"""TangentRecorder: the program of a call on dual arrays, made while the function runs on them.
+
+Note [Programs of dual arrays]
+    Inside of `ag.jvp` a compiled function gets Tensors with values and tangents. The first call with a signature runs the function on them, row by
+    row, as it would run uncompiled; the rows are noted with their values, and with the arguments and results that have tangents, since
+    `no_grad` and `detach` stop some. From the second call on the program runs, with the code of `aiograd.compiler.tangent_code`.
+
+    Only values and tangents of the host, in no graph, have a program. Within `vmap`, another `jvp` or a backward pass, in `linearize`, with
+    ``create_graph`` and with ``strict`` the function runs row by row every time. So it does where it writes in place, where it returns an argument or
+    a part of one, and where something else than a row takes a tangent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aiograd.compiler.program import Program, Value, ValueKind
+from aiograd.compiler.recorded_results import ResultRecorder
+from aiograd.forward.dual import DualArray
+from aiograd.ops.op import Fused, Op
+from aiograd.running.trees import leaves_of
+from aiograd.tensors.core import TensorCore
+from aiograd.tensors.levels import LevelArray
+
+
+def layout_of_level(array: LevelArray) -> Any:
+    """What the signature of a call says of an array of a transform: the strides of value and tangent, or the kind of transform without a program."""
+    if type(array) is not DualArray or host_value(array) is None:
+        return array.level.kind
+    return array.level.kind, array.primal.strides, None if array.tangent is None else array.tangent.strides
+
+
+def host_value(array: DualArray) -> Any:
+    """The value of a dual array that a program can take; None where it cannot, see the module's Note."""
+    level, tangent = array.level, array.tangent
+    if type(array.primal) is not np.ndarray or not isinstance(tangent, (np.ndarray, np.generic, type(None))):
+        return None
+    return None if level.records or level.deferred or level.follows else array.primal
+
+
+def has_tangent(tensor: TensorCore) -> bool:
+    """True for a Tensor with a tangent that a program follows."""
+    return isinstance(tensor._data, DualArray) and tensor._data.tangent is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Which values of a program have tangents.
+
+    Attributes:
+        statements: by number of a statement with tangents, the numbers of its arguments that have one, and of its outputs.
+        outputs: per output of the program, True if it has one.
+    """
+
+    statements: dict[int, tuple[frozenset[int], frozenset[int]]]
+    outputs: tuple[bool, ...]
+
+
+class TangentRecorder(ResultRecorder):
+    """A recorder of a call on dual arrays. See the module's Note."""
+
+    def __init__(self, inputs: list[TensorCore], *args: Any, **options: Any) -> None:
+        self._level: Any = None
+        self._followed: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
+        self._followed_outputs: tuple[bool, ...] = ()
+        super().__init__(inputs, *args, **options)
+        arrays: list[Any] = [tensor._data for tensor in inputs]
+        if len({id(array) for array in arrays}) != len({id(array.primal if isinstance(array, DualArray) else array) for array in arrays}):
+            self.breaks("two arguments share a value and differ in their tangents")
+
+    def followed(self) -> Followed:
+        """Which values have tangents, after the call of `program`."""
+        return Followed(self._followed, self._followed_outputs)
+
+    def _know(self, tensor: TensorCore, kind: ValueKind, index: int) -> Value:
+        data: Any = tensor._data
+        if not isinstance(data, LevelArray):
+            return super()._know(tensor, kind, index)
+        host = host_value(data) if isinstance(data, DualArray) else None
+        self._level = self._level or data.level
+        if host is None or data.level is not self._level:
+            self.breaks("it is called on arrays of transforms that have no program, such as nested ones")
+        elif kind is ValueKind.CAPTURED:
+            self.breaks("it uses a tensor with a tangent that is no argument")
+        if self.broken is not None:
+            return Value(kind, index, tensor.shape, tensor.dtype, tensor._node is not None, ())
+        if type(data) not in self._array_types:
+            self._array_types += (type(data),)
+        value = Value(kind, index, host.shape, host.dtype, tensor._node is not None, host.strides)
+        self._arrays.setdefault(id(host), value)
+        self._values[id(tensor)] = self._arrays[id(data)] = value
+        self._sharing.setdefault(id(data), []).append(tensor)
+        self._alive += [tensor, data, host]
+        return value
+
+    def _find(self, tensor: TensorCore) -> Value | None:
+        value = super()._find(tensor)
+        data = tensor._data
+        if value is None and isinstance(data, DualArray):  # a detached tensor has the value of another, and no tangent
+            value = self._arrays.get(id(data.primal)) if data.tangent is None else None
+        return value
+
+    def ran(
+        self, op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[TensorCore], residuals: tuple[Any, ...], fused: Fused | None
+    ) -> None:
+        """Note a row that has run, and which of its arguments and outputs have tangents."""
+        if any([isinstance(array, DualArray) and array.tangent is not None for array in leaves_of(statics, self._array_types)]):
+            self.breaks(f"a setting of {op.name} has a tangent")
+        number = len(self._statements)
+        super().ran(op, tensors, statics, outputs, residuals, fused or op.fused)
+        if len(self._statements) == number or self.broken is not None:
+            return
+        if self._statements[number].node is not None:
+            self.breaks("gradients are wanted of tensors with tangents")
+        made = frozenset([i for i, tensor in enumerate(outputs) if has_tangent(tensor)])
+        if made:
+            self._followed[number] = frozenset([i for i, tensor in enumerate(tensors) if tensor is not None and has_tangent(tensor)]), made
+
+    def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...], statics: dict[str, Any] | None = None) -> None:
+        if any(map(has_tangent, (*tensors, *outputs))):
+            self.breaks(f"{op.name} is no row, and acts on a tensor with a tangent")
+        super()._add(op, tensors, outputs, statics)
+
+    def modifies(self, tensor: TensorCore, name: str, *args: Any, **options: Any) -> Any:
+        """Break the recording where a tensor of `jvp` is modified in place; see `WriteRecorder.modifies`."""
+        operands: tuple[TensorCore, ...] = args[3] if len(args) > 3 else options.get("operands", ())
+        if any([isinstance(each._data, LevelArray) for each in (tensor, *operands)]):
+            self.breaks("it modifies a tensor in place with values of jvp")
+        return super().modifies(tensor, name, *args, **options)
+
+    def program(self, signature: str, outputs: list[TensorCore]) -> Program | None:
+        """The program; None where there is none, as of `ResultRecorder`."""
+        program = super().program(signature, outputs)
+        if program is None:
+            return None
+        if program.views or program.returns is not None:
+            self.breaks("it returns an argument or a part of one")
+        elif self.has_called:
+            self.breaks("it makes a pass or a step")
+        self._followed_outputs = tuple(map(has_tangent, outputs))
+        return program if self.broken is None else None
