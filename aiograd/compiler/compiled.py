@@ -33,6 +33,8 @@ from aiograd.compiler.recording_scope import recording_scope, runs_programs
 from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
+from aiograd.compiler.tangent_code import TangentCode
+from aiograd.compiler.tangent_recording import TangentRecorder, are_of_levels
 from aiograd.compiler.warming import warm_up
 from aiograd.compiler.watching.reads import Fit, Read, read_inputs
 from aiograd.errors import ArgumentError, ArgumentTypeError
@@ -50,9 +52,9 @@ MOST_UNSETTLED = 3
 #: of how many signatures the arguments are compared without a look into the table
 CHECKED = 4
 
-
 OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
+Code: TypeAlias = ProgramCode | StepCode | TangentCode
 
 
 class CompiledFunction:
@@ -70,9 +72,9 @@ class CompiledFunction:
         self._most = options.max_signatures
         self._name = getattr(function, "__name__", None) or type(function).__name__
         #: by signature; several where they differ in plain attributes of modules, such as ``training``
-        self._codes: dict[Any, tuple[ProgramCode | StepCode, ...]] = {}
+        self._codes: dict[Any, tuple[Code, ...]] = {}
         #: functions that know calls by their arguments, each with the code for them; the newest first
-        self._checked: tuple[tuple[Callable[..., Any], ProgramCode | StepCode], ...] = ()
+        self._checked: tuple[tuple[Callable[..., Any], Code], ...] = ()
         self._breaks: dict[Any, str] = {}
         #: by signature: how many recordings there were one after the other without a run, and the runs before
         self._recent: dict[Any, tuple[int, int]] = {}
@@ -189,12 +191,12 @@ class CompiledFunction:
             if fit is Fit.STALE:
                 with self._lock:
                     self._forget(key, code)
-        if mode.profiler is not None or key in self._breaks:
+        if mode.profiler is not None or key in self._breaks or (not mode.tangents and are_of_levels(inputs)):
             self._eager += 1
             return None, None, inputs
         return key, None, inputs
 
-    def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
+    def _add_check(self, code: Code, check: Callable[..., Any] | None) -> None:
         """Put a check for calls like this one first, see `aiograd.compiler.guard_code`."""
         with self._lock:
             code.checks_of_arguments += 1
@@ -205,9 +207,10 @@ class CompiledFunction:
 
     @contextlib.contextmanager
     def _recorded(
-        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: Callable[..., ResultRecorder] = ResultRecorder
+        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: Callable[..., ResultRecorder] | None = None
     ) -> Iterator[tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]]:
-        """Context of a recorded call: the recorder, made by `kind`, and the arguments to call the function with."""
+        """Context of a recorded call: the recorder, made by `kind` where that is given, and the arguments to call the function with."""
+        kind = kind or (TangentRecorder if are_of_levels(inputs) else ResultRecorder)
         tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
@@ -255,8 +258,13 @@ class CompiledFunction:
                         f"{self._name}.statistics().reasons for other signatures; this is said once."
                     )
                 return result
-            kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
-            code = kind(self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()), tier=self._options.tier)
+            guards = rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
+            kind: Callable[..., Code] = ProgramCode
+            if isinstance(recorder, TangentRecorder):
+                kind = functools.partial(TangentCode, followed=recorder.followed())
+            elif recorder.has_called or self._is_async or len(segments(program)) > 1:
+                kind = StepCode
+            code = kind(self._name, program, *guards, tier=self._options.tier)
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
@@ -278,7 +286,7 @@ class CompiledFunction:
             recorder.breaks("what it reads changes before every call")
         return moved is None or recorder.broken is not None
 
-    def _forget(self, key: Any, code: ProgramCode | StepCode) -> None:
+    def _forget(self, key: Any, code: Code) -> None:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
         self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
         if len(left) < len(self._codes.get(key, ())):
@@ -288,7 +296,7 @@ class CompiledFunction:
         else:
             self._codes.pop(key, None)
 
-    def _drop_one(self, new: ProgramCode | StepCode) -> None:
+    def _drop_one(self, new: Code) -> None:
         key, oldest = min(((key, code) for key, codes in self._codes.items() for code in codes), key=lambda entry: entry[1].used)
         self._forget(key, oldest)
         if not self._has_warned and not self._options.dynamic:
@@ -324,7 +332,7 @@ class CompiledFunction:
             cache_hits=figures.cache_hits,
         )
 
-    def _all(self) -> list[ProgramCode | StepCode]:
+    def _all(self) -> list[Code]:
         return [code for codes in list(self._codes.values()) for code in codes]
 
     def clear(self) -> None:

@@ -8,22 +8,27 @@ these have been made, so memory does not grow with the number of statements.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.compiler.arena import ArenaPool
-from aiograd.compiler.calls import ArrayCode, Form, Ref
-from aiograd.compiler.forward_code import ForwardWriter, arranged
+from aiograd.compiler.calls import ArrayCode, Form
+from aiograd.compiler.forward_code import ForwardWriter, arranged, residual
 from aiograd.compiler.native.tiers import HOT, NativeTier, native_problem
 from aiograd.compiler.node import explain
 from aiograd.compiler.program import Program, Statement, Value
 from aiograd.compiler.program_code import GuardedCode, finished, next_use, raise_refusal
 from aiograd.compiler.source import load
-from aiograd.compiler.tangent_recording import DualArray, Followed
+from aiograd.compiler.tangent_recording import Followed
 from aiograd.compiler.tracing import Recorded, Untraceable
-from aiograd.running.trees import map_tree
+from aiograd.forward.dual import DualArray
+from aiograd.forward.rows import RowCall, tangents_of
+from aiograd.ops.op import Fused, Op
+from aiograd.running.modes import current_mode
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
 
 
@@ -50,24 +55,23 @@ class TangentWriter(ForwardWriter):
             if tangent is not None
         }
         self.given = (*self.given, *[each.ref for each in self._tangents.values()])
+        self._results: tuple[Recorded, ...] = ()
 
-    def run(self) -> list[Any]:
-        """The arrays of the outputs, and of the tangents of those that have one."""
+    def run(self) -> tuple[Any, ...]:
+        """The arrays of the outputs, and behind them the tangents of those that have one."""
         with self.tracer.watching(np.geterr()):
             for number, statement in enumerate(self._program.statements):
                 self.write(number, statement)
                 if number in self._followed.statements:
-                    self._push(statement, *self._followed.statements[number])
-        return [each.value for each in self._results()]
-
-    def _results(self) -> list[Recorded]:
-        outputs = self._program.outputs
-        tangents = [self._tangents[value.name] for value, has_tangent in zip(outputs, self._followed.outputs, strict=True) if has_tangent]
-        return [*map(self._like, outputs), *tangents]
+                    self._push(number, statement, *self._followed.statements[number])
+            outputs = zip(self._program.outputs, self._followed.outputs, strict=True)
+            tangents = [self.tracer.as_array(self._tangents[value.name]) for value, has_tangent in outputs if has_tangent]
+        self._results = (*map(self._like, self._program.outputs), *tangents)
+        return tuple([each.value for each in self._results])
 
     def code(self) -> ArrayCode:
         """The code, before any pass."""
-        return ArrayCode("forward", self.given, tuple(self.tracer.calls), (tuple([each.ref for each in self._results()]), ()))
+        return ArrayCode("forward", self.given, tuple(self.tracer.calls), (tuple([each.ref for each in self._results]), ()))
 
     # ---------------------------------------------------------------- values
 
@@ -77,25 +81,70 @@ class TangentWriter(ForwardWriter):
     def _call(self, number: int, statement: Statement, function: Any, is_ufunc: bool) -> None:
         super()._call(number, statement, function, is_ufunc)
         arrays = [None if value is None else self._like(value).value for value in statement.arrays]
-        result = function(*arrays, **map_tree(lambda value: self._like(value).value, statement.statics, Value))
+        result = function(*arrays, **map_tree(_value_of, self._statics(statement), Recorded))
+        names = [value.name for value in statement.outputs]
+        results = () if not names else (result,) if statement.op.outputs == 1 else result
         if statement.fused is not None:
-            result = result[0]
-        results = () if not statement.outputs else (result,) if statement.op.outputs == 1 else result
-        for value, each in zip(statement.outputs, results, strict=True):
-            self._arrays[value.name] = np.asarray(each)
+            names += [residual(number, name) for name in statement.fused.residuals]
+            results = (*((result[0],) if statement.op.outputs == 1 else result[0]), *result[1:])
+        for i, (name, each) in enumerate(zip(names, results, strict=True)):
+            array = np.asarray(each) if i < len(statement.outputs) else each
+            self._recorded[name] = Recorded(self.tracer, self.refs[name], array, False)
+
+    def _statics(self, statement: Statement) -> dict[str, Any]:
+        """The settings of a statement, with recording arrays for those that are arrays of the program."""
+        return map_tree(self._like, statement.statics, Value) if statement.statics else {}
+
+    # ---------------------------------------------------------------- tangents
+
+    def _push(self, number: int, statement: Statement, given: frozenset[int], made: frozenset[int]) -> None:
+        """Make the tangents of a statement's outputs; see `aiograd.forward.rows.tangents_of`."""
+        op, fused = statement.op, statement.fused
+        arrays = [None if value is None else self._like(value) for value in statement.arrays]
+        tangents = [None if value is None or i not in given else self._tangents[value.name] for i, value in enumerate(statement.arrays)]
+        outputs = tuple(map(self._like, statement.outputs))
+        residuals = {} if fused is None else {name: self._recorded[residual(number, name)] for name in fused.residuals}
+        arguments = arrays, self._statics(statement), outputs[0] if op.outputs == 1 else outputs, residuals, tangents
+        function = functools.partial(_tangents_of, op, fused, tuple(sorted(made)))
+        found = self._traced(f"{op.name}_tangent", function, arguments, is_opaque=op.jvp is None)
+        for i in made:
+            self._tangents[statement.outputs[i].name] = found[i]
+
+    def _traced(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...], *, is_opaque: bool) -> Any:
+        """Note the calls that a function makes; the function itself as one call where it is `is_opaque` or cannot be traced."""
+        tracer = self.tracer
+        if not is_opaque and all([isinstance(each.value, (np.ndarray, np.generic)) for each in leaves_of(arguments, Recorded)]):
+            try:
+                found = tracer.trace(function, arguments)
+                if all([each is None or type(each) is Recorded for each in found]):
+                    return found
+            except Untraceable:
+                pass
+        return tracer.add(Form.CALL, function, label, arguments, {}, function(*map_tree(_value_of, arguments, Recorded)), opaque=True)
+
+
+def _tangents_of(
+    op: Op, fused: Fused | None, made: tuple[int, ...], arrays: list[Any], statics: dict[str, Any], out: Any, residuals: dict[str, Any],
+    tangents: list[Any],
+) -> list[Any]:
+    """The tangents of a row's outputs; None for those that are not in `made`."""
+    return tangents_of(RowCall(op, arrays, statics, out, residuals, fused), made, tangents)
+
+
+def _value_of(recorded: Recorded) -> Any:
+    return recorded.value
 
 
 class TangentCode(GuardedCode):
     """A program with the code that runs it on dual arrays; of one level at a time.
 
     Args:
-        name, program: as of `GuardedCode`.
+        name, program, *guards: as of `GuardedCode`.
         followed: which values have tangents.
-        *guards: as of `GuardedCode`.
         tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`.
     """
 
-    def __init__(self, name: str, program: Program, followed: Followed, *guards: Any, tier: str = "auto") -> None:
+    def __init__(self, name: str, program: Program, *guards: Any, followed: Followed, tier: str = "auto") -> None:
         super().__init__(name, program, *guards)
         self.followed = followed
         #: the function and its arenas; both change at once
@@ -115,10 +164,9 @@ class TangentCode(GuardedCode):
         return (self,)
 
     def takes(self, inputs: list[Any]) -> bool:
-        """As of `GuardedCode`; all dual arrays belong to one call of `jvp`."""
-        if len({tensor._data.level for tensor in inputs if isinstance(tensor._data, DualArray)}) != 1:
-            return False
-        return super().takes(inputs)
+        """As of `GuardedCode`; all dual arrays belong to one call of `jvp`, and tangents are wanted."""
+        mode, levels = current_mode(), {tensor._data.level for tensor in inputs if isinstance(tensor._data, DualArray)}
+        return len(levels) == 1 and mode.tangents and mode.profiler is None and super().takes(inputs)
 
     async def run_async(self, inputs: list[Any]) -> Any:
         """As `run`."""
@@ -130,4 +178,49 @@ class TangentCode(GuardedCode):
         self.runs += 1
         if self.runs == self.hot and self.native is not None:
             self.native.ask()
-        ...
+        tensors = [*inputs, *self.program.tensors]
+        arrays: list[Any] = []
+        tangents: list[Any] = []
+        level: Any = None
+        for tensor in tensors:
+            data = tensor._data
+            if data.__class__ is DualArray:
+                level, tangent = data.level, data.tangent
+                arrays.append(data.primal)
+                tangents.append(np.asarray(tangent) if isinstance(tangent, np.generic) else tangent)
+            else:
+                arrays.append(data)
+                tangents.append(None)
+        level.check()
+        forward, arenas = self.forward
+        try:
+            if forward is None:
+                results = self._write(arrays, tangents)
+            else:
+                arena = arenas.take()
+                given = [*arrays, *[tangent for tangent in tangents if tangent is not None]]
+                results, _ = forward(*given) if arena is None else forward(*given, arena.arrays)
+        except Exception as error:
+            explain(error, self.name)
+            raise_refusal(self.name, arrays, error)
+        left = iter(results[len(self.program.outputs) :])
+        duals = [
+            make(DualArray(level, array, next(left) if has_tangent else None))
+            for array, has_tangent in zip(results, self.followed.outputs, strict=False)
+        ]
+        return duals[0] if self.is_plain else finished(self, duals, tensors)
+
+    def _write(self, arrays: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
+        """The first run, which makes the code."""
+        writer = TangentWriter(self.program, self.followed, arrays, tangents)
+        results = writer.run()
+        plain = writer.code()
+        code, _ = arranged(self.program, plain)
+        self.forward = load(code, self.program.file), ArenaPool(code.arena)
+        self.program.arena_bytes = self.forward[1].arena_bytes
+        if self.tier != "numpy":
+            self.native = NativeTier(self, plain)
+            if self.tier == "native" and native_problem() is None:
+                self.hot = 0
+                self.native.begin()
+        return results

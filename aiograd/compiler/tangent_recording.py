@@ -15,35 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from aiograd.compiler.program import Program, Value, ValueKind
 from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.forward.dual import DualArray
 from aiograd.ops.op import Fused, Op
 from aiograd.running.trees import leaves_of
-from aiograd.tensors.core import TensorCore
+from aiograd.tensors.core import TensorCore, has_tangent
 from aiograd.tensors.levels import LevelArray
-
-
-def layout_of_level(array: LevelArray) -> Any:
-    """What the signature of a call says of an array of a transform: the strides of value and tangent, or the kind of transform without a program."""
-    if type(array) is not DualArray or host_value(array) is None:
-        return array.level.kind
-    return array.level.kind, array.primal.strides, None if array.tangent is None else array.tangent.strides
-
-
-def host_value(array: DualArray) -> Any:
-    """The value of a dual array that a program can take; None where it cannot, see the module's Note."""
-    level, tangent = array.level, array.tangent
-    if type(array.primal) is not np.ndarray or not isinstance(tangent, (np.ndarray, np.generic, type(None))):
-        return None
-    return None if level.records or level.deferred or level.follows else array.primal
-
-
-def has_tangent(tensor: TensorCore) -> bool:
-    """True for a Tensor with a tangent that a program follows."""
-    return isinstance(tensor._data, DualArray) and tensor._data.tangent is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +35,11 @@ class Followed:
 
     statements: dict[int, tuple[frozenset[int], frozenset[int]]]
     outputs: tuple[bool, ...]
+
+
+def are_of_levels(inputs: list[TensorCore]) -> bool:
+    """True if some of the inputs of a call are arrays of a transform, such as `ag.jvp`."""
+    return any([isinstance(tensor._data, LevelArray) for tensor in inputs])
 
 
 class TangentRecorder(ResultRecorder):
@@ -79,9 +62,8 @@ class TangentRecorder(ResultRecorder):
         data: Any = tensor._data
         if not isinstance(data, LevelArray):
             return super()._know(tensor, kind, index)
-        host = host_value(data) if isinstance(data, DualArray) else None
         self._level = self._level or data.level
-        if host is None or data.level is not self._level:
+        if not isinstance(data, DualArray) or not data.is_plain or data.level is not self._level:
             self.breaks("it is called on arrays of transforms that have no program, such as nested ones")
         elif kind is ValueKind.CAPTURED:
             self.breaks("it uses a tensor with a tangent that is no argument")
@@ -89,6 +71,7 @@ class TangentRecorder(ResultRecorder):
             return Value(kind, index, tensor.shape, tensor.dtype, tensor._node is not None, ())
         if type(data) not in self._array_types:
             self._array_types += (type(data),)
+        host = data.primal
         value = Value(kind, index, host.shape, host.dtype, tensor._node is not None, host.strides)
         self._arrays.setdefault(id(host), value)
         self._values[id(tensor)] = self._arrays[id(data)] = value

@@ -201,6 +201,21 @@ class DualArray(LevelArray):
         data = self.primal._data if isinstance(self.primal, TensorCore) else self.primal
         return getattr(data, "flags", None)
 
+    @property
+    def is_plain(self) -> bool:
+        """True for values and tangents of the host of which nothing else is noted or recorded."""
+        level, tangent = self.level, self.tangent
+        if type(self.primal) is not np.ndarray or not isinstance(tangent, (np.ndarray, np.generic, type(None))):
+            return False
+        return not (level.records or level.deferred or level.follows)
+
+    @property
+    def layout(self) -> Any:
+        """The strides of value and tangent where both are plain."""
+        if not self.is_plain:
+            return self.level.kind
+        return self.level.kind, self.primal.strides, None if self.tangent is None else self.tangent.strides
+
     def __setitem__(self, index: Any, value: Any) -> None:
         level = self.level
         level.check()

@@ -163,11 +163,15 @@ def push(level: ForwardLevel, call: RowCall, carriers: Sequence[int], tangents: 
     """
     if all(t is None for t in tangents):
         return [None] * len(_outs(call))
-    if level.records:
-        with ModeScope(grad=True):
-            made = _tangents(call, tangents)
-    else:
-        made = _tangents(call, tangents)
+    if not level.records:
+        return tangents_of(call, carriers, tangents)
+    with ModeScope(grad=True):
+        return tangents_of(call, carriers, tangents)
+
+
+def tangents_of(call: RowCall, carriers: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
+    """As `push`, for tangents of which one at least is none of zeros, on arrays of any kind; nothing is recorded for the caller."""
+    made = _tangents(call, tangents)
     outs = _outs(call)
     results: list[Any] = [None] * len(outs)
     for i in carriers:

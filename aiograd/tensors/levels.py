@@ -99,6 +99,11 @@ class LevelArray(NDArrayOperatorsMixin):
         """Type of the elements."""
 
     @property
+    def layout(self) -> Any:
+        """What the arrays of several calls with one layout have in common for a compiled function, which can be hashed."""
+        return self.level.kind
+
+    @property
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.shape)
