@@ -251,7 +251,7 @@ class CompiledFunction:
                 return result
             if program is None or recorder.broken is not None:
                 self._breaks[key] = str(recorder.broken)
-                if not self._has_told:
+                if not self._has_told and not are_of_levels(inputs):
                     self._has_told = True
                     warn_caller(
                         f"the compiled function {self._name} runs eagerly for {text or 'no arguments'}: {recorder.broken}. See "

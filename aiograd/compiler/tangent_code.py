@@ -39,7 +39,7 @@ class TangentWriter(ForwardWriter):
         program: the program.
         followed: which values have tangents.
         arrays: of the inputs and captured Tensors.
-        tangents: of the inputs; None where there is none.
+        tangents: of the same; None where there is none.
     """
 
     def __init__(self, program: Program, followed: Followed, arrays: Sequence[Any], tangents: Sequence[Any]) -> None:
@@ -51,7 +51,7 @@ class TangentWriter(ForwardWriter):
         #: by name of a value
         self._tangents = {
             value.name: self.tracer.recorded(f"d_{value.name}", tangent)
-            for value, tangent in zip(program.inputs, tangents, strict=True)
+            for value, tangent in zip(given, tangents, strict=True)
             if tangent is not None
         }
         self.given = (*self.given, *[each.ref for each in self._tangents.values()])

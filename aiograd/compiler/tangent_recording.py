@@ -49,7 +49,7 @@ class TangentRecorder(ResultRecorder):
         self._level: Any = None
         self._followed: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
         self._followed_outputs: tuple[bool, ...] = ()
-        super().__init__(inputs, *args, **options)
+        super().__init__(inputs, *args, **{**options, "raises": False})
         arrays: list[Any] = [tensor._data for tensor in inputs]
         if len({id(array) for array in arrays}) != len({id(array.primal if isinstance(array, DualArray) else array) for array in arrays}):
             self.breaks("two arguments share a value and differ in their tangents")
@@ -78,6 +78,12 @@ class TangentRecorder(ResultRecorder):
         self._sharing.setdefault(id(data), []).append(tensor)
         self._alive += [tensor, data, host]
         return value
+
+    def adopts(self, tensor: TensorCore, other: TensorCore) -> None:
+        """Note that a tensor of the level stands for one without a tangent."""
+        if self.broken is None:
+            self._values[id(other)] = self._value_of(tensor)
+            self._alive.append(other)
 
     def _find(self, tensor: TensorCore) -> Value | None:
         value = super()._find(tensor)
