@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
-from aiograd.running.caller import type_found
 from aiograd.forward.dual import ForwardLevel, Pending
+from aiograd.running.caller import type_found
 from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.running.offloading import ready
 from aiograd.tensors.core import TensorCore, make, outside
