@@ -6,8 +6,8 @@ Note [Programs of dual arrays]
     `no_grad` and `detach` stop some. From the second call on the program runs, with the code of `aiograd.compiler.tangent_code`.
 
     Only values and tangents of the host, in no graph, have a program. Within `vmap`, another `jvp` or a backward pass, in `linearize`, with
-    ``create_graph`` and with ``strict`` the function runs row by row every time. So it does where it writes in place, where it returns an argument or
-    a part of one, and where something else than a row takes a tangent.
+    ``create_graph`` and with ``strict`` the function runs row by row every time. So it does where it modifies a tensor with a tangent in place, and where
+    something else than a row takes one.
 """
 
 from __future__ import annotations
@@ -125,9 +125,15 @@ class TangentRecorder(ResultRecorder):
         program = super().program(signature, outputs)
         if program is None:
             return None
-        if program.views or program.returns is not None:
-            self.breaks("it returns an argument or a part of one")
-        elif self.has_called:
+        if self.has_called:
             self.breaks("it makes a pass or a step")
-        self._followed_outputs = tuple(map(has_tangent, outputs))
+        made = {self._statements[number].outputs[i] for number, (_, which) in self._followed.items() for i in which}
+        found = [value in made for value in program.outputs]
+        returns = program.returns or tuple([(place, False) for place in range(len(found))])
+        for output, (place, is_detached) in zip(outputs, returns, strict=True):
+            if place < len(found):
+                found[place] = has_tangent(output)
+            if is_detached and has_tangent(output):
+                self.breaks("it returns an argument outside of the graph")
+        self._followed_outputs = tuple(found)
         return program if self.broken is None else None
