@@ -6,8 +6,8 @@ Note [Programs of dual arrays]
     `no_grad` and `detach` stop some. From the second call on the program runs, with the code of `aiograd.compiler.tangent_code`.
 
     Only values and tangents of the host, in no graph, have a program. Within `vmap`, another `jvp` or a backward pass, in `linearize`, with
-    ``create_graph`` and with ``strict`` the function runs row by row every time. So it does where it modifies a tensor with a tangent in place, and where
-    something else than a row takes one.
+    ``create_graph`` and with ``strict`` the function runs row by row every time. So it does where it modifies a tensor with a tangent in
+    place, and where something else than a row takes one.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ def _drawing(method: D) -> D:
         trace = current_mode().trace
         if trace is None:
             return method(self, *args, **kwargs)
-        if "device" in kwargs and isinstance(devices.device(kwargs["device"]), devices.AdoptsTensors):  # one of this call, which takes those of the host
-            kwargs["device"] = "cpu"
+        if "device" in kwargs and isinstance(devices.device(kwargs["device"]), devices.AdoptsTensors):
+            kwargs["device"] = "cpu"  # the device is there for this call alone, and takes tensors of the host
         with ModeScope(trace=None):
             tensor = method(self, *args, **kwargs)
         is_default = self is (_default.get() or _process_default)
