@@ -109,7 +109,9 @@ def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[st
     if fused is not None:
         result, *rest = fused.forward(*arrays, **statics)
         residuals = dict(zip(fused.residuals, rest, strict=True))
-    if op.outputs == 1 and isinstance(result, np.generic):
+    if op.outputs != 1:
+        result = tuple([np.asarray(each) if isinstance(each, np.generic) else each for each in result])
+    elif isinstance(result, np.generic):
         result = np.asarray(result)
     return RowCall(op, arrays, statics, result, residuals, fused)
 

@@ -17,7 +17,9 @@ from aiograd import nn
 from aiograd.compiler.native import tiers
 from aiograd.errors import ShapeError
 from aiograd.nn import functional as F
+from tests.compiler.test_rows import DIFFERENTIABLE, functions_of, other
 from tests.support import assert_awaiting_raises
+from tests.sweeps import swept
 
 rng = np.random.default_rng(3)
 TIERS = ["numpy", pytest.param("native", marks=pytest.mark.skipif(tiers.native_problem() is not None, reason=str(tiers.native_problem())))]
@@ -86,6 +88,27 @@ async def test_values_and_tangents_have_the_bits_of_the_eager_call(name: str, ti
     assert (statistics.recordings, statistics.runs, statistics.eager, statistics.reasons) == (1, 3, 0, {})
     if tier == "native" and name in ("elementwise", "scalars", "choices"):
         assert statistics.native_runs > 0
+
+
+async def check_row(name: str, dtype: Any) -> None:
+    for function, arguments, text in functions_of(name, dtype, (2, 200)):
+        compiled = ag.compile(function)
+        for by in (0.0, 1e-4, -1e-4):
+            values = tuple([ag.tensor(other(argument, by)) for argument in arguments])
+            vectors = tuple([ag.asarray(np.cos(np.arange(value.size) + 1).reshape(value.shape).astype(value.dtype)) for value in values])
+            if not all([output.dtype.kind == "f" for output in function(*values)] or [False]):
+                continue  # they are integers or complex
+            found = [seen(await ag.jvp(call, values, vectors)) for call in (function, compiled)]
+            assert found[0] == found[1], f"{text} at {by}"
+        statistics = compiled.statistics()
+        assert not statistics.breaks and statistics.recordings <= 1 and statistics.runs in (0, 2), statistics
+
+
+@pytest.mark.parametrize("name", swept(DIFFERENTIABLE, keep=30))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_row(name: str, dtype: Any) -> None:
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        ag.run(check_row(name, dtype), tune_gc=False)
 
 
 @pytest.mark.one_loop
