@@ -4,7 +4,8 @@ Note [When a program is used]
     A call with a known signature runs its program if the captured Tensors have the shapes, dtypes and ``requires_grad`` that they had, and if the
     modules that were called and the function's closure and globals have the same Tensors and plain attributes; else it is recorded again.
     Where operations are watched (anomaly mode, saved-tensor hooks, another recording) the function runs eagerly, with the same bits. Under a
-    profiler programs run statement by statement, and nothing is recorded.
+    profiler programs run statement by statement, and nothing is recorded. Inside of `ag.jvp` there are programs of values and tangents
+    (`aiograd.compiler.tangent_recording`); inside of other transforms the function runs eagerly.
 """
 
 from __future__ import annotations
@@ -22,21 +23,20 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.bound_function import BoundCompiledFunction
+from aiograd.compiler.code_kinds import Code, code_of
 from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOptions, Figures, figures_of
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, plain_function
 from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.program import Program
-from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
+from aiograd.compiler.program_code import MOST_CHECKS
 from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.compiler.recording_scope import recording_scope, runs_programs
 from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
-from aiograd.compiler.steps import StepCode, segments
-from aiograd.compiler.tangent_code import TangentCode
 from aiograd.compiler.tangent_recording import TangentRecorder, are_of_levels
 from aiograd.compiler.warming import warm_up
-from aiograd.compiler.watching.reads import Fit, Read, read_inputs
+from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.kernels.selection import selected
 from aiograd.nn.module import Module
@@ -54,7 +54,6 @@ CHECKED = 4
 
 OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
-Code: TypeAlias = ProgramCode | StepCode | TangentCode
 
 
 class CompiledFunction:
@@ -258,14 +257,7 @@ class CompiledFunction:
                         f"{self._name}.statistics().reasons for other signatures; this is said once."
                     )
                 return result
-            guards = rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
-            kind: Callable[..., Code] = ProgramCode
-            if isinstance(recorder, TangentRecorder):
-                kind = functools.partial(TangentCode, followed=recorder.followed())
-            elif recorder.has_called or self._is_async or len(segments(program)) > 1:
-                kind = StepCode
-            code = kind(self._name, program, *guards, tier=self._options.tier)
-            code.used = next_use()
+            code = code_of(self._name, program, recorder, rebuild, reads, inputs, self._options, self._is_async)
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
                 self._drop_one(code)
