@@ -167,7 +167,7 @@ def _is_named(parts: tuple[Any, ...]) -> bool:
 
 
 def _transform_of(layout: Any) -> str:
-    """What a description says of an array of a transform, by its layout, see `aiograd.compiler.program.layout_of`."""
+    """The end of the description of an array of a transform, by its layout, see `aiograd.compiler.program.layout_of`."""
     if layout.__class__ is str:
         return "" if ":" in layout else f" of {layout}"
     return f" of {layout[0]}, {'no ' if layout[2] is None else ''}tangent" if layout and layout[0].__class__ is str else ""

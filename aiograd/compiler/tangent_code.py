@@ -153,7 +153,7 @@ class TangentCode(GuardedCode):
         self.hot = 0 if tier == "numpy" else HOT
         #: makes the native function; None where there is none
         self.native: NativeTier | None = None
-        #: what a native function of a backward would need: there is no backward
+        #: as of `ProgramCode`, for the native tier; empty, since there is no backward
         self.inside: frozenset[str] = frozenset()
         self.shared: dict[Any, set[str]] = {}
         self.backwards: dict[Any, Any] = {}

@@ -100,7 +100,7 @@ class LevelArray(NDArrayOperatorsMixin):
 
     @property
     def layout(self) -> Any:
-        """What the arrays of several calls with one layout have in common for a compiled function, which can be hashed."""
+        """A value for the signature of a compiled function: equal for arrays of several calls that one program serves."""
         return self.level.kind
 
     @property
