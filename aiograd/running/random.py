@@ -41,7 +41,7 @@ def _drawing(method: D) -> D:
         trace = current_mode().trace
         if trace is None:
             return method(self, *args, **kwargs)
-        if "device" in kwargs and isinstance(devices.device(kwargs["device"]), devices.AdoptsTensors):
+        if "device" in kwargs and devices.adopts(kwargs["device"]):
             kwargs["device"] = "cpu"  # the device is there for this call alone, and takes tensors of the host
         with ModeScope(trace=None):
             tensor = method(self, *args, **kwargs)
