@@ -170,7 +170,9 @@ def _transform_of(layout: Any) -> str:
     """The end of the description of an array of a transform, by its layout, see `aiograd.compiler.program.layout_of`."""
     if layout.__class__ is str:
         return "" if ":" in layout else f" of {layout}"
-    return f" of {layout[0]}, {'no ' if layout[2] is None else ''}tangent" if layout and layout[0].__class__ is str else ""
+    if not layout or layout[0].__class__ is not str:
+        return ""
+    return f" of {layout[0]}, {'no ' if layout[2] is None else 'pending ' if layout[2].__class__ is str else ''}tangent"
 
 
 def _described(part: Any) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode, Form
 from aiograd.compiler.forward_code import ForwardWriter, arranged, residual
+from aiograd.compiler.linear_code import Halves, Linearization, halves_of
 from aiograd.compiler.native.tiers import HOT, NativeTier, native_problem
 from aiograd.compiler.node import explain
 from aiograd.compiler.program import Program, Statement, Value
@@ -24,8 +25,8 @@ from aiograd.compiler.program_code import GuardedCode, finished, next_use, raise
 from aiograd.compiler.source import load
 from aiograd.compiler.tangent_recording import Followed
 from aiograd.compiler.tracing import Recorded, Untraceable
-from aiograd.forward.dual import DualArray
-from aiograd.forward.rows import RowCall, tangents_of
+from aiograd.forward.dual import DualArray, Pending
+from aiograd.forward.rows import RowCall, defer, tangents_of
 from aiograd.ops.op import Fused, Op
 from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of, map_tree
@@ -157,6 +158,9 @@ class TangentCode(GuardedCode):
         self.inside: frozenset[str] = frozenset()
         self.shared: dict[Any, set[str]] = {}
         self.backwards: dict[Any, Any] = {}
+        #: for tangents that come later, see `aiograd.compiler.linear_code`
+        self._halves: Halves | None = None
+        self._has_halves = False
 
     @property
     def numeric(self) -> tuple[Any, ...]:
@@ -194,6 +198,8 @@ class TangentCode(GuardedCode):
         level.check()
         forward, arenas = self.forward
         try:
+            if any([tangent.__class__ is Pending for tangent in tangents]):
+                return self._result(level, tensors, *self._linearize(level, arrays, tangents))
             if forward is None:
                 results = self._write(arrays, tangents)
             else:
@@ -204,11 +210,25 @@ class TangentCode(GuardedCode):
             explain(error, self.name)
             raise_refusal(self.name, arrays, error)
         left = iter(results[len(self.program.outputs) :])
-        duals = [
-            make(DualArray(level, array, next(left) if has_tangent else None))
-            for array, has_tangent in zip(results, self.followed.outputs, strict=False)
-        ]
+        made = [next(left) if has_tangent else None for has_tangent in self.followed.outputs]
+        return self._result(level, tensors, results[: len(made)], made)
+
+    def _result(self, level: Any, tensors: list[Any], arrays: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        duals = [make(DualArray(level, array, tangent)) for array, tangent in zip(arrays, tangents, strict=True)]
         return duals[0] if self.is_plain else finished(self, duals, tensors)
+
+    def _linearize(self, level: Any, arrays: list[Any], tangents: list[Any]) -> tuple[Sequence[Any], list[Any]]:
+        """The arrays of the outputs, and the places of their tangents, which come later."""
+        if not self._has_halves:
+            stand_ins = [None if tangent is None else np.zeros_like(array, order="C") for array, tangent in zip(arrays, tangents, strict=True)]
+            writer = TangentWriter(self.program, self.followed, arrays, stand_ins)
+            with np.errstate(all="ignore"):
+                writer.run()
+            given = writer.given[len(arrays) :]
+            self._halves, self._has_halves = halves_of(writer.code(), given, self.followed.outputs, self.program.file), True
+        linearization = Linearization(self.program, self.followed, self._halves, arrays, [tangent is not None for tangent in tangents])
+        carriers = [i for i, has_tangent in enumerate(self.followed.outputs) if has_tangent]
+        return linearization.outputs, defer(level, linearization.push, tangents, len(self.followed.outputs), carriers)
 
     def _write(self, arrays: list[Any], tangents: list[Any]) -> tuple[Any, ...]:
         """The first run, which makes the code."""

@@ -5,7 +5,7 @@ Note [Programs of dual arrays]
     row, as it would run uncompiled; the rows are noted with their values, and with the arguments and results that have tangents, since
     `no_grad` and `detach` stop some. From the second call on the program runs, with the code of `aiograd.compiler.tangent_code`.
 
-    Only values and tangents of the host, in no graph, have a program. Within `vmap`, another `jvp` or a backward pass, in `linearize`, with
+    Only values and tangents of the host, in no graph, have a program. Within `vmap`, another `jvp` or a backward pass, with
     ``create_graph`` and with ``strict`` the function runs row by row every time. So it does where it modifies a tensor with a tangent in
     place, and where something else than a row takes one.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from aiograd.compiler.program import Program, Value, ValueKind
 from aiograd.compiler.recorded_results import ResultRecorder
-from aiograd.forward.dual import DualArray
+from aiograd.forward.dual import DualArray, Pending
 from aiograd.ops.op import Fused, Op
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore, has_tangent
@@ -40,6 +40,10 @@ class Followed:
 def are_of_levels(inputs: list[TensorCore]) -> bool:
     """True if some of the inputs of a call are arrays of a transform, such as `ag.jvp`."""
     return any([isinstance(tensor._data, LevelArray) for tensor in inputs])
+
+
+def _is_pending(tensor: TensorCore) -> bool:
+    return isinstance(tensor._data, DualArray) and isinstance(tensor._data.tangent, Pending)
 
 
 class TangentRecorder(ResultRecorder):
@@ -127,6 +131,8 @@ class TangentRecorder(ResultRecorder):
             return None
         if self.has_called:
             self.breaks("it makes a pass or a step")
+        elif not all([statement.is_row for statement in self._statements]) and any([_is_pending(tensor) for tensor in self._of_call]):
+            self.breaks("it draws random numbers or has effects, and tangents come later")
         made = {self._statements[number].outputs[i] for number, (_, which) in self._followed.items() for i in which}
         found = [value in made for value in program.outputs]
         returns = program.returns or tuple([(place, False) for place in range(len(found))])

@@ -230,18 +230,18 @@ class DualArray(LevelArray):
 
     @property
     def is_plain(self) -> bool:
-        """True for values and tangents of the host of which nothing else is noted or recorded."""
-        level, tangent = self.level, self.tangent
-        if type(self.primal) is not np.ndarray or not isinstance(tangent, (np.ndarray, np.generic, type(None))):
+        """True for values of the host, with tangents of the host or pending ones, of which nothing else is noted or recorded."""
+        if type(self.primal) is not np.ndarray or not isinstance(self.tangent, (np.ndarray, np.generic, type(None), Pending)):
             return False
-        return not (level.records or level.deferred or level.follows)
+        return not (self.level.records or self.level.follows)
 
     @property
     def layout(self) -> Any:
         """The strides of value and tangent where both are plain."""
         if not self.is_plain:
             return self.level.kind
-        return self.level.kind, self.primal.strides, None if self.tangent is None else self.tangent.strides
+        tangent: Any = self.tangent
+        return self.level.kind, self.primal.strides, "pending" if tangent.__class__ is Pending else None if tangent is None else tangent.strides
 
     def __setitem__(self, index: Any, value: Any) -> None:
         level = self.level
