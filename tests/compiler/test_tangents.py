@@ -14,7 +14,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
+from aiograd.compiler.linear_code import halves_of
 from aiograd.compiler.native import tiers
+from aiograd.compiler.source import SourceFile
 from aiograd.errors import ShapeError
 from aiograd.forward.dual import ForwardLevel, Pending
 from aiograd.nn import functional as F
@@ -123,6 +126,22 @@ async def test_tangents_that_come_later_are_one_step_of_the_program(name: str) -
     statistics = compiled.statistics()
     assert statistics.recordings == 1 and statistics.runs == (0 if name == "draws" else 2)
     assert (name == "draws") == bool(statistics.reasons)
+
+
+def test_memory_that_tangents_are_written_to_is_made_for_each_push() -> None:
+    x, t, made, other, out = (Ref(name, (3,), np.dtype(float), (8,)) for name in ("i0", "d_i0", "t1", "t2", "v0"))
+    calls = (
+        Call(Form.CALL, np.sin, "sin", (x,), (out,), fresh=True),
+        Call(Form.CALL, np.cos, "cos", (x,), (made,), fresh=True),
+        Call(Form.CALL, np.multiply, "multiply", (made, t), (other,), out=made),
+    )
+    halves = halves_of(ArrayCode("forward", (x, t), calls, ((out, other), ())), [t], [True], SourceFile())
+    assert halves is not None
+    values, push = halves
+    (value,), saved = values(np.arange(3.0))
+    first, second = (push(saved, [np.full(3, number)])[0] for number in (2.0, 3.0))
+    assert np.array_equal(value, np.sin(np.arange(3.0)))
+    assert np.array_equal(first, 2 * np.cos(np.arange(3.0))) and np.array_equal(second, 3 * np.cos(np.arange(3.0)))
 
 
 async def test_tangents_of_another_level_go_through_the_rows() -> None:
@@ -320,6 +339,7 @@ async def test_arguments_that_share_a_value_are_told_apart() -> None:
     compiled = ag.compile(f := lambda x, y: x * y.detach() + y)
     for _ in range(3):
         await check(lambda x: f(x, x.detach()), lambda x: compiled(x, x.detach()), drawn(3), drawn(3))
+        await check(lambda x: f(x, (x * 2).detach()), lambda x: compiled(x, (x * 2).detach()), drawn(3), drawn(3))
         await check(f, compiled, (drawn(3), drawn(3)), (drawn(3), drawn(3)))
         await check(lambda x: f(x, x), lambda x: compiled(x, x), drawn(3), drawn(3))
 
