@@ -21,6 +21,7 @@ from aiograd.ops.op import Fused, Op, Rule, nothing, rule_names
 from aiograd.ops.slice_gradient import dense
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.trees import map_tree
 from aiograd.tensors.attach import has_rule
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.levels import split_arguments
@@ -79,6 +80,8 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
     if op.name == "to_device":
         device = devices.device_name_of(arrays[0]._data if isinstance(arrays[0], TensorCore) else arrays[0])
         statics = {"source": device, "device": device if statics["device"] == level.name else statics["device"]}
+    if "index" in statics:
+        statics = {**statics, "index": map_tree(_value_in_index, statics["index"], DualArray)}
     call = _forward(level, op, arrays, statics)
     outs = (call.out,) if op.outputs == 1 else call.out
     made: Any = (None,) * len(outs)
@@ -89,6 +92,11 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
             made = _push_or_defer(level, call, tangents, carriers)
     results = [DualArray(level, out, t, inputs if t is not None else 0) for out, t in zip(outs, made, strict=True)]
     return results[0] if op.outputs == 1 else tuple(results)
+
+
+def _value_in_index(array: DualArray) -> Any:
+    """The value of an array of integers that an index has; it may be needed after the level has ended."""
+    return array.primal._data if isinstance(array.primal, TensorCore) else array.primal
 
 
 def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[str, Any]) -> RowCall:

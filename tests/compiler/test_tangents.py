@@ -56,6 +56,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "reductions": lambda x: (x.mean(), x.var(0), x.std(), x.prod(1), x.logsumexp(-1), x.max(), x.cumsum(0)),
     "scalars": lambda x: x.sum() * x.sum().sin(),
     "moved": lambda x: (x.reshape(-1).reshape(4, 3), x[INDEX], x[1:, ::2] * x[:2, :2], ag.cat([x, A], 0), ag.stack([x, A * x]), (x[0] + A) * x),
+    "an index that is computed": lambda x: x[:, x.argmax(1)] * x[x.argmin(0)][:3, :3],
     "choices": lambda x: (ag.where(x > 0, x, x * x), ag.maximum(x, A), ag.maximum(x, x), x.clamp(-0.5, 0.5), x.sort(-1)[0]),
     "networks": lambda x: (x.softmax(-1), F.layer_norm(x, (4,)), F.gelu(x), F.cross_entropy(x, INDEX), F.mse_loss(x, A)),
     "dtypes": lambda x: ((x.astype(np.float32) * 2).astype(np.float64), (x * (1 + 2j)).abs()),
