@@ -159,6 +159,12 @@ def test_a_native_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("fused 1" in printed) is ("native_programs=1" in printed) is ag.kernels.native_available()
 
 
+def test_a_compiled_function_in_forward_mode(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# trajectory.py"), {})
+    printed = capsys.readouterr().out
+    assert "recordings=1, runs=3" in printed and "d_i0" in printed
+
+
 def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled_step.py"), {})
     printed = capsys.readouterr().out

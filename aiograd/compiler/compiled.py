@@ -4,7 +4,8 @@ Note [When a program is used]
     A call with a known signature runs its program if the captured Tensors have the shapes, dtypes and ``requires_grad`` that they had, and if the
     modules that were called and the function's closure and globals have the same Tensors and plain attributes; else it is recorded again.
     Where operations are watched (anomaly mode, saved-tensor hooks, another recording) the function runs eagerly, with the same bits. Under a
-    profiler programs run statement by statement, and nothing is recorded.
+    profiler programs run statement by statement, and nothing is recorded. Inside of `ag.jvp` there are programs of values and tangents
+    (`aiograd.compiler.tangent_recording`); inside of other transforms the function runs eagerly.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from typing import Any, Literal, TypeAlias, TypeVar, overload
 
 from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.bound_function import BoundCompiledFunction
+from aiograd.compiler.code_kinds import Code, code_of
 from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOptions, Figures, figures_of
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, plain_function
 from aiograd.compiler.native.tiers import TIERS, default_tier
 from aiograd.compiler.program import Program
-from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
+from aiograd.compiler.program_code import MOST_CHECKS
 from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.compiler.recording_scope import recording_scope, runs_programs
 from aiograd.compiler.results import shape_of
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
-from aiograd.compiler.steps import StepCode, segments
+from aiograd.compiler.tangent_recording import TangentRecorder, are_of_levels
 from aiograd.compiler.warming import warm_up
-from aiograd.compiler.watching.reads import Fit, Read, read_inputs
+from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.kernels.selection import selected
 from aiograd.nn.module import Module
@@ -49,7 +51,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 MOST_UNSETTLED = 3
 #: of how many signatures the arguments are compared without a look into the table
 CHECKED = 4
-
 
 OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
@@ -70,9 +71,9 @@ class CompiledFunction:
         self._most = options.max_signatures
         self._name = getattr(function, "__name__", None) or type(function).__name__
         #: by signature; several where they differ in plain attributes of modules, such as ``training``
-        self._codes: dict[Any, tuple[ProgramCode | StepCode, ...]] = {}
+        self._codes: dict[Any, tuple[Code, ...]] = {}
         #: functions that know calls by their arguments, each with the code for them; the newest first
-        self._checked: tuple[tuple[Callable[..., Any], ProgramCode | StepCode], ...] = ()
+        self._checked: tuple[tuple[Callable[..., Any], Code], ...] = ()
         self._breaks: dict[Any, str] = {}
         #: by signature: how many recordings there were one after the other without a run, and the runs before
         self._recent: dict[Any, tuple[int, int]] = {}
@@ -189,12 +190,12 @@ class CompiledFunction:
             if fit is Fit.STALE:
                 with self._lock:
                     self._forget(key, code)
-        if mode.profiler is not None or key in self._breaks:
+        if mode.profiler is not None or key in self._breaks or (not mode.tangents and are_of_levels(inputs)):
             self._eager += 1
             return None, None, inputs
         return key, None, inputs
 
-    def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
+    def _add_check(self, code: Code, check: Callable[..., Any] | None) -> None:
         """Put a check for calls like this one first, see `aiograd.compiler.guard_code`."""
         with self._lock:
             code.checks_of_arguments += 1
@@ -205,9 +206,10 @@ class CompiledFunction:
 
     @contextlib.contextmanager
     def _recorded(
-        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: Callable[..., ResultRecorder] = ResultRecorder
+        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any], kind: Callable[..., ResultRecorder] | None = None
     ) -> Iterator[tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]]:
-        """Context of a recorded call: the recorder, made by `kind`, and the arguments to call the function with."""
+        """Context of a recorded call: the recorder, made by `kind` where that is given, and the arguments to call the function with."""
+        kind = kind or (TangentRecorder if are_of_levels(inputs) else ResultRecorder)
         tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
@@ -248,16 +250,14 @@ class CompiledFunction:
                 return result
             if program is None or recorder.broken is not None:
                 self._breaks[key] = str(recorder.broken)
-                if not self._has_told:
+                if not self._has_told and not are_of_levels(inputs):
                     self._has_told = True
                     warn_caller(
                         f"the compiled function {self._name} runs eagerly for {text or 'no arguments'}: {recorder.broken}. See "
                         f"{self._name}.statistics().reasons for other signatures; this is said once."
                     )
                 return result
-            kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
-            code = kind(self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()), tier=self._options.tier)
-            code.used = next_use()
+            code = code_of(self._name, program, recorder, rebuild, reads, inputs, self._options, self._is_async)
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
                 self._drop_one(code)
@@ -278,7 +278,7 @@ class CompiledFunction:
             recorder.breaks("what it reads changes before every call")
         return moved is None or recorder.broken is not None
 
-    def _forget(self, key: Any, code: ProgramCode | StepCode) -> None:
+    def _forget(self, key: Any, code: Code) -> None:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
         self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
         if len(left) < len(self._codes.get(key, ())):
@@ -288,7 +288,7 @@ class CompiledFunction:
         else:
             self._codes.pop(key, None)
 
-    def _drop_one(self, new: ProgramCode | StepCode) -> None:
+    def _drop_one(self, new: Code) -> None:
         key, oldest = min(((key, code) for key, codes in self._codes.items() for code in codes), key=lambda entry: entry[1].used)
         self._forget(key, oldest)
         if not self._has_warned and not self._options.dynamic:
@@ -324,7 +324,7 @@ class CompiledFunction:
             cache_hits=figures.cache_hits,
         )
 
-    def _all(self) -> list[ProgramCode | StepCode]:
+    def _all(self) -> list[Code]:
         return [code for codes in list(self._codes.values()) for code in codes]
 
     def clear(self) -> None:

@@ -100,7 +100,7 @@ def names_inside(program: Program, code: ArrayCode) -> frozenset[str]:
 
 def forward_code(program: Program) -> ArrayCode:
     """A function of the arrays of inputs and captured Tensors; it returns two tuples: the outputs, and the arrays that the backward needs."""
-    writer = _ForwardWriter(program)
+    writer = ForwardWriter(program)
     with writer.tracer.watching():
         for number, statement in enumerate(program.statements):
             writer.write(number, statement)
@@ -109,7 +109,18 @@ def forward_code(program: Program) -> ArrayCode:
     return ArrayCode("forward", writer.given, tuple(writer.tracer.calls), (outputs, saved), frozenset(saved) - set(outputs))
 
 
-class _ForwardWriter:
+class ForwardWriter:
+    """Writes the calls of statements, one after the other.
+
+    Args:
+        program: the program of the statements.
+
+    Attributes:
+        tracer: notes the calls.
+        refs: by name in the program's text, the Ref.
+        given: the Refs of inputs and captured Tensors.
+    """
+
     def __init__(self, program: Program) -> None:
         self.tracer = Tracer("t")
         self.refs: dict[str, Ref] = {}
@@ -167,8 +178,12 @@ class _ForwardWriter:
         """A recording array for a value."""
         found = self._recorded.get(value.name)
         if found is None:
-            found = self._recorded[value.name] = Recorded(self.tracer, self.refs[value.name], _stand_in(value), False)
+            found = self._recorded[value.name] = Recorded(self.tracer, self.refs[value.name], self._array(value), False)
         return found
+
+    def _array(self, value: Value) -> Any:
+        """An array that passes for a value."""
+        return _stand_in(value)
 
     def _trace(self, number: int, statement: Statement, function: Any) -> bool:
         """Note a statement as the calls that it makes; False if they cannot be traced."""

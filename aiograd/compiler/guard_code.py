@@ -24,6 +24,7 @@ from aiograd.compiler.watching.reads import Read
 from aiograd.kernels.selection import selected
 from aiograd.running.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh
+from aiograd.tensors.levels import LevelArray
 
 #: from how many items of a list, or captured Tensors, on they are compared in a loop; every line of text takes time to compile
 _MANY = 32
@@ -181,6 +182,8 @@ class _Arguments(_Checks):
             for inner, item in zip(self.unpack(name, len(value)), value, strict=True):
                 self.part(inner, item)
         elif isinstance(value, TensorCore):
+            if isinstance(value._data, LevelArray):  # one of another call is as good
+                raise _CannotCheck
             self._inputs.append(name)
             records = value._node is not None
             if records:

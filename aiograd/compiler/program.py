@@ -34,6 +34,7 @@ from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.running.devices import device_name_of
 from aiograd.running.trees import leaves_of
 from aiograd.running.types import Shape
+from aiograd.tensors.levels import LevelArray
 
 #: gives the part of the package that draws, which lies above this one; appended by the top of the package
 DRAWING: list[Callable[[], Any]] = []
@@ -259,8 +260,10 @@ def _cost(cost: Any, outputs: tuple[Shape, ...], shapes: tuple[Shape, ...]) -> f
 
 
 def layout_of(array: Any) -> Any:
-    """The strides of an array of the host; of another one the name of its device."""
-    return array.strides if array.__class__ is np.ndarray else device_name_of(array)
+    """The strides of an array of the host; of one of a transform what calls have in common; of another one the name of its device."""
+    if array.__class__ is np.ndarray:
+        return array.strides
+    return array.layout if isinstance(array, LevelArray) else device_name_of(array)
 
 
 def values_in(tree: Any) -> list[Value]:

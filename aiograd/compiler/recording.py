@@ -107,6 +107,9 @@ class ProgramRecorder:
 
     # ---------------------------------------------------------------- told by the mode
 
+    def adopts(self, tensor: TensorCore, other: TensorCore) -> None:
+        """Note that a tensor of a transform stands for one of the caller; a program without transforms ends where the first of them is used."""
+
     def pauses(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stop to watch while a row runs that reads nothing but its arguments; returns the trace function to go on with, None to watch on.
 

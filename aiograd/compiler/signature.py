@@ -166,9 +166,18 @@ def _is_named(parts: tuple[Any, ...]) -> bool:
     return all(part.__class__ is tuple and len(part) == 2 and isinstance(part[0], str) for part in parts)
 
 
+def _transform_of(layout: Any) -> str:
+    """The end of the description of an array of a transform, by its layout, see `aiograd.compiler.program.layout_of`."""
+    if layout.__class__ is str:
+        return "" if ":" in layout else f" of {layout}"
+    if not layout or layout[0].__class__ is not str:
+        return ""
+    return f" of {layout[0]}, {'no ' if layout[2] is None else 'pending ' if layout[2].__class__ is str else ''}tangent"
+
+
 def _described(part: Any) -> str:
     if part[0].__class__ is tuple:
-        return f"{part[1]}{list(part[0])}{' requires grad' if part[2] is True else ''}"
+        return f"{part[1]}{list(part[0])}{' requires grad' if part[2] is True else ''}{_transform_of(part[3])}"
     cls, value = part
     if issubclass(cls, dict):
         return "{" + ", ".join(f"{name!r}: {_described(item)}" for name, item in value) + "}"

@@ -236,6 +236,21 @@ class DualArray(LevelArray):
         data = self.primal._data if isinstance(self.primal, TensorCore) else self.primal
         return getattr(data, "flags", None)
 
+    @property
+    def is_plain(self) -> bool:
+        """True for values of the host, with tangents of the host or pending ones, of which nothing else is noted or recorded."""
+        if type(self.primal) is not np.ndarray or not isinstance(self.tangent, (np.ndarray, np.generic, type(None), Pending)):
+            return False
+        return not (self.level.records or self.level.follows)
+
+    @property
+    def layout(self) -> Any:
+        """The strides of value and tangent where both are plain."""
+        if not self.is_plain:
+            return self.level.kind
+        tangent: Any = self.tangent
+        return self.level.kind, self.primal.strides, "pending" if tangent.__class__ is Pending else None if tangent is None else tangent.strides
+
     def __setitem__(self, index: Any, value: Any) -> None:
         level = self.level
         level.check()

@@ -21,6 +21,7 @@ from aiograd.ops.op import Fused, Op, Rule, nothing, rule_names
 from aiograd.ops.slice_gradient import dense
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.trees import map_tree
 from aiograd.tensors.attach import has_rule
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.levels import split_arguments
@@ -79,6 +80,8 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
     if op.name == "to_device":
         device = devices.device_name_of(arrays[0]._data if isinstance(arrays[0], TensorCore) else arrays[0])
         statics = {"source": device, "device": device if statics["device"] == level.name else statics["device"]}
+    if "index" in statics:
+        statics = {**statics, "index": map_tree(_value_in_index, statics["index"], DualArray)}
     call = _forward(level, op, arrays, statics)
     outs = (call.out,) if op.outputs == 1 else call.out
     made: Any = (None,) * len(outs)
@@ -89,6 +92,11 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
             made = _push_or_defer(level, call, tangents, carriers)
     results = [DualArray(level, out, t, inputs if t is not None else 0) for out, t in zip(outs, made, strict=True)]
     return results[0] if op.outputs == 1 else tuple(results)
+
+
+def _value_in_index(array: DualArray) -> Any:
+    """The value of an array of integers that an index has; it may be needed after the level has ended."""
+    return array.primal._data if isinstance(array.primal, TensorCore) else array.primal
 
 
 def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[str, Any]) -> RowCall:
@@ -115,7 +123,9 @@ def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[st
     if fused is not None:
         result, *rest = fused.forward(*arrays, **statics)
         residuals = dict(zip(fused.residuals, rest, strict=True))
-    if op.outputs == 1 and isinstance(result, np.generic):
+    if op.outputs != 1:
+        result = tuple([np.asarray(each) if isinstance(each, np.generic) else each for each in result])
+    elif isinstance(result, np.generic):
         result = np.asarray(result)
     return RowCall(op, arrays, statics, result, residuals, fused)
 
@@ -173,11 +183,15 @@ def push(level: ForwardLevel, call: RowCall, carriers: Sequence[int], tangents: 
     """
     if all(t is None for t in tangents):
         return [None] * len(_outs(call))
-    if level.records:
-        with ModeScope(grad=True):
-            made = _tangents(call, tangents)
-    else:
-        made = _tangents(call, tangents)
+    if not level.records:
+        return tangents_of(call, carriers, tangents)
+    with ModeScope(grad=True):
+        return tangents_of(call, carriers, tangents)
+
+
+def tangents_of(call: RowCall, carriers: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
+    """As `push`, for tangents of which one at least is none of zeros, on arrays of any kind; nothing is recorded for the caller."""
+    made = _tangents(call, tangents)
     outs = _outs(call)
     results: list[Any] = [None] * len(outs)
     for i in carriers:

@@ -41,6 +41,8 @@ def _drawing(method: D) -> D:
         trace = current_mode().trace
         if trace is None:
             return method(self, *args, **kwargs)
+        if "device" in kwargs and devices.adopts(kwargs["device"]):
+            kwargs["device"] = "cpu"  # the device is there for this call alone, and takes tensors of the host
         with ModeScope(trace=None):
             tensor = method(self, *args, **kwargs)
         is_default = self is (_default.get() or _process_default)

@@ -100,6 +100,11 @@ class LevelArray(NDArrayOperatorsMixin):
         """Type of the elements."""
 
     @property
+    def layout(self) -> Any:
+        """A value for the signature of a compiled function: equal for arrays of several calls that one program serves."""
+        return self.level.kind
+
+    @property
     def ndim(self) -> int:
         """Number of axes."""
         return len(self.shape)

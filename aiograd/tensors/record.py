@@ -198,6 +198,8 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         there = devices.device(device)
         if devices.adopts(device):
             tensors[i] = make(there.adopt(tensor))  # type: ignore[union-attr]
+            if mode.trace is not None:
+                mode.trace.adopts(tensor, tensors[i])
             if tensor._node is not None and there.takes_graph(tensor):  # type: ignore[union-attr]
                 tensors[i]._node, tensors[i]._nr = tensor._node, tensor._nr
         elif not array.ndim and (tensor._node is None or not mode.grad):
