@@ -85,6 +85,7 @@ _HOMES = {
     "gradgradcheck": "functional.gradient_check",
     "hessian": "functional.derivatives",
     "jacobian": "functional.derivatives",
+    "jacrev": "functional.derivatives",
     "jvp": "functional.derivatives",
     "load": "saving.serialization",
     "load_metadata": "saving.serialization",
@@ -125,6 +126,7 @@ if _typing.TYPE_CHECKING:
     from aiograd.functional.checkpointing import checkpoint as checkpoint
     from aiograd.functional.derivatives import hessian as hessian
     from aiograd.functional.derivatives import jacobian as jacobian
+    from aiograd.functional.derivatives import jacrev as jacrev
     from aiograd.functional.derivatives import jvp as jvp
     from aiograd.functional.derivatives import value_and_grad as value_and_grad
     from aiograd.functional.derivatives import vjp as vjp

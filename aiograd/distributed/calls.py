@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from aiograd.coordination.device_copies import on_host
+from aiograd.coordination.device_copies import level_of, on_host
 from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed import failpoints
@@ -209,6 +209,8 @@ class Calls:
         except NotOnHostError:
             hosted = {}
             for tensor in device_tensors(value):
+                if level_of(tensor._data) is not None:
+                    raise UnsendableError(tensor) from None
                 hosted[id(tensor)] = await on_host(tensor._data)
             packing = Packing(records, encoding, hosted)
             return packing, packing.pack(value)
@@ -255,7 +257,10 @@ class Calls:
         messages: dict[str, FunctionCall] = {}
         for ref in refs:
             if ref.owner != core.name and ref.owner not in messages:
-                _, packed = await self._pack([ref, method, args, {}], False, False)
+                try:
+                    _, packed = await self._pack([ref, method, args, {}], False, False)
+                except (UnsendableError, RecursionError) as error:
+                    raise explain(error, f"calling {ref.type_name}.{method} on {ref.owner}", _named("", args, {})) from None
                 messages[ref.owner] = FunctionCall(CallMethod.form.name, packed, {}, False, None)
         found = await core.multicast.spread(messages, core.time_for(timeout), core.acting_principal())
         results: list[Any] = []

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.device_copies import STAYS, level_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
@@ -50,6 +51,11 @@ def explain(error: UnsendableError | RecursionError, what: str, values: Iterable
     found = error.value
     kind = type(found)
     place = next((name + path for name, value in values if (path := _path_to(found, value)) is not None), "a value")
+    if isinstance(found, TensorCore):
+        return ArgumentTypeError(
+            f"{what}: {place} is a tensor of {level_of(found._data)}, shape {list(found.shape)}, which stands for more than one value; only a plain "
+            f"one can be sent. {STAYS}"
+        )
     if kind is dict:
         key = next(key for key in found if key.__class__ is not str)  # type: ignore[attr-defined]
         return ArgumentTypeError(f"{what}: {place} has a key of type {type(key).__name__}; the keys of a dict that is sent are str")

@@ -13,9 +13,6 @@ Note [Forward products from backward passes]
     backward passes for any size of the output, and is right wherever rules can be differentiated. Hessians are Jacobians of
     gradients, for the same reason exact for every function made of rows.
 
-Rejected: rows of a Jacobian as concurrent passes. They compete for the same cores (independent expensive nodes of one pass run at the same
-time already), and hold all rows' intermediate gradients at once.
-
 Source: PyTorch ``autograd/functional.py``; the double-vjp trick is Jamie Townsend's (2017).
 """
 
@@ -28,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
+from aiograd.functional.batched_passes import checked_chunk_size, rows
 from aiograd.running.caller import type_found
 from aiograd.running.modes import enable_grad
 from aiograd.running.offloading import ready
@@ -140,8 +138,8 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
     return (value, aux) if has_aux else value, _packed(_result(gradients, create_graph), one_input)
 
 
-async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False) -> Any:
-    """The Jacobian of `fn`, one backward pass per element of its outputs.
+async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False, chunk_size: int | None = None) -> Any:
+    """The Jacobian of `fn`, its rows by backward passes that run together.
 
     Cancelling stops the pass (or `fn`).
 
@@ -150,28 +148,56 @@ async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: b
         inputs: a Tensor or a tuple of Tensors, real.
         create_graph: let the Jacobian be differentiated.
         strict: raise where an output does not depend on an input, instead of returning zeros.
+        chunk_size: the most rows at a time, which bounds memory; None: all.
 
     Returns:
         A Tensor of shape ``output.shape + input.shape``; a tuple of them where there is a tuple of outputs or of inputs, and a tuple (per
         output) of tuples (per input) where there are both.
 
     Raises:
-        ArgumentError: an input or output is complex, or they do not fit. UnusedInputError: with `strict`.
+        ArgumentError: an input or output is complex, `chunk_size` is no positive integer, or they do not fit. UnusedInputError: with `strict`.
 
     >>> await ag.jacobian(lambda x: x * x, ag.tensor([1.0, 2.0]))
     tensor([[2., 0.],
             [0., 4.]])
     """
-    stand_ins, one_input = _stand_ins("jacobian", inputs, create_graph)
+    return await _by_rows("jacobian", fn, inputs, create_graph, strict, chunk_size)
+
+
+async def jacrev(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
+    """The Jacobian of `fn` by rows: `fn` runs once, and one backward pass carries all rows, or `chunk_size` of them, together.
+
+    Cancelling stops the pass (or `fn`).
+
+    Args:
+        fn: function of the inputs with real outputs.
+        inputs: a Tensor or a tuple of Tensors, real.
+        chunk_size: the most rows at a time, which bounds memory; None: all.
+
+    Returns:
+        As `jacobian`.
+
+    Raises:
+        ArgumentError: as `jacobian`.
+
+    >>> await ag.jacrev(lambda x: (x * x).sum(), ag.tensor([1.0, 2.0]))
+    tensor([2., 4.])
+    """
+    return await _by_rows("jacrev", fn, inputs, False, False, chunk_size)
+
+
+async def _by_rows(what: str, fn: Fn, inputs: Any, create_graph: bool, strict: bool, chunk_size: int | None) -> Any:
+    chunk_size = checked_chunk_size(what, chunk_size)
+    stand_ins, one_input = _stand_ins(what, inputs, create_graph)
     with enable_grad():
-        outputs, one_output = await call(fn, stand_ins, "jacobian")
-    _refuse_complex("jacobian", (*stand_ins, *outputs))
-    blocks = [_packed(await _rows("jacobian", i, output, stand_ins, create_graph, strict), one_input) for i, output in enumerate(outputs)]
+        outputs, one_output = await call(fn, stand_ins, what)
+    _refuse_complex(what, (*stand_ins, *outputs))
+    blocks = [_packed(await rows(what, i, output, stand_ins, create_graph, strict, chunk_size), one_input) for i, output in enumerate(outputs)]
     return _packed(tuple(blocks), one_output)
 
 
-async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False) -> Any:
-    """The second derivatives of `fn`, one backward pass per element of its gradient.
+async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False, chunk_size: int | None = None) -> Any:
+    """The second derivatives of `fn`, its rows by backward passes over its gradient that run together.
 
     Cancelling stops the pass (or `fn`).
 
@@ -180,25 +206,29 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
         inputs: a Tensor or a tuple of Tensors, real.
         create_graph: let the Hessian be differentiated.
         strict: raise where the gradient of an input does not depend on another, instead of returning zeros.
+        chunk_size: the most rows at a time, which bounds memory; None: all.
 
     Returns:
         A Tensor of shape ``input.shape + input.shape``; for a tuple of inputs a tuple of tuples, entry ``[i][j]`` of shape
         ``inputs[i].shape + inputs[j].shape``.
 
     Raises:
-        ShapeError: not a single element. ArgumentError: an input is complex. UnusedInputError: with `strict`.
+        ShapeError: not a single element. ArgumentError: an input is complex, or `chunk_size` is no positive integer.
+        UnusedInputError: with `strict`.
 
     >>> await ag.hessian(lambda x: (x**3).sum(), ag.tensor([1.0, 2.0]))
     tensor([[ 6.,  0.],
             [ 0., 12.]])
     """
+    chunk_size = checked_chunk_size("hessian", chunk_size)
     stand_ins, one_input = _stand_ins("hessian", inputs, create_graph)
     with enable_grad():
         outputs, _ = await call(fn, stand_ins, "hessian")
     _refuse_complex("hessian", stand_ins)
     value = _scalar("hessian", outputs)
     gradients = await _pull_back("hessian", (value,), stand_ins, (None,), True, strict)
-    blocks = [_packed(await _rows("hessian", i, gradient, stand_ins, create_graph, strict), one_input) for i, gradient in enumerate(gradients)]
+    found = [await rows("hessian", i, gradient, stand_ins, create_graph, strict, chunk_size) for i, gradient in enumerate(gradients)]
+    blocks = [_packed(block, one_input) for block in found]
     return _packed(tuple(blocks), one_input)
 
 
@@ -330,33 +360,3 @@ async def _pull_back(
             if gradient is None:
                 raise UnusedInputError(f"{what}: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
     return tuple(_zeros(tensor) if gradient is None else gradient for tensor, gradient in zip(inputs, gradients, strict=True))
-
-
-async def _rows(what: str, index: int, output: Any, inputs: Sequence[Any], create_graph: bool, strict: bool) -> tuple[Any, ...]:
-    """The Jacobian of one output, a block per input."""
-    rows: list[Sequence[Any]] = []
-    if output.requires_grad:
-        for position in range(output.size):
-            rows.append(await grad(output, inputs, _one_hot(output, position), retain_graph=True, create_graph=create_graph, allow_unused=True))
-    blocks: list[Any] = []
-    for j, tensor in enumerate(inputs):
-        column = [row[j] for row in rows]
-        if strict and all(entry is None for entry in column):
-            raise UnusedInputError(f"{what}: output {index} does not depend on input {j}. Leave out strict=True to get zeros.")
-        if not rows:
-            column = [None] * output.size
-        shape = (*output.shape, *tensor.shape)
-        if not column:
-            blocks.append(make(np.zeros_like(tensor._data, shape=shape)))
-            continue
-        with enable_grad():
-            stacked: Any = np.stack([_zeros(tensor) if entry is None else entry for entry in column])
-            blocks.append(stacked.reshape(shape))
-    return tuple(blocks)
-
-
-def _one_hot(output: Any, position: int) -> Any:
-    """Zeros like an output, with a one at a flat position."""
-    host = np.zeros(output.shape, output.dtype)
-    host.reshape(-1)[position] = 1
-    return make(host).to(output.device)

@@ -250,6 +250,11 @@ def name_of_device(name: str) -> DeviceName:
     return str.__new__(DeviceName, name)
 
 
+def adopts(name: str) -> bool:
+    """True if operations of the device take Tensors of other devices as they are."""
+    return name != "cpu" and isinstance(device(name), AdoptsTensors)
+
+
 def known_devices() -> list[str]:
     """The names of the host and of the devices that have been made."""
     return ["cpu", *sorted(_devices)]

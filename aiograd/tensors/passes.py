@@ -177,13 +177,17 @@ def start_grad(
     wanted = [_input_edge(what, i, item) for i, item in enumerate(listed)]
     check_can_run(what)
     keep = create_graph if retain_graph is None else retain_graph
-    return _grad(roots, seeds, listed, wanted, keep, create_graph, allow, materialize_grads, run)
+    records = create_graph
+    if not create_graph and any(seed.__class__ is not np.ndarray and _is_batched(seed, edge) for seed, edge in zip(seeds, roots, strict=True)):
+        seeds, records = list(map(make, seeds)), True  # rules for Tensors: kernels take plain arrays
+    return _grad(roots, seeds, listed, wanted, keep, create_graph, allow, materialize_grads, run, records)
 
 
 async def _grad(
-    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool, run: Any
-) -> tuple[Any, ...]:
-    options = {"inputs": wanted, "require_inputs": not allow_unused, "keep_graph": keep_graph, "create_graph": create_graph}
+    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool, run: Any,
+    records: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    options = {"inputs": wanted, "require_inputs": not allow_unused, "keep_graph": keep_graph, "create_graph": records}
     running = current_engine().run_new(roots, seeds, **options) if run is None else run(new_graph_task(roots, seeds, **options))
     del roots, seeds
     results = await running
@@ -311,6 +315,13 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
     return gradient.clone() if what == "backward()" else gradient  # an array of the caller is never stored as a .grad
 
 
+def _is_batched(seed: Any, edge: tuple[Node, int]) -> bool:
+    """True if the gradient of a root lives on a device other than the root's, with operations that take the root's Tensors as they are."""
+    name = devices.device_name_of(seed)
+    metadata = edge[0].metadata_of(edge[1])
+    return metadata is not None and name != metadata.device and devices.adopts(name)
+
+
 def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:
     if gradient.shape != metadata.shape:
         raise ShapeError(
@@ -326,7 +337,7 @@ def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata
         raise ArgumentTypeError(
             f"{what}: grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}. Cast it with .astype()."
         )
-    if device_of(gradient) != metadata.device:
+    if device_of(gradient) != metadata.device and not devices.adopts(device_of(gradient)):
         raise DeviceMismatchError(
             f"{what}: grad_output[{i}] lives on {device_of(gradient)} and output[{i}] on {metadata.device}. Move it with .to()."
         )

@@ -30,6 +30,10 @@ from aiograd.tensors.dispatch import array_function, array_ufunc
 _numbers = itertools.count()
 
 
+class ValueOfBatchError(ArgumentError):
+    """The value of a batched array was asked for, which differs from example to example."""
+
+
 class BatchLevel:
     """One call of a function that `vmap` made: the device its arrays live on."""
 
@@ -62,7 +66,7 @@ class BatchLevel:
 
     def to_host(self, array: BatchedArray) -> Any:
         """Refuse: there is a value for every example."""
-        raise ArgumentError("vmap: the function reads the value of a tensor, which differs from example to example; use where() in place of if")
+        raise ValueOfBatchError("vmap: the function reads the value of a tensor, which differs from example to example; use where() in place of if")
 
     def fused(self, row: str) -> None:
         """None: rows run by the batching rules."""
