@@ -85,6 +85,9 @@ _HOMES = {
     "gradgradcheck": "functional.gradient_check",
     "hessian": "functional.derivatives",
     "jacobian": "functional.derivatives",
+    "jacfwd": "functional.derivatives",
+    "linearize": "functional.linearization",
+    "hvp": "functional.linearization",
     "jacrev": "functional.derivatives",
     "jvp": "functional.derivatives",
     "load": "saving.serialization",
@@ -126,9 +129,12 @@ if _typing.TYPE_CHECKING:
     from aiograd.functional.checkpointing import checkpoint as checkpoint
     from aiograd.functional.derivatives import hessian as hessian
     from aiograd.functional.derivatives import jacobian as jacobian
+    from aiograd.functional.derivatives import jacfwd as jacfwd
     from aiograd.functional.derivatives import jacrev as jacrev
     from aiograd.functional.derivatives import jvp as jvp
     from aiograd.functional.derivatives import value_and_grad as value_and_grad
+    from aiograd.functional.linearization import hvp as hvp
+    from aiograd.functional.linearization import linearize as linearize
     from aiograd.functional.derivatives import vjp as vjp
     from aiograd.functional.gradient_check import gradcheck as gradcheck
     from aiograd.functional.gradient_check import gradgradcheck as gradgradcheck

@@ -35,21 +35,23 @@ async def one_by_one(fn: Any, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", swept(DIFFERENTIABLE, keep=40))
-async def test_rows_of_every_op_run_together(name: str) -> None:
+async def test_rows_and_columns_of_every_op_run_together(name: str) -> None:
     domain, row = DOMAINS[name], ROWS[name]
     for args, kwargs in drawn(domain, 2, 60, False):
         for key in [i for i, a in enumerate(args) if floating(a)]:
 
-            def function(x: Any, args: Any = args, kwargs: Any = kwargs, key: int = key) -> Any:
-                full = [*args[:key], x, *args[key + 1 :]]
-                out = domain.call(row, full, kwargs)
-                return next((o for o in out if o.requires_grad), out[0]) if isinstance(out, tuple) else out
+            def outputs(x: Any, args: Any = args, kwargs: Any = kwargs, key: int = key) -> Any:
+                out = domain.call(row, [*args[:key], x, *args[key + 1 :]], kwargs)
+                return out if isinstance(out, tuple) else (out,)
 
             x = ag.tensor(args[key])
-            y = function(x.detach().requires_grad_())
-            if not y.requires_grad or "c" in (x.dtype.kind, y.dtype.kind):
+            number = next((i for i, y in enumerate(outputs(x.detach().requires_grad_())) if y.requires_grad and y.dtype.kind == "f"), None)
+            if number is None or x.dtype.kind != "f":
                 continue
-            close(await ag.jacrev(function, x), await one_by_one(function, x))
+            function = lambda x, outputs=outputs, number=number: outputs(x)[number]  # noqa: E731
+            expected = await one_by_one(function, x)
+            close(await ag.jacrev(function, x), expected)
+            close(await ag.jacfwd(function, x), expected)
 
 
 class Counted(ag.Function):
@@ -88,6 +90,44 @@ async def test_one_pass_carries_all_rows_of_a_block(counted: Any) -> None:
     counted.reads = True
     close(await ag.jacrev(counted.apply, x), expected)
     assert counted.backwards > 6, "a rule that reads the values of its gradient runs for each row"
+
+
+async def test_columns_run_together_and_jacobian_takes_the_shorter_side(counted: Any) -> None:
+    x = ag.tensor(rng.normal(size=(2, 3)))
+    expected = np.diag(2 * x.numpy().reshape(-1)).reshape(2, 3, 2, 3)
+    for chunk_size, runs in ((None, 1), (4, 2), (1, 6)):
+        counted.forwards = 0
+        close(await ag.jacfwd(counted.apply, x, chunk_size=chunk_size), expected)
+        assert counted.forwards == runs
+    tall = lambda x: ag.concatenate([counted.apply(x), x, x * 3.0])  # noqa: E731
+    wide = lambda x: counted.apply(x).sum(0)  # noqa: E731
+    for function in (tall, wide):
+        for create_graph in (False, True):
+            close(await ag.jacobian(function, x, create_graph=create_graph), (await ag.jacrev(function, x)).numpy())
+    x.requires_grad_()
+    found = await ag.jacobian(tall, x, create_graph=True)
+    (grad,) = await ag.grad((found * found).sum(), [x])
+    close(grad, 8 * x.detach().numpy())
+
+
+async def test_columns_of_several_inputs_and_outputs() -> None:
+    x, y = ag.tensor(rng.normal(size=(2, 3))), ag.tensor(rng.normal(size=4).astype(np.float32))
+
+    async def function(x: Any, y: Any) -> Any:
+        assert float(x.sum()) != 0, "a value may be read"
+        return ag.tanh(x).sum(0) * x[0, 0], y.astype(np.float64) * x.sum(), ag.ones(2)
+
+    for chunk_size in (None, 3):
+        by_rows, by_columns = await ag.jacrev(function, (x, y)), await ag.jacfwd(function, (x, y), chunk_size=chunk_size)
+        for mine, theirs in zip(by_columns, by_rows, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                assert a.shape == b.shape and a.dtype == b.dtype
+                np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6)
+    assert (await ag.jacfwd(lambda x: x * 2.0, ag.tensor(np.zeros((0, 2))))).shape == (0, 2, 0, 2)
+    assert (await ag.jacfwd(lambda x: x.sum(), ag.tensor(np.zeros(0)))).shape == (0,)
+    twice = await ag.jacfwd(lambda x: ag.jacfwd(lambda x: (x**3).sum() * x[0, 0], x), x)
+    close(twice, (await ag.hessian(lambda x: (x**3).sum() * x[0, 0], x)).numpy())
+    close(await ag.jacrev(lambda x: ag.jacfwd(lambda x: (x**3).sum() * x[0, 0], x), x), twice.numpy())
 
 
 async def test_a_result_that_must_not_be_differentiated_again_says_so() -> None:
@@ -134,7 +174,7 @@ async def test_through_programs_checkpoints_views_and_parameters() -> None:
     close((await ag.grad(await norm(w), [w]))[0], found.numpy())
 
 
-@pytest.mark.parametrize("call", [ag.jacrev, ag.jacobian, ag.hessian])
+@pytest.mark.parametrize("call", [ag.jacrev, ag.jacfwd, ag.jacobian, ag.hessian])
 async def test_a_chunk_size_is_a_positive_integer(call: Any) -> None:
     ran: list[Any] = []
     for wrong in (0, -1, 2.0, True, "3"):

@@ -1,20 +1,24 @@
-"""Rows of a Jacobian by backward passes over one graph, as many together as fit.
+"""Rows of a Jacobian by backward passes over one graph, and columns by runs in forward mode, as many together as fit.
 
 Note [Rows together]
     The rows of a Jacobian are passes over one graph that differ in the gradient they start from. So the graph is recorded once, on plain arrays, and
     one call of `vmap` runs the pass for a block of one-hot gradients: rules of rows get arrays with a hidden batch axis, by the rules on Tensors that
     a pass with ``create_graph`` uses, since fused kernels take plain arrays. A rule that `vmap` cannot batch runs in its loop over the examples.
 
+Note [Columns together]
+    The columns of a Jacobian differ in the tangents of the inputs alone. One call of `vmap` around forward mode gives a block of unit tangents to one
+    run of the function: values stay plain arrays, so it may read them, and tangents have a hidden batch axis.
+
 Note [Rows one by one]
     What is no computation on arrays cannot be batched: gradients that go to another worker, and a `Function` that reads the values of its gradients
     (``numpy()``, ``if``). A graph with a part of another worker has passes for single rows from the beginning; where a value is read, the block
-    that did so is run again row by row. So is one with results that a `Function` recorded in its backward: that graph belongs to the batch alone.
+    that did so is run again row by row (or column by column). So is one with results that a `Function` recorded in its backward: that graph belongs to the batch alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,6 +29,9 @@ from aiograd.graph.node import Node
 from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.tensors.core import make
 from aiograd.tensors.passes import grad
+
+#: the tangents of a function's outputs from those of its inputs
+Push: TypeAlias = Callable[[Sequence[Any]], Coroutine[Any, Any, tuple[Any, ...]]]
 
 
 def checked_chunk_size(what: str, chunk_size: Any) -> int | None:
@@ -86,6 +93,64 @@ async def rows(
             whole: Any = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             blocks.append(whole.reshape(shape))
     return tuple(blocks)
+
+
+async def columns(push: Push, values: Sequence[Any], create_graph: bool, chunk_size: int | None) -> list[tuple[Any, ...]]:
+    """The Jacobian of a function, a block per input for each output; see Note [Columns together].
+
+    Args:
+        push: the tangents of the outputs from those of the inputs.
+        values: Tensors of the shapes of the inputs.
+        create_graph: let the blocks be differentiated.
+        chunk_size: the most columns of one run; None: all.
+
+    Returns:
+        Per output a tuple, per input a Tensor of shape ``output.shape + input.shape``. Cancelling stops the run.
+    """
+    found: list[Sequence[Any]] = []
+    for tangents in _unit_tangents(values, chunk_size):
+        found.append(await _run(push, tangents, create_graph))
+    blocks: list[tuple[Any, ...]] = []
+    with ModeScope(grad=create_graph):
+        for pieces in zip(*found, strict=True):
+            whole: Any = np.moveaxis(pieces[0] if len(pieces) == 1 else np.concatenate(pieces), 0, -1)
+            ends = np.cumsum([tensor.size for tensor in values])
+            parts = [whole[..., end - x.size : end].astype(x.dtype, copy=False) for x, end in zip(values, map(int, ends), strict=True)]
+            blocks.append(tuple([part.reshape((*whole.shape[:-1], *tensor.shape)) for tensor, part in zip(values, parts, strict=True)]))
+    return blocks
+
+
+def _unit_tangents(values: Sequence[Any], chunk_size: int | None) -> Iterator[list[Any]]:
+    """Unit tangents of all inputs together: per input a Tensor (k, *shape), zeros where it is the turn of another. One of zeros if there is no element."""
+    total = sum(tensor.size for tensor in values)
+    step = chunk_size or max(total, 1)
+    for start in range(0, max(total, 1), step):
+        stop = min(start + step, max(total, 1))
+        tangents, begin = [], 0
+        for tensor in values:
+            host = np.zeros((stop - start, tensor.size), tensor.dtype)
+            mine = np.arange(max(start, begin), min(stop, begin + tensor.size))
+            host[mine - start, mine - begin] = 1
+            tangents.append(make(host.reshape(stop - start, *tensor.shape)).to(tensor.device))
+            begin += tensor.size
+        yield tangents
+
+
+async def _run(push: Push, tangents: Sequence[Any], create_graph: bool) -> Sequence[Any]:
+    """The tangents (k, *output.shape) of the outputs for k tangents of the inputs."""
+
+    async def batch(*pushed: Any) -> tuple[Any, ...]:
+        return await push(pushed)
+
+    if len(tangents[0]) > 1:
+        try:
+            with ModeScope(grad=create_graph):
+                return await vmap(batch)(*tangents)  # type: ignore[no-any-return]
+        except ValueOfBatchError:
+            pass
+    single = [await push([tangent[i] for tangent in tangents]) for i in range(len(tangents[0]))]
+    with ModeScope(grad=create_graph):
+        return [np.stack(entries) for entries in zip(*single, strict=True)]
 
 
 async def _pass(output: Any, inputs: Sequence[Any], seeds: Any, create_graph: bool, together: bool) -> Sequence[Any]:

@@ -26,9 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
+from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError, ShapeError, UnusedInputError
 from aiograd.forward.dual import ForwardLevel, Pending
-from aiograd.functional.batched_passes import checked_chunk_size, rows
+from aiograd.functional.batched_passes import checked_chunk_size, columns, rows
 from aiograd.running.caller import type_found
 from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.running.offloading import ready
@@ -60,11 +60,11 @@ async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
     >>> await ag.vjp(lambda x: x * x, x, ag.ones(2))
     (tensor([1., 4.]), tensor([2., 4.]))
     """
-    stand_ins, one_input = _stand_ins("vjp", inputs, create_graph)
+    stand_ins, one_input = stand_ins_for("vjp", inputs, create_graph)
     with enable_grad():
         outputs, one_output = await call(fn, stand_ins, "vjp")
-    products = await _pull_back("vjp", outputs, stand_ins, _vectors("vjp", v, outputs, "output"), create_graph, strict)
-    return _packed(_result(outputs, create_graph), one_output), _packed(_result(products, create_graph), one_input)
+    products = await _pull_back("vjp", outputs, stand_ins, vectors_for("vjp", v, outputs, "output"), create_graph, strict)
+    return packed(detached(outputs, create_graph), one_output), packed(detached(products, create_graph), one_input)
 
 
 async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
@@ -90,24 +90,31 @@ async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
     >>> await ag.jvp(lambda x: x * x, x, ag.ones(2))
     (tensor([1., 4.]), tensor([2., 4.]))
     """
-    values, _ = _stand_ins("jvp", inputs, create_graph, leaves=False)
-    _refuse_complex("jvp", values)
-    vectors = _vectors("jvp", v, values, "input")
+    values, _ = stand_ins_for("jvp", inputs, create_graph, leaves=False)
+    refuse_complex("jvp", values)
+    outputs, products, one_output = await push_forward("jvp", fn, values, vectors_for("jvp", v, values, "input"), create_graph, strict)
+    return packed(detached(outputs, create_graph), one_output), packed(detached(products, create_graph), one_output)
+
+
+async def push_forward(
+    what: str, fn: Fn, values: Sequence[Any], vectors: Sequence[Any], create_graph: bool, strict: bool
+) -> tuple[tuple[Any, ...], tuple[Any, ...], bool]:
+    """Outputs of `fn`, their tangents, and True if `fn` returned one Tensor rather than a sequence."""
     with ForwardLevel(records=create_graph, follows=strict) as level:
         duals = [level.dual(value, vector, 1 << i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
         with ModeScope(grad=False, tangents=True):
-            returned, one_output = await call(fn, duals, "jvp")
+            returned, one_output = await call(fn, duals, what)
         outputs, tangents, seen = zip(*map(level.parts, returned), strict=True)
-        _refuse_complex("jvp", outputs)
+        refuse_complex(what, outputs)
         if strict:
             reached = functools.reduce(operator.or_, seen)
             for i in range(len(values)):
                 if not reached >> i & 1:
-                    raise UnusedInputError(f"jvp: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
+                    raise UnusedInputError(f"{what}: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
         known = await level.settle() if level.steps else {}
     tangents = tuple([known[t.number] if isinstance(t, Pending) else t for t in tangents])
-    products = tuple([_zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in zip(outputs, tangents, strict=True)])
-    return _packed(_result(outputs, create_graph), one_output), _packed(_result(products, create_graph), one_output)
+    products = tuple([zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in zip(outputs, tangents, strict=True)])
+    return outputs, products, one_output
 
 
 async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
@@ -132,7 +139,7 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
     >>> await ag.value_and_grad(lambda x: (x * x).sum(), ag.tensor([1.0, 2.0]))
     (tensor(5.), tensor([2., 4.]))
     """
-    stand_ins, one_input = _stand_ins("value_and_grad", inputs, create_graph)
+    stand_ins, one_input = stand_ins_for("value_and_grad", inputs, create_graph)
     aux: Any = None
     with enable_grad():
         returned = await _returned("value_and_grad", fn, stand_ins)
@@ -142,21 +149,22 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
             returned, aux = returned
     value = _scalar("value_and_grad", _checked("value_and_grad", returned)[0])
     gradients = await _pull_back("value_and_grad", (value,), stand_ins, (None,), create_graph, strict)
-    value = _result((value,), create_graph)[0]
-    return (value, aux) if has_aux else value, _packed(_result(gradients, create_graph), one_input)
+    value = detached((value,), create_graph)[0]
+    return (value, aux) if has_aux else value, packed(detached(gradients, create_graph), one_input)
 
 
 async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False, chunk_size: int | None = None) -> Any:
-    """The Jacobian of `fn`, its rows by backward passes that run together.
+    """The Jacobian of `fn` by its shorter side: `jacrev` for no more outputs than inputs, else `jacfwd`; each in blocks that run together.
 
-    Cancelling stops the pass (or `fn`).
+    `fn` runs once, and again for each block of columns where there are more outputs than inputs. Where an operation has no tangent, rows are taken
+    all the same, and with `strict`. Cancelling stops the pass (or `fn`).
 
     Args:
         fn: function of the inputs with real outputs.
         inputs: a Tensor or a tuple of Tensors, real.
         create_graph: let the Jacobian be differentiated.
         strict: raise where an output does not depend on an input, instead of returning zeros.
-        chunk_size: the most rows at a time, which bounds memory; None: all.
+        chunk_size: the most rows or columns at a time, which bounds memory; None: all.
 
     Returns:
         A Tensor of shape ``output.shape + input.shape``; a tuple of them where there is a tuple of outputs or of inputs, and a tuple (per
@@ -169,11 +177,11 @@ async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: b
     tensor([[2., 0.],
             [0., 4.]])
     """
-    return await _by_rows("jacobian", fn, inputs, create_graph, strict, chunk_size)
+    return await _jacobian("jacobian", fn, inputs, create_graph, strict, chunk_size)
 
 
 async def jacrev(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
-    """The Jacobian of `fn` by rows: `fn` runs once, and one backward pass carries all rows, or `chunk_size` of them, together.
+    """The Jacobian of `fn` by rows: `fn` runs once, and one backward pass carries all rows of an output, or `chunk_size` of them, together.
 
     Cancelling stops the pass (or `fn`).
 
@@ -191,30 +199,73 @@ async def jacrev(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
     >>> await ag.jacrev(lambda x: (x * x).sum(), ag.tensor([1.0, 2.0]))
     tensor([2., 4.])
     """
-    return await _by_rows("jacrev", fn, inputs, False, False, chunk_size)
+    return await _jacobian("jacrev", fn, inputs, False, False, chunk_size)
 
 
-async def _by_rows(what: str, fn: Fn, inputs: Any, create_graph: bool, strict: bool, chunk_size: int | None) -> Any:
+async def jacfwd(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
+    """The Jacobian of `fn` by columns, in forward mode: one run of `fn` carries the tangents of all columns, or of `chunk_size` of them, together.
+
+    Cancelling stops `fn`.
+
+    Args:
+        fn: function of the inputs with real outputs.
+        inputs: a Tensor or a tuple of Tensors, real.
+        chunk_size: the most columns at a time, which bounds memory; `fn` runs once for each block. None: all.
+
+    Returns:
+        As `jacobian`.
+
+    Raises:
+        ArgumentError: as `jacobian`. NoRuleError: `fn` runs an operation without a tangent.
+
+    >>> await ag.jacfwd(lambda t: t * ag.tensor([1.0, 2.0]), ag.tensor(3.0))
+    tensor([1., 2.])
+    """
+    chunk_size = checked_chunk_size("jacfwd", chunk_size)
+    values, one_input = stand_ins_for("jacfwd", inputs, False, leaves=False)
+    return await _by_columns("jacfwd", fn, values, one_input, False, chunk_size)
+
+
+async def _jacobian(what: str, fn: Fn, inputs: Any, create_graph: bool, strict: bool, chunk_size: int | None) -> Any:
     chunk_size = checked_chunk_size(what, chunk_size)
-    stand_ins, one_input = _stand_ins(what, inputs, create_graph)
+    stand_ins, one_input = stand_ins_for(what, inputs, create_graph)
     with enable_grad():
         outputs, one_output = await call(fn, stand_ins, what)
-    _refuse_complex(what, (*stand_ins, *outputs))
-    blocks = [_packed(await rows(what, i, output, stand_ins, create_graph, strict, chunk_size), one_input) for i, output in enumerate(outputs)]
-    return _packed(tuple(blocks), one_output)
+    refuse_complex(what, (*stand_ins, *outputs))
+    if what == "jacobian" and not strict and sum(output.size for output in outputs) > sum(tensor.size for tensor in stand_ins):
+        try:
+            return await _by_columns(what, fn, stand_ins_for(what, inputs, create_graph, leaves=False)[0], one_input, create_graph, chunk_size)
+        except NoRuleError:
+            pass
+    blocks = [packed(await rows(what, i, output, stand_ins, create_graph, strict, chunk_size), one_input) for i, output in enumerate(outputs)]
+    return packed(tuple(blocks), one_output)
+
+
+async def _by_columns(what: str, fn: Fn, values: Sequence[Any], one_input: bool, create_graph: bool, chunk_size: int | None) -> Any:
+    """The Jacobian at `values` by columns."""
+    refuse_complex(what, values)
+    one_output = False
+
+    async def push(tangents: Sequence[Any]) -> tuple[Any, ...]:
+        nonlocal one_output
+        _, products, one_output = await push_forward(what, fn, values, tangents, create_graph, False)
+        return products
+
+    blocks = [packed(block, one_input) for block in await columns(push, values, create_graph, chunk_size)]
+    return packed(tuple(blocks), one_output)
 
 
 async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False, chunk_size: int | None = None) -> Any:
-    """The second derivatives of `fn`, its rows by backward passes over its gradient that run together.
+    """The second derivatives of `fn`: `jacfwd` of its gradient, forward over reverse. With `strict` rows of a recorded gradient.
 
-    Cancelling stops the pass (or `fn`).
+    `fn` and its backward pass run once for each block of columns. Cancelling stops the pass (or `fn`).
 
     Args:
         fn: function of the inputs that returns a real Tensor of one element.
         inputs: a Tensor or a tuple of Tensors, real.
         create_graph: let the Hessian be differentiated.
         strict: raise where the gradient of an input does not depend on another, instead of returning zeros.
-        chunk_size: the most rows at a time, which bounds memory; None: all.
+        chunk_size: the most columns at a time, which bounds memory; None: all.
 
     Returns:
         A Tensor of shape ``input.shape + input.shape``; for a tuple of inputs a tuple of tuples, entry ``[i][j]`` of shape
@@ -229,15 +280,30 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
             [ 0., 12.]])
     """
     chunk_size = checked_chunk_size("hessian", chunk_size)
-    stand_ins, one_input = _stand_ins("hessian", inputs, create_graph)
+    if not strict:
+        values, one_input = stand_ins_for("hessian", inputs, create_graph, leaves=False)
+
+        async def gradient(*xs: Any) -> Any:
+            return (await value_and_gradient("hessian", fn, xs))[1]
+
+        found = await _by_columns("hessian", gradient, values, one_input, create_graph, chunk_size)
+        return packed(found, one_input)
+    stand_ins, one_input = stand_ins_for("hessian", inputs, create_graph)
+    refuse_complex("hessian", stand_ins)
     with enable_grad():
         outputs, _ = await call(fn, stand_ins, "hessian")
-    _refuse_complex("hessian", stand_ins)
-    value = _scalar("hessian", outputs)
-    gradients = await _pull_back("hessian", (value,), stand_ins, (None,), True, strict)
-    found = [await rows("hessian", i, gradient, stand_ins, create_graph, strict, chunk_size) for i, gradient in enumerate(gradients)]
-    blocks = [_packed(block, one_input) for block in found]
-    return _packed(tuple(blocks), one_input)
+    gradients = await _pull_back("hessian", (_scalar("hessian", outputs),), stand_ins, (None,), True, strict)
+    blocks = [packed(await rows("hessian", i, g, stand_ins, create_graph, strict, chunk_size), one_input) for i, g in enumerate(gradients)]
+    return packed(tuple(blocks), one_input)
+
+
+async def value_and_gradient(what: str, fn: Fn, inputs: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The value of `fn` and its gradients, of which forward mode follows both."""
+    stand_ins, _ = stand_ins_for(what, inputs, False)
+    with enable_grad():
+        outputs, _ = await call(fn, stand_ins, what)
+    value = _scalar(what, outputs)
+    return outside(value), detached(await _pull_back(what, (value,), stand_ins, (None,), False, False), False)
 
 
 # -------------------------------------------------------------------- calling the function
@@ -297,7 +363,7 @@ def _scalar(what: str, outputs: tuple[Any, ...]) -> Any:
 # -------------------------------------------------------------------- arguments and results
 
 
-def _stand_ins(what: str, inputs: Any, create_graph: bool, *, leaves: bool = True) -> tuple[tuple[Any, ...], bool]:
+def stand_ins_for(what: str, inputs: Any, create_graph: bool, *, leaves: bool = True) -> tuple[tuple[Any, ...], bool]:
     """The stand-ins for the inputs (see Note [The differentiated function]), and True if there was one input rather than a sequence.
 
     Args:
@@ -322,7 +388,7 @@ def _stand_ins(what: str, inputs: Any, create_graph: bool, *, leaves: bool = Tru
     return tuple(made), one
 
 
-def _vectors(what: str, v: Any, targets: Sequence[Any], kind: str) -> tuple[Any, ...]:
+def vectors_for(what: str, v: Any, targets: Sequence[Any], kind: str) -> tuple[Any, ...]:
     """The vectors to multiply with, one per target."""
     if v is None:
         if len(targets) != 1 or targets[0].size != 1:
@@ -342,20 +408,20 @@ def _vectors(what: str, v: Any, targets: Sequence[Any], kind: str) -> tuple[Any,
     return listed
 
 
-def _refuse_complex(what: str, tensors: Sequence[Any]) -> None:
+def refuse_complex(what: str, tensors: Sequence[Any]) -> None:
     if any(tensor.dtype.kind == "c" for tensor in tensors):
         raise ArgumentTypeError(f"{what}: expected real inputs and outputs, found complex ones. Split them with np.real and np.imag.")
 
 
-def _result(tensors: Sequence[Any], create_graph: bool) -> tuple[Any, ...]:
+def detached(tensors: Sequence[Any], create_graph: bool) -> tuple[Any, ...]:
     return tuple(tensors) if create_graph else tuple(outside(tensor) for tensor in tensors)
 
 
-def _packed(results: Any, one: bool) -> Any:
+def packed(results: Any, one: bool) -> Any:
     return results[0] if one else results
 
 
-def _zeros(like: Any) -> Any:
+def zeros(like: Any) -> Any:
     return make(np.zeros_like(like._data))
 
 
@@ -372,4 +438,4 @@ async def _pull_back(
         for i, gradient in enumerate(gradients):
             if gradient is None:
                 raise UnusedInputError(f"{what}: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
-    return tuple(_zeros(tensor) if gradient is None else gradient for tensor, gradient in zip(inputs, gradients, strict=True))
+    return tuple(zeros(tensor) if gradient is None else gradient for tensor, gradient in zip(inputs, gradients, strict=True))
