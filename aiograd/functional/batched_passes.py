@@ -12,7 +12,8 @@ Note [Columns together]
 Note [Rows one by one]
     What is no computation on arrays cannot be batched: gradients that go to another worker, and a `Function` that reads the values of its gradients
     (``numpy()``, ``if``). A graph with a part of another worker has passes for single rows from the beginning; where a value is read, the block
-    that did so is run again row by row (or column by column). So is one with results that a `Function` recorded in its backward: that graph belongs to the batch alone.
+    that did so is run again row by row, or column by column. So is one with results that a `Function` recorded in its backward: that graph
+    belongs to the batch alone.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ async def columns(push: Push, values: Sequence[Any], create_graph: bool, chunk_s
 
 
 def _unit_tangents(values: Sequence[Any], chunk_size: int | None) -> Iterator[list[Any]]:
-    """Unit tangents of all inputs together: per input a Tensor (k, *shape), zeros where it is the turn of another. One of zeros if there is no element."""
+    """Unit tangents of all inputs together: per input a Tensor (k, *shape), zeros where it is the turn of another; one of zeros if all are empty."""
     total = sum(tensor.size for tensor in values)
     step = chunk_size or max(total, 1)
     for start in range(0, max(total, 1), step):

@@ -9,9 +9,13 @@ Note [The differentiated function]
     inputs that require grad stay connected to them, and the results can be differentiated again.
 
 Note [Forward mode]
-    `jvp` runs ``fn`` once on dual arrays (`aiograd.forward`): every operation gives its value and its tangent. No graph is recorded for it; a pass within
-    ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents, as they
-    stop gradients, so that J is one matrix in both directions. Hessians are Jacobians of gradients, exact for every function made of rows.
+    `jvp` runs ``fn`` once on dual arrays (`aiograd.forward`): every operation gives its value and its tangent. No graph is recorded for it; a pass
+    inside ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents,
+    as they stop gradients, so that J is one matrix in both directions. Hessians are Jacobians of gradients, exact for every function made of rows.
+
+Note [Jacobians of Jacobians]
+    `jacrev` and `jacfwd` have no ``create_graph``: their results are recorded where gradients are and an input requires grad, so that one of them
+    within another, or within a loss, is never a constant by mistake.
 
 Source: PyTorch ``autograd/functional.py`` and ``torch.func``.
 """
@@ -19,23 +23,29 @@ Source: PyTorch ``autograd/functional.py`` and ``torch.func``.
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError, ShapeError, UnusedInputError
+from aiograd.errors import ArgumentTypeError, NoRuleError, UnusedInputError
 from aiograd.forward.dual import ForwardLevel, Pending
+from aiograd.functional.arguments import Fn as Fn
+from aiograd.functional.arguments import call as call
+from aiograd.functional.arguments import (
+    detached,
+    outputs_of,
+    packed,
+    refuse_complex,
+    returned_by,
+    scalar_of,
+    stand_ins_for,
+    vectors_for,
+    zeros,
+)
 from aiograd.functional.batched_passes import checked_chunk_size, columns, rows
-from aiograd.running.caller import type_found
-from aiograd.running.modes import ModeScope, enable_grad
-from aiograd.running.offloading import ready
+from aiograd.running.modes import ModeScope, current_mode, enable_grad
 from aiograd.tensors.core import TensorCore, make, outside
 from aiograd.tensors.passes import grad
-
-Fn = Callable[..., Any]
 
 
 async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
@@ -112,9 +122,7 @@ async def push_forward(
                 if not reached >> i & 1:
                     raise UnusedInputError(f"{what}: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
         known = await level.settle() if level.steps else {}
-    tangents = tuple([known[t.number] if isinstance(t, Pending) else t for t in tangents])
-    products = tuple([zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in zip(outputs, tangents, strict=True)])
-    return outputs, products, one_output
+    return outputs, tangents_of(outputs, tangents, known), one_output
 
 
 async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
@@ -142,12 +150,12 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
     stand_ins, one_input = stand_ins_for("value_and_grad", inputs, create_graph)
     aux: Any = None
     with enable_grad():
-        returned = await _returned("value_and_grad", fn, stand_ins)
+        returned = await returned_by("value_and_grad", fn, stand_ins)
         if has_aux:
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise ArgumentTypeError(f"value_and_grad(has_aux=True): fn returned {type(returned).__name__}; expected a pair (value, aux)")
             returned, aux = returned
-    value = _scalar("value_and_grad", _checked("value_and_grad", returned)[0])
+    value = scalar_of("value_and_grad", outputs_of("value_and_grad", returned)[0])
     gradients = await _pull_back("value_and_grad", (value,), stand_ins, (None,), create_graph, strict)
     value = detached((value,), create_graph)[0]
     return (value, aux) if has_aux else value, packed(detached(gradients, create_graph), one_input)
@@ -183,7 +191,7 @@ async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: b
 async def jacrev(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
     """The Jacobian of `fn` by rows: `fn` runs once, and one backward pass carries all rows of an output, or `chunk_size` of them, together.
 
-    Cancelling stops the pass (or `fn`).
+    Where an input requires grad (and not within `no_grad`), the result can be differentiated. Cancelling stops the pass (or `fn`).
 
     Args:
         fn: function of the inputs with real outputs.
@@ -199,13 +207,13 @@ async def jacrev(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
     >>> await ag.jacrev(lambda x: (x * x).sum(), ag.tensor([1.0, 2.0]))
     tensor([2., 4.])
     """
-    return await _jacobian("jacrev", fn, inputs, False, False, chunk_size)
+    return await _jacobian("jacrev", fn, inputs, _is_recorded(inputs), False, chunk_size)
 
 
 async def jacfwd(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
     """The Jacobian of `fn` by columns, in forward mode: one run of `fn` carries the tangents of all columns, or of `chunk_size` of them, together.
 
-    Cancelling stops `fn`.
+    Where an input requires grad (and not within `no_grad`), the result can be differentiated. Cancelling stops `fn`.
 
     Args:
         fn: function of the inputs with real outputs.
@@ -222,8 +230,15 @@ async def jacfwd(fn: Fn, inputs: Any, *, chunk_size: int | None = None) -> Any:
     tensor([1., 2.])
     """
     chunk_size = checked_chunk_size("jacfwd", chunk_size)
-    values, one_input = stand_ins_for("jacfwd", inputs, False, leaves=False)
-    return await _by_columns("jacfwd", fn, values, one_input, False, chunk_size)
+    create_graph = _is_recorded(inputs)
+    values, one_input = stand_ins_for("jacfwd", inputs, create_graph, leaves=False)
+    return await _by_columns("jacfwd", fn, values, one_input, create_graph, chunk_size)
+
+
+def _is_recorded(inputs: Any) -> bool:
+    """See Note [Jacobians of Jacobians]."""
+    listed = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
+    return current_mode().grad and any(isinstance(tensor, TensorCore) and tensor.requires_grad for tensor in listed)
 
 
 async def _jacobian(what: str, fn: Fn, inputs: Any, create_graph: bool, strict: bool, chunk_size: int | None) -> Any:
@@ -292,7 +307,7 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
     refuse_complex("hessian", stand_ins)
     with enable_grad():
         outputs, _ = await call(fn, stand_ins, "hessian")
-    gradients = await _pull_back("hessian", (_scalar("hessian", outputs),), stand_ins, (None,), True, strict)
+    gradients = await _pull_back("hessian", (scalar_of("hessian", outputs),), stand_ins, (None,), True, strict)
     blocks = [packed(await rows("hessian", i, g, stand_ins, create_graph, strict, chunk_size), one_input) for i, g in enumerate(gradients)]
     return packed(tuple(blocks), one_input)
 
@@ -302,127 +317,24 @@ async def value_and_gradient(what: str, fn: Fn, inputs: Sequence[Any]) -> tuple[
     stand_ins, _ = stand_ins_for(what, inputs, False)
     with enable_grad():
         outputs, _ = await call(fn, stand_ins, what)
-    value = _scalar(what, outputs)
+    value = scalar_of(what, outputs)
     return outside(value), detached(await _pull_back(what, (value,), stand_ins, (None,), False, False), False)
 
 
-# -------------------------------------------------------------------- calling the function
+# -------------------------------------------------------------------- passes and tangents
 
 
-async def call(fn: Fn, args: Sequence[Any], what: str, *, beside: bool = False) -> tuple[tuple[Any, ...], bool]:
-    """Call `fn`, wait for its result, and check that it consists of Tensors.
-
-    Args:
-        fn: ``def`` or ``async def``.
-        args: its arguments.
-
-        what: name of the calling function, for messages.
-        beside: True if integer and boolean outputs are allowed beside floating ones.
-
-    Returns:
-        The outputs, and True if `fn` returned one Tensor rather than a sequence.
-
-    Raises:
-        ArgumentTypeError: `fn` returned something else.
-    """
-    return _checked(what, await _returned(what, fn, args), beside)
-
-
-async def _returned(what: str, fn: Fn, args: Sequence[Any]) -> Any:
-    if not callable(fn):
-        raise ArgumentTypeError(f"{what}: expected a function of the inputs, found {type_found(fn)}; pass the function, not its result")
-    returned = fn(*args)
-    if inspect.isawaitable(returned):
-        returned = await returned
-    return await ready(returned)
-
-
-def _checked(what: str, returned: Any, beside: bool = False) -> tuple[tuple[Any, ...], bool]:
-    one = not isinstance(returned, (tuple, list))
-    outputs = (returned,) if one else tuple(returned)
-    beside = beside and any(isinstance(output, TensorCore) and output.dtype.kind in "fc" for output in outputs)
-    for i, output in enumerate(outputs):
-        if not isinstance(output, TensorCore):
-            raise ArgumentTypeError(f"{what}: output {i} of fn is a {type(output).__name__}; expected fn to return a Tensor or a tuple of Tensors")
-        if output.dtype.kind not in "fc" and not beside:
-            raise ArgumentTypeError(f"{what}: output {i} of fn has dtype {output.dtype}; expected floating point or complex")
-    if not outputs:
-        raise ArgumentError(f"{what}: fn returned no outputs; expected a Tensor or a tuple of Tensors")
-    return outputs, one
-
-
-def _scalar(what: str, outputs: tuple[Any, ...]) -> Any:
-    if len(outputs) != 1 or outputs[0].size != 1:
-        found = ", ".join(str(list(output.shape)) for output in outputs)
-        raise ShapeError(f"{what}: fn returned {len(outputs)} output(s) of shape {found}; expected a single element. Use jacobian().")
-    if outputs[0].dtype.kind != "f":
-        raise ArgumentTypeError(f"{what}: fn returned dtype {outputs[0].dtype}; expected a real number")
-    return outputs[0]
-
-
-# -------------------------------------------------------------------- arguments and results
-
-
-def stand_ins_for(what: str, inputs: Any, create_graph: bool, *, leaves: bool = True) -> tuple[tuple[Any, ...], bool]:
-    """The stand-ins for the inputs (see Note [The differentiated function]), and True if there was one input rather than a sequence.
+def tangents_of(outputs: Sequence[Any], tangents: Sequence[Any], known: Mapping[int, Any]) -> tuple[Any, ...]:
+    """The tangents of outputs as Tensors, zeros for None.
 
     Args:
-        what, inputs, create_graph: as of the caller.
-        leaves: they require grad.
+        outputs: Tensors of the caller.
+        tangents: as the level holds them.
+        known: those that were pending, by number.
     """
-    one = not isinstance(inputs, (tuple, list))
-    listed = (inputs,) if one else tuple(inputs)
-    if not listed:
-        raise ArgumentError(f"{what}: expected at least one input")
-    made: list[Any] = []
-    for i, tensor in enumerate(listed):
-        if not isinstance(tensor, TensorCore):
-            raise ArgumentTypeError(f"{what}: input {i} is a {type(tensor).__name__}; expected a Tensor. Make one with aiograd.tensor().")
-        if tensor.dtype.kind not in "fc":
-            raise ArgumentTypeError(f"{what}: input {i} has dtype {tensor.dtype}; expected floating point or complex: others have no derivative")
-        if create_graph and tensor.requires_grad:
-            with enable_grad():
-                made.append(tensor.reshape(tensor.shape))  # type: ignore[attr-defined]
-        else:
-            made.append(outside(tensor).requires_grad_(leaves))
-    return tuple(made), one
-
-
-def vectors_for(what: str, v: Any, targets: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """The vectors to multiply with, one per target."""
-    if v is None:
-        if len(targets) != 1 or targets[0].size != 1:
-            raise ShapeError(f"{what}: v may be left out for a single {kind} of one element only; give one Tensor per {kind}, of its shape")
-        return (make(np.ones_like(targets[0]._data)),)
-    listed = tuple(v) if isinstance(v, (tuple, list)) else (v,)
-    if len(listed) != len(targets):
-        raise ArgumentError(f"{what}: got {len(listed)} vectors for {len(targets)} {kind}s; expected one each")
-    for i, (vector, target) in enumerate(zip(listed, targets, strict=True)):
-        if not isinstance(vector, TensorCore):
-            raise ArgumentTypeError(f"{what}: vector {i} is a {type(vector).__name__}; expected a Tensor")
-        if vector.shape != target.shape or vector.dtype != target.dtype:
-            raise ShapeError(
-                f"{what}: vector {i} is {vector.dtype}{list(vector.shape)}; expected {target.dtype}{list(target.shape)}, as {kind} {i}. "
-                "Reshape it, or cast it with .astype()."
-            )
-    return listed
-
-
-def refuse_complex(what: str, tensors: Sequence[Any]) -> None:
-    if any(tensor.dtype.kind == "c" for tensor in tensors):
-        raise ArgumentTypeError(f"{what}: expected real inputs and outputs, found complex ones. Split them with np.real and np.imag.")
-
-
-def detached(tensors: Sequence[Any], create_graph: bool) -> tuple[Any, ...]:
-    return tuple(tensors) if create_graph else tuple(outside(tensor) for tensor in tensors)
-
-
-def packed(results: Any, one: bool) -> Any:
-    return results[0] if one else results
-
-
-def zeros(like: Any) -> Any:
-    return make(np.zeros_like(like._data))
+    settled = [known[t.number] if isinstance(t, Pending) else t for t in tangents]
+    made = zip(outputs, settled, strict=True)
+    return tuple([zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in made])
 
 
 async def _pull_back(

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, GradcheckError
-from aiograd.functional.derivatives import call
+from aiograd.functional.arguments import call
 from aiograd.functional.function import Function
 from aiograd.running.caller import warn_caller
 from aiograd.running.modes import enable_grad

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
-from aiograd.forward.dual import ForwardLevel, Pending
-from aiograd.functional.derivatives import (
-    Fn,
-    call,
-    detached,
-    packed,
-    push_forward,
-    refuse_complex,
-    stand_ins_for,
-    value_and_gradient,
-    vectors_for,
-    zeros,
-)
+from aiograd.forward.dual import ForwardLevel
+from aiograd.functional.arguments import Fn, call, detached, packed, refuse_complex, stand_ins_for, vectors_for
+from aiograd.functional.derivatives import push_forward, tangents_of, value_and_gradient
 from aiograd.running.modes import ModeScope
-from aiograd.tensors.core import TensorCore, make
 
 Push: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -64,17 +53,9 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
         vectors = vectors_for("push", given, values, "input")
         with ModeScope(grad=False, tangents=True):
             known = await level.settle({place.number: level.own(vector) for place, vector in zip(places, vectors, strict=True)})
-        pushed = [known[t.number] if isinstance(t, Pending) else t for t in tangents]
-        return packed(_tensors(pushed, outputs), one_output)
+        return packed(tangents_of(outputs, tangents, known), one_output)
 
     return packed(outputs, one_output), push
-
-
-def _tensors(tangents: Sequence[Any], outputs: Sequence[Any]) -> tuple[Any, ...]:
-    """Tangents as Tensors, zeros like the outputs for None."""
-    return tuple([
-        zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for t, output in zip(tangents, outputs, strict=True)
-    ])
 
 
 async def hvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False) -> tuple[Any, Any]:

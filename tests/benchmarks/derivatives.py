@@ -3,14 +3,15 @@
 A row is the ratio of two workloads, each on both sides in the same interleaved run, minima. Rows of functions that a build does not have are named and
 left out. Peaks are of what Python and numpy allocate (tracemalloc); torch's allocations are not seen by it, so these rows have no torch.
 
-What is unfair: torch.func keeps a graph for jvp's values if a parameter requires grad, so its parameters do not; its dense Jacobian of a sparse system
-is the only one it has.
+What is unfair: torch.func keeps a graph for jvp's values if a parameter requires grad, so its parameters do not; its dense Jacobian of a sparse
+system is the only one it has.
 """
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
+import itertools
 import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from aiograd import nn
 from tests.benchmarks.harness import Settings, Table, awaited, goal_cells, interleave, threads
 
 Step = Callable[[], Any]
-ROUNDS = 12
+ROUNDS = 6
 
 
 class Ratio(NamedTuple):
@@ -347,7 +348,7 @@ def _private(measure: str) -> Callable[[Settings], Mapping[str, Step]]:
         y = ag.tensor(draw.integers(0, 10, batch))
 
         def network() -> Any:
-            layers = [layer for n, m in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(n, m), nn.ReLU())]
+            layers = [layer for n, m in itertools.pairwise(sizes) for layer in (nn.Linear(n, m), nn.ReLU())]
             return nn.Sequential(*layers[:-1])
 
         plain, private = network(), network()
