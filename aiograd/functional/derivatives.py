@@ -111,7 +111,7 @@ async def push_forward(
 ) -> tuple[tuple[Any, ...], tuple[Any, ...], bool]:
     """Outputs of `fn`, their tangents, and True if `fn` returned one Tensor rather than a sequence."""
     with ForwardLevel(records=create_graph, follows=strict) as level:
-        duals = [level.dual(value, vector, 1 << i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
+        duals = [level.input(value, vector, i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
         with ModeScope(grad=False, tangents=True):
             returned, one_output = await call(fn, duals, what)
         outputs, tangents, seen = zip(*map(level.parts, returned), strict=True)
