@@ -18,6 +18,11 @@ from aiograd.errors import ArgumentTypeError
 from aiograd.running import devices
 from aiograd.running.types import Array
 
+
+class LevelArrayError(ArgumentTypeError):
+    """An array of a level would be sent."""
+
+
 #: what to do instead of sending an array of a level
 STAYS = "Take the part that another worker computes out of the function that vmap, jvp or a Jacobian is taken of"
 
@@ -32,13 +37,13 @@ async def on_host(array: Array) -> np.ndarray[Any, Any]:
     """The values of a device array, copied on its device's thread.
 
     Raises:
-        ArgumentTypeError: the array belongs to a level.
+        LevelArrayError: the array belongs to a level.
     """
     if isinstance(array, (np.ndarray, np.generic)):  # the gradient of a 0-d value may be a scalar of numpy
         return np.asarray(array)
     level = level_of(array)
     if level is not None:
-        raise ArgumentTypeError(
+        raise LevelArrayError(
             f"sending a tensor of {level}, shape {list(array.shape)}: it stands for more than one value, and only a plain one can be sent. {STAYS}"
         )
     await array.__aiograd_wait__()

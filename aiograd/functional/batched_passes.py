@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiograd.coordination.device_copies import LevelArrayError
 from aiograd.errors import ArgumentError, UnusedInputError
 from aiograd.functional.batching.array import BatchedArray, ValueOfBatchError
 from aiograd.functional.batching.vmap import vmap
@@ -147,7 +148,7 @@ async def _run(push: Push, tangents: Sequence[Any], create_graph: bool) -> Seque
         try:
             with ModeScope(grad=create_graph):
                 return await vmap(batch)(*tangents)  # type: ignore[no-any-return]
-        except ValueOfBatchError:
+        except (ValueOfBatchError, LevelArrayError):
             pass
     single = [await push([tangent[i] for tangent in tangents]) for i in range(len(tangents[0]))]
     with ModeScope(grad=create_graph):
@@ -167,7 +168,7 @@ async def _pass(output: Any, inputs: Sequence[Any], seeds: Any, create_graph: bo
         try:
             with ModeScope(grad=create_graph):
                 return await vmap(pull)(seeds)  # type: ignore[no-any-return]
-        except ValueOfBatchError:
+        except (ValueOfBatchError, LevelArrayError):
             pass
     single = [await pull(seeds[i]) for i in range(len(seeds))]
     with enable_grad():

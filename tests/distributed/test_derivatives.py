@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.errors import ArgumentTypeError
 from tests.distributed.workers import echo, exposing, square, workers
 
@@ -39,3 +40,112 @@ async def test_gradients_of_a_batch_do_not_cross_and_rows_are_passes_of_their_ow
         expected = np.diag(3 * x.detach().numpy() ** 2)
         np.testing.assert_allclose((await ag.jacrev(function, x)).numpy(), expected)
         np.testing.assert_allclose((await ag.jacobian(function, x, chunk_size=2)).numpy(), expected)
+
+
+async def scaled(x: Any, by: Any) -> Any:
+    """Reads a value, and returns one output of each kind."""
+    factor = 2.0 if float(x.sum()) > 0 else 3.0
+    return {"y": [ag.tanh(x * by) * factor], "n": int(x.size), "shape": ag.tensor([1, 2])}
+
+
+async def through_c(x: Any) -> Any:
+    """A nested call with a tangent in it."""
+    return (await dist.current_worker().call("c", "square", x * 3)) + x
+
+
+async def test_tangents_travel_with_a_call_and_its_reply() -> None:
+    x, v = ag.tensor(np.array([0.3, 0.5, -0.1])), ag.tensor(np.array([1.0, -2.0, 0.5]))
+    async with workers("a", "b", "c", service=exposing(square, scaled, through_c, echo)) as (a, *_):
+
+        async def function(x: Any) -> Any:
+            found = await a.call("b", "scaled", x * 2, by=x)
+            assert found["n"] == 3 and found["shape"].tolist() == [1, 2]
+            return found["y"][0] * x, await a.call("b", "through_c", x)
+
+        def local(x: Any) -> Any:
+            return ag.tanh(x * x * 2) * 2.0 * x, 9 * x * x + x
+
+        found, expected = await ag.jvp(function, x, v), await ag.jvp(local, x, v)
+        for mine, theirs in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
+            np.testing.assert_allclose(mine.numpy(), theirs.numpy(), rtol=1e-12)
+        same, (mine, theirs) = await ag.jvp(lambda x: a.call("b", "echo", [x, x.detach()]), x, v)
+        assert same[0].tolist() == x.tolist() and mine.tolist() == v.tolist() and theirs.tolist() == [0, 0, 0]
+
+
+async def test_derivatives_of_derivatives_cross_as_well() -> None:
+    x = ag.tensor(np.array([0.3, 0.5]))
+    one = ag.tensor(np.ones(2))
+
+    async def cube(x: Any) -> Any:
+        return x * x * x
+
+    async with workers("a", "b", service=exposing(cube)) as (a, _):
+
+        async def first(x: Any) -> Any:
+            return (await ag.jvp(lambda x: a.call("b", "cube", x), x, one))[1]
+
+        async def second(x: Any) -> Any:
+            return (await ag.jvp(first, x, one))[1]
+
+        np.testing.assert_allclose((await second(x)).numpy(), 6 * x.numpy())
+        np.testing.assert_allclose((await ag.jvp(second, x, one))[1].numpy(), [6, 6])
+
+
+async def test_matrices_and_linearize_through_a_call() -> None:
+    x = ag.tensor(np.array([0.3, 0.5, -0.1]))
+    calls: list[int] = []
+
+    async def counted(x: Any) -> Any:
+        calls.append(1)
+        return ag.tanh(x) * x.sum()
+
+    async with workers("a", "b", service=exposing(counted)) as (a, _):
+        function = lambda x: a.call("b", "counted", x)  # noqa: E731
+        expected = (await ag.jacrev(lambda x: ag.tanh(x) * x.sum(), x)).numpy()
+        np.testing.assert_allclose((await ag.jacfwd(function, x)).numpy(), expected, rtol=1e-12)
+        calls.clear()
+        output, push = await ag.linearize(lambda x: function(x * 2), x)
+        assert len(calls) == 1
+        twice = (await ag.jacrev(lambda x: ag.tanh(2 * x) * x.sum() * 2, x)).numpy()
+        for column, unit in zip(twice.T, np.eye(3), strict=True):
+            np.testing.assert_allclose((await push(ag.tensor(unit))).numpy(), column, rtol=1e-12)
+        np.testing.assert_allclose(output.numpy(), np.tanh(2 * x.numpy()) * x.numpy().sum() * 2)
+        assert len(calls) == 4
+
+
+async def test_a_backward_pass_in_forward_mode_does_not_cross() -> None:
+    x = ag.tensor(np.array([1.0, 2.0]))
+    async with workers("a", "b", service=exposing(square)) as (a, _), a.context():
+
+        async def loss(x: Any) -> Any:
+            return (await a.call("b", "square", x)).sum()
+
+        with pytest.raises(ArgumentTypeError, match="stands for more than one value"):
+            await ag.hvp(loss, x, x)
+        np.testing.assert_allclose((await ag.value_and_grad(loss, x))[1].numpy(), 2 * x.numpy())
+
+
+async def test_products_that_are_recorded_cross_within_a_context() -> None:
+    x, v = ag.tensor(np.array([1.0, 2.0]), requires_grad=True), ag.tensor(np.array([1.0, -1.0]))
+
+    async def cube(x: Any) -> Any:
+        return x * x * x
+
+    async with workers("a", "b", service=exposing(cube)) as (a, _), a.context() as ctx:
+        _, product = await ag.jvp(lambda x: a.call("b", "cube", x), x, v, create_graph=True)
+        np.testing.assert_allclose(product.detach().numpy(), 3 * x.detach().numpy() ** 2 * v.numpy())
+        await ctx.backward(product.sum())
+        np.testing.assert_allclose(ctx.grads[x].numpy(), 6 * x.detach().numpy() * v.numpy())
+
+
+async def test_objects_and_messages_without_room_for_tangents() -> None:
+    class Scale:
+        def times(self, x: Any) -> Any:
+            return x * 3
+
+    service = exposing(square)
+    service.expose(Scale) if hasattr(service, "expose") else None
+    x = ag.tensor(np.array([1.0, 2.0]))
+    async with workers("a", "b", service=service) as (a, _):
+        del a
+        del x
