@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,13 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import ArgumentTypeError
-from tests.distributed.workers import echo, exposing, square, workers
+from aiograd.distributed.messages.calls import FunctionCall, SentTangent
+from aiograd.distributed.rpc.codec import WireTensor
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.errors import ArgumentTypeError, ProtocolError, WorkerLostError
+from aiograd.running.devices import known_devices
+from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from tests.distributed.workers import SECRET, echo, exposing, square, workers
 
 
 async def test_an_array_of_a_level_is_refused_where_it_would_be_sent() -> None:
@@ -138,14 +144,97 @@ async def test_products_that_are_recorded_cross_within_a_context() -> None:
         np.testing.assert_allclose(ctx.grads[x].numpy(), 6 * x.detach().numpy() * v.numpy())
 
 
-async def test_objects_and_messages_without_room_for_tangents() -> None:
-    class Scale:
-        def times(self, x: Any) -> Any:
-            return x * 3
+class Scale:
+    def times(self, x: Any, by: float = 3.0) -> Any:
+        return x * x * by
 
+
+async def test_objects_take_tangents_and_messages_without_room_for_them_refuse() -> None:
     service = exposing(square)
-    service.expose(Scale) if hasattr(service, "expose") else None
+    service.reference(Scale)
     x = ag.tensor(np.array([1.0, 2.0]))
     async with workers("a", "b", service=service) as (a, _):
-        del a
-        del x
+        ref = await a.remote("b", "Scale")
+        _, product = await ag.jvp(lambda x: ref.call("times", x, by=2.0), x, x)
+        np.testing.assert_allclose(product.numpy(), 4 * x.numpy() ** 2)
+
+        async def to_all(x: Any) -> Any:
+            return (await ref.call_all([ref], "times", x))[0]
+
+        async def posted(x: Any) -> Any:
+            await ref.post([x])
+            return x
+
+        for function in (to_all, posted):
+            with pytest.raises(ArgumentTypeError, match="stands for more than one value"):
+                await ag.jvp(function, x, x)
+
+
+@pytest.mark.parametrize(
+    ("tangents", "match"),
+    [
+        ([SentTangent(0, 1, WireTensor(np.ones(2), False))], "no earlier one"),
+        ([SentTangent(0, 0, WireTensor(np.ones(2), False)), SentTangent(0, 0, WireTensor(np.ones(2), False))], "has one already"),
+        ([SentTangent(0, 0, WireTensor(np.ones(3), False))], "another shape"),
+        ([SentTangent(0, 0, WireTensor(np.ones(2, np.float32), False))], "another shape or dtype"),
+        ([SentTangent(0, 0, 3.0)], "no tensors of their own"),
+        ([SentTangent(0, 0, [WireTensor(np.ones(2), False)])], "no tensors of their own"),
+        ([SentTangent(99, 0, WireTensor(np.ones(2), False))], "at most 16"),
+    ],
+)
+async def test_tangents_that_do_not_fit_are_refused(tangents: Any, match: str) -> None:
+    async with workers("a", "b", service=exposing(square)) as (a, b):
+        message = FunctionCall("square", [WireTensor(np.array([1.0, 2.0]), False)], {}, False, None, None, tangents)
+        with pytest.raises(ProtocolError, match=match):
+            await b._calls.on_call(PeerIdentity(a.name, b"i" * 16, "default"), message, 5.0)
+        assert not [name for name in known_devices() if name.startswith("jvp")]
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("lost", ["b", "c"])
+def test_a_worker_that_is_lost_is_a_typed_error_and_leaves_nothing(lost: str) -> None:
+    network = SimulatedNetwork(0, faults=Faults(latency=(1e-3, 2e-3)))
+    x = ag.tensor(np.array([1.0, 2.0]))
+    seen: list[str] = []
+    own: list[str] = []
+
+    async def slow(x: Any) -> Any:
+        seen.append("b")
+        return (await dist.current_worker().call("c", "slower", x * 2)) * x
+
+    async def slower(x: Any) -> Any:
+        seen.append("c")
+        await asyncio.sleep(1.0)
+        return x * x
+
+    async def serve(name: str) -> None:
+        async with dist.Worker(name, service=exposing(slow, slower), secret=SECRET, transport=network.transport(name)) as worker:
+            worker.add_peer("c", "sim://c")
+            await asyncio.sleep(1e3)
+
+    async def lead() -> None:
+        async with dist.Worker("a", secret=SECRET, transport=network.transport("a")) as a:
+            a.add_peer("b", "sim://b")
+
+            async def function(x: Any) -> Any:
+                own.append(str(x.device))
+                return await a.call("b", "slow", x)
+
+            product = asyncio.create_task(ag.jvp(function, x, x))
+            while len(seen) < 2:
+                await asyncio.sleep(0.01)
+            network.kill(lost)
+            with pytest.raises(WorkerLostError, match="Error on Node b: worker 'c' was lost" if lost == "c" else "worker 'b' was lost"):
+                await product
+            assert own and own[0] not in known_devices()
+
+    async def main() -> None:
+        for name in "bc":
+            network.spawn(name, serve(name))
+        try:
+            await network.spawn("a", lead())
+        finally:
+            for name in "bc":
+                network.kill(name)
+
+    simulated_run(main, seed=0)
