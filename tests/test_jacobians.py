@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.engine.run.dispatch import RuleDispatch
 from aiograd.errors import ArgumentError, OnceDifferentiableError
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
@@ -180,3 +181,22 @@ async def test_a_chunk_size_is_a_positive_integer(call: Any) -> None:
     for wrong in (0, -1, 2.0, True, "3"):
         await assert_awaiting_raises(ArgumentError, "chunk_size", call(lambda x: ran.append(x), ag.tensor([1.0]), chunk_size=wrong))
     assert not ran
+
+
+async def test_the_rules_of_a_large_block_leave_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    offloaded: list[Any] = []
+    offload = RuleDispatch.offload
+
+    def counted(self: RuleDispatch, function: Any) -> Any:
+        offloaded.append(function)
+        return offload(self, function)
+
+    monkeypatch.setattr(RuleDispatch, "offload", counted)
+    x, w = ag.tensor(rng.normal(size=400)), ag.tensor(rng.normal(size=(400, 400)) / 20)
+    function = lambda x: ag.tanh(w @ x)  # noqa: E731
+    found = await ag.jacrev(function, x)
+    assert offloaded, "400 rows take long, whatever one of them takes"
+    offloaded.clear()
+    _, row = await ag.vjp(function, x, ag.tensor(np.eye(400)[7]))
+    close(found[7], row.numpy())
+    assert not offloaded

@@ -262,7 +262,7 @@ async def call_later(call: Callable[[Any], Coroutine[Any, Any, Any]], value: Any
             found = await call(map_tree(dual, value, TensorCore))
             parts = [again.parts(tensor) for tensor in leaves_of(found, TensorCore) if tensor.dtype.kind == "f"]
         if len(parts) != len(outputs):
-            raise ArgumentTypeError(f"a remote function returned {len(outputs)} tensors within linearize(), and then {len(parts)} for the same values")
+            raise ArgumentTypeError(f"a remote function returned {len(outputs)} tensors within linearize(), then {len(parts)} for the same values")
         return [tangent for _, tangent, _ in parts]
 
     places = iter(defer(level, push, given, len(outputs), range(len(outputs))))

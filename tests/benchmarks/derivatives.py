@@ -1,7 +1,7 @@
 """Derivatives of functions: ratios of times or of peaks of memory within one run, ours and torch.func's.
 
-A row is the ratio of two workloads, each on both sides in the same interleaved run, minima. Rows of functions that a build does not have are named and
-left out. Peaks are of what Python and numpy allocate (tracemalloc); torch's allocations are not seen by it, so these rows have no torch.
+A row is the ratio of two workloads, each on both sides in the same interleaved run, minima. Rows of functions that a build does not have are named
+and left out. Peaks are of what Python and numpy allocate (tracemalloc); torch's allocations are not seen by it, so these rows have no torch.
 
 What is unfair: torch.func keeps a graph for jvp's values if a parameter requires grad, so its parameters do not; its dense Jacobian of a sparse
 system is the only one it has.

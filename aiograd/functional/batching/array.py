@@ -76,6 +76,11 @@ class BatchedArray(LevelArray):
         """Type of the elements."""
         return self.value.dtype  # type: ignore[no-any-return]
 
+    @property
+    def examples(self) -> int:  # type: ignore[override]
+        """The length of the batch, with those of levels outside."""
+        return (self.level.size if self.batched else 1) * getattr(self.value._data, "examples", 1)  # type: ignore[no-any-return]
+
     def __setitem__(self, index: Any, value: Any) -> None:
         given = value if isinstance(value, BatchedArray) else self.level.from_host(np.asarray(value))
         changed = ROWS["setitem"](self, given, index=index)
