@@ -1,7 +1,7 @@
 """Copies of arrays between a device and the host, made on the device's thread, for arrays that are sent.
 
 Note [Arrays that stay]
-    An array of a level (`aiograd.running.devices.AdoptsTensors`: of `vmap`, or of forward mode) stands for more than one value: for that of every
+    An array of a level (`aiograd.running.devices.AdoptsTensors`: of `vmap`, or of forward mode) stands for more than one value: for one of every
     example, or for a value and its tangent. Its value alone would cross without an error and leave the rest behind, which is a gradient dropped in
     silence. So a level's arrays are refused wherever arrays are sent.
 """
@@ -23,7 +23,7 @@ class LevelArrayError(ArgumentTypeError):
     """An array of a level would be sent."""
 
 
-#: what to do instead of sending an array of a level
+#: advice in place of sending an array of a level
 STAYS = "Take the part that another worker computes out of the function that vmap, jvp or a Jacobian is taken of"
 
 

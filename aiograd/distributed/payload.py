@@ -111,7 +111,7 @@ class Packing:
 
     __slots__ = ("records", "encoding", "hosted", "differentiable", "tangents", "levels", "inputs", "_memo")
 
-    #: the tangents beside the values, and what they belong to; see `aiograd.distributed.tangents`
+    #: the tangents beside the values, their levels and the inputs that they come from; see `aiograd.distributed.tangents`
     tangents: list[Any] | None
     levels: Sequence[Any]
     inputs: Mapping[Any, int]

@@ -7,15 +7,15 @@ Note [Tangents beside the arguments]
     another), and tangents have tangents themselves; each entry of the list names its level and the tensor that it belongs to.
 
 Note [Numbers of tensors]
-    Tensors have numbers in the order in which they appear, each once: first those of the values, then those of the list. Every tensor is sent as an
+    Tensors have numbers in the order in which they appear, each once: first the tensors of the values, then the list's. Every tensor is sent as an
     object of its own, so that both sides count the same.
 
 Note [Calls of linearize]
     Within `ag.linearize` tangents come later. So the call is made with the values alone, and once more, with values and tangents, for each push.
 
 Note [Recorded tangents]
-    With ``create_graph`` values and tangents are differentiable Tensors like others, and so are those of the level on the other worker: the function
-    runs without recording dual arrays, and the level records what they hold. A backward pass within forward mode does not cross, since it would
+    With ``create_graph`` values and tangents are differentiable Tensors like others, on the other worker too: the function runs without
+    recording dual arrays, and its level records the values and tangents within them. A backward pass within forward mode does not cross, since it would
     have to carry dual gradients: a dual array that requires grad itself is refused, and so is a call in a context while gradients are recorded.
 
 An array of `vmap` is refused: the list has tangents, no batches.
@@ -52,7 +52,7 @@ class TakenApart:
 
     Args:
         value: a tree of values.
-        levels: those whose tangents may be sent, the outermost first; None: all.
+        levels: the levels with tangents that may be sent, the outermost first; None: all.
 
     Raises:
         UnsendableError: a dual array of another level, or one that requires grad itself.
@@ -95,7 +95,7 @@ class TakenApart:
         return alone
 
     async def tangents(self) -> list[tuple[int, int, Any]]:
-        """The tangents with the numbers of their levels and tensors. Waits for those that a rule of a custom function has yet to compute."""
+        """The tangents with the numbers of their levels and tensors. Waits for tangents that a rule of a custom function has yet to compute."""
         settled: dict[ForwardLevel, Mapping[int, Any]] = {}
         taken: list[tuple[ForwardLevel, int, Any]] = []
         for level, number, tangent in self._found:  # grows: a tangent may have tangents
@@ -175,7 +175,7 @@ async def pack(
         value: a tree of values.
         records: True if differentiable Tensors stay connected to the graph.
         encoding: the wire encoding of floating-point tensors.
-        levels: those whose tangents may be sent; None: all.
+        levels: the levels with tangents that may be sent; None: all.
         crosses: True if the message has room for tangents.
 
     Raises:

@@ -4,7 +4,7 @@
 `derivatives`       `vjp`, `jvp`, `value_and_grad`, and matrices: `jacobian`, `jacrev`, `jacfwd`, `hessian`
 `linearization`     `linearize`, `hvp`
 `batched_passes`    rows and columns of matrices, many together
-`arguments`         what these functions are given and what the differentiated function returns, checked
+`arguments`         arguments of these functions, and results of the differentiated one, checked
 `batching`          `vmap`
 `checkpointing`     `checkpoint`: computed again in the backward pass instead of kept
 `isolation`         forwards with a backward pass of their own

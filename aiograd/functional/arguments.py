@@ -1,4 +1,4 @@
-"""Arguments and results of functions of functions: stand-ins for inputs, vectors, and what the function returned, checked."""
+"""Arguments and results of functions of functions: stand-ins for inputs, vectors, and outputs, checked."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def call(fn: Fn, args: Sequence[Any], what: str, *, beside: bool = False) 
 
 
 async def returned_by(what: str, fn: Fn, args: Sequence[Any]) -> Any:
-    """What `fn` returned, complete."""
+    """The result of `fn`, awaited, with all its data there."""
     if not callable(fn):
         raise ArgumentTypeError(f"{what}: expected a function of the inputs, found {type_found(fn)}; pass the function, not its result")
     returned = fn(*args)

@@ -10,7 +10,7 @@ Note [Columns together]
     run of the function: values stay plain arrays, so it may read them, and tangents have a hidden batch axis.
 
 Note [Rows one by one]
-    What is no computation on arrays cannot be batched: gradients that go to another worker, and a `Function` that reads the values of its gradients
+    Not everything is a computation on arrays that can be batched: gradients go to another worker, and a `Function` reads the values of its gradients
     (``numpy()``, ``if``). A graph with a part of another worker has passes for single rows from the beginning; where a value is read, the block
     that did so is run again row by row, or column by column. So is one with results that a `Function` recorded in its backward: that graph
     belongs to the batch alone.
@@ -32,7 +32,7 @@ from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.tensors.core import make
 from aiograd.tensors.passes import grad
 
-#: the tangents of a function's outputs from those of its inputs
+#: computes tangents of a function's outputs from tangents of its inputs
 Push: TypeAlias = Callable[[Sequence[Any]], Coroutine[Any, Any, tuple[Any, ...]]]
 
 
@@ -101,7 +101,7 @@ async def columns(push: Push, values: Sequence[Any], create_graph: bool, chunk_s
     """The Jacobian of a function, a block per input for each output; see Note [Columns together].
 
     Args:
-        push: the tangents of the outputs from those of the inputs.
+        push: computes tangents of the outputs from tangents of the inputs.
         values: Tensors of the shapes of the inputs.
         create_graph: let the blocks be differentiated.
         chunk_size: the most columns of one run; None: all.

@@ -330,7 +330,7 @@ def tangents_of(outputs: Sequence[Any], tangents: Sequence[Any], known: Mapping[
     Args:
         outputs: Tensors of the caller.
         tangents: as the level holds them.
-        known: those that were pending, by number.
+        known: tangents that were pending, by number.
     """
     settled = [known[t.number] if isinstance(t, Pending) else t for t in tangents]
     made = zip(outputs, settled, strict=True)

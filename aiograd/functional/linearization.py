@@ -16,8 +16,8 @@ Push: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
     """The outputs of `fn`, and its derivative at `inputs` as a function of tangents. `fn` runs once.
 
-    The steps of forward mode are kept and run for every tangent, so that a product costs no more than `jvp` without the values. What they need is
-    kept for as long as `push`. A custom `Function` whose ``jvp`` is ``async def`` is awaited. Cancelling stops `fn`, or one product.
+    The steps of forward mode are kept and run for every tangent, so that a product costs no more than `jvp` without the values. Saved values are
+    kept for as long as `push`. An ``async def jvp`` of a custom `Function` is awaited. Cancelling stops `fn`, or one product.
 
     Args:
         fn: function of the inputs.
@@ -74,7 +74,7 @@ async def hvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False)
 
     Raises:
         ShapeError: not a single element. ArgumentError: the arguments or the output of `fn` do not fit.
-        NoRuleError: `fn` runs an operation whose gradient has no tangent.
+        NoRuleError: `fn` runs an operation with a gradient that has no tangent.
 
     >>> await ag.hvp(lambda x: (x**3).sum(), ag.tensor([1.0, 2.0]), ag.tensor([1.0, 0.0]))
     (tensor(9.), tensor([6., 0.]))
