@@ -136,7 +136,7 @@ class Calls:
         except (UnsendableError, RecursionError) as error:
             raise explain(error, f"calling {label(function, args)} on {peer}", named(function, args, kwargs)) from None
         except DeferredCallError as deferred:
-            return await call_later(lambda value: self.call(peer, function, *value, timeout), (args, kwargs), deferred.level)
+            return await call_later(lambda value: self.call(peer, function, value[0], value[1], timeout), (args, kwargs), deferred.level)
         sent = packing.differentiable
         if packing.tangents is not None:
             if grad and context is not None and not packing.records:

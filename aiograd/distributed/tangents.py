@@ -14,8 +14,8 @@ Note [Calls of linearize]
     Within `ag.linearize` tangents come later. So the call is made with the values alone, and once more, with values and tangents, for each push.
 
 Note [Recorded tangents]
-    With ``create_graph`` values and tangents are differentiable Tensors like others, on the other worker too: the function runs without
-    recording dual arrays, and its level records the values and tangents within them. A backward pass within forward mode does not cross, since it would
+    With ``create_graph`` values and tangents are differentiable Tensors like others, on the other worker too: the function runs without recording
+    dual arrays, and its level records the values and tangents within them. A backward pass within forward mode does not cross, since it would
     have to carry dual gradients: a dual array that requires grad itself is refused, and so is a call in a context while gradients are recorded.
 
 An array of `vmap` is refused: the list has tangents, no batches.

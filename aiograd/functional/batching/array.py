@@ -79,7 +79,7 @@ class BatchedArray(LevelArray):
     @property
     def examples(self) -> int:  # type: ignore[override]
         """The length of the batch, with those of levels outside."""
-        return (self.level.size if self.batched else 1) * getattr(self.value._data, "examples", 1)  # type: ignore[no-any-return]
+        return (self.level.size if self.batched else 1) * getattr(self.value._data, "examples", 1)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         given = value if isinstance(value, BatchedArray) else self.level.from_host(np.asarray(value))
