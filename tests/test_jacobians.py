@@ -9,7 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.engine.run.dispatch import RuleDispatch
-from aiograd.errors import ArgumentError, OnceDifferentiableError
+from aiograd.errors import ArgumentError, NoRuleError, OnceDifferentiableError
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
 from tests.support import assert_awaiting_raises
@@ -145,6 +145,10 @@ async def test_a_result_that_must_not_be_differentiated_again_says_so() -> None:
 
     x = ag.tensor([1.0, 2.0], requires_grad=True)
     close(await ag.jacobian(Once.apply, x), np.diag([2.0, 4.0]))
+    tall = lambda x: ag.concatenate([Once.apply(x), x])  # noqa: E731
+    close(await ag.jacobian(tall, x), np.concatenate([np.diag([2.0, 4.0]), np.eye(2)]))  # it has no tangent, so by rows
+    with pytest.raises(NoRuleError):
+        await ag.jacfwd(tall, x.detach())
     j = await ag.jacobian(Once.apply, x, create_graph=True)
     with pytest.raises(OnceDifferentiableError):
         await ag.grad(j.sum(), [x])
@@ -200,3 +204,14 @@ async def test_the_rules_of_a_large_block_leave_the_loop(monkeypatch: pytest.Mon
     _, row = await ag.vjp(function, x, ag.tensor(np.eye(400)[7]))
     close(found[7], row.numpy())
     assert not offloaded
+
+
+async def test_a_pass_over_a_graph_of_the_caller_within_vmap(counted: Any) -> None:
+    x = ag.tensor(rng.normal(size=3), requires_grad=True)
+    seen: list[Any] = []
+    y = counted.apply(x)
+    y.register_hook(lambda g: seen.append(g.shape))
+    seeds = ag.tensor(rng.normal(size=(4, 3)))
+    (found,) = await ag.vmap(lambda seed: ag.grad(y, [x], seed, retain_graph=True))(seeds)
+    close(found, 2 * x.detach().numpy() * seeds.numpy())
+    assert (counted.backwards, seen, x.grad) == (1, [(3,)], None)

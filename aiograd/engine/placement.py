@@ -20,6 +20,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from aiograd.graph.node import Node
 from aiograd.running.types import Shape
 
@@ -103,7 +105,7 @@ class RulePlacement:
         if node.is_builtin and node.num_inputs:
             key = node.cost_key()  # type: ignore[attr-defined]
             estimate = node.estimate() if key is None else self._estimate(key, node)  # type: ignore[attr-defined]
-            return estimate * examples_of(grads) > self.inline_ns
+            return estimate > self.inline_ns or (grads[0].__class__ is not np.ndarray and estimate * examples_of(grads) > self.inline_ns)
         return bool(getattr(node, "wants_executor", False))
 
     def _estimate(self, key: Any, node: Node) -> float:

@@ -178,8 +178,11 @@ def start_grad(
     check_can_run(what)
     keep = create_graph if retain_graph is None else retain_graph
     records = create_graph
-    if not create_graph and any(seed.__class__ is not np.ndarray and _is_batched(seed, edge) for seed, edge in zip(seeds, roots, strict=True)):
-        seeds, records = list(map(make, seeds)), True  # rules for Tensors: kernels take plain arrays
+    if not create_graph:
+        for seed, edge in zip(seeds, roots, strict=True):
+            if seed.__class__ is not np.ndarray and _is_batched(seed, edge):
+                seeds, records = list(map(make, seeds)), True  # rules for Tensors: kernels take plain arrays
+                break
     return _grad(roots, seeds, listed, wanted, keep, create_graph, allow, materialize_grads, run, records)
 
 
