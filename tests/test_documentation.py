@@ -150,6 +150,11 @@ def test_derivatives(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == after("# remote_derivatives.py", "text")
 
 
+def test_tangents(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# tangents.py")
+    assert capsys.readouterr().out == after("# tangents.py", "text")
+
+
 def test_leases(capsys: pytest.CaptureFixture[str]) -> None:
     load("# leased.py")
     assert capsys.readouterr().out == after("# leased.py", "text")

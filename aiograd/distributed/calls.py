@@ -29,6 +29,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.device_copies import LevelArrayError
 from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed import failpoints
@@ -140,7 +141,7 @@ class Calls:
         sent = packing.differentiable
         if packing.tangents is not None:
             if grad and context is not None and not packing.records:
-                raise ArgumentTypeError(
+                raise LevelArrayError(
                     f"calling {label(function, args)} on {peer} in a context, with tangents and while gradients are recorded: a backward pass within "
                     "forward mode cannot go on on another worker. Take the remote call out of the part that is differentiated twice."
                 )

@@ -27,6 +27,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.device_copies import LevelArrayError
 from aiograd.errors import ArgumentTypeError, NoRuleError, UnusedInputError
 from aiograd.forward.dual import ForwardLevel, Pending
 from aiograd.functional.arguments import Fn as Fn
@@ -73,7 +74,7 @@ async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
     stand_ins, one_input = stand_ins_for("vjp", inputs, create_graph)
     with enable_grad():
         outputs, one_output = await call(fn, stand_ins, "vjp")
-    products = await _pull_back("vjp", outputs, stand_ins, vectors_for("vjp", v, outputs, "output"), create_graph, strict)
+    products = await pull_back("vjp", outputs, stand_ins, vectors_for("vjp", v, outputs, "output"), create_graph, strict)
     return packed(detached(outputs, create_graph), one_output), packed(detached(products, create_graph), one_input)
 
 
@@ -156,7 +157,7 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
                 raise ArgumentTypeError(f"value_and_grad(has_aux=True): fn returned {type(returned).__name__}; expected a pair (value, aux)")
             returned, aux = returned
     value = scalar_of("value_and_grad", outputs_of("value_and_grad", returned)[0])
-    gradients = await _pull_back("value_and_grad", (value,), stand_ins, (None,), create_graph, strict)
+    gradients = await pull_back("value_and_grad", (value,), stand_ins, (None,), create_graph, strict)
     value = detached((value,), create_graph)[0]
     return (value, aux) if has_aux else value, packed(detached(gradients, create_graph), one_input)
 
@@ -250,7 +251,7 @@ async def _jacobian(what: str, fn: Fn, inputs: Any, create_graph: bool, strict: 
     if what == "jacobian" and not strict and sum(output.size for output in outputs) > sum(tensor.size for tensor in stand_ins):
         try:
             return await _by_columns(what, fn, stand_ins_for(what, inputs, create_graph, leaves=False)[0], one_input, create_graph, chunk_size)
-        except NoRuleError:
+        except (NoRuleError, LevelArrayError):
             pass
     blocks = [packed(await rows(what, i, output, stand_ins, create_graph, strict, chunk_size), one_input) for i, output in enumerate(outputs)]
     return packed(tuple(blocks), one_output)
@@ -273,7 +274,8 @@ async def _by_columns(what: str, fn: Fn, values: Sequence[Any], one_input: bool,
 async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False, chunk_size: int | None = None) -> Any:
     """The second derivatives of `fn`: `jacfwd` of its gradient, forward over reverse. With `strict` rows of a recorded gradient.
 
-    `fn` and its backward pass run once for each block of columns. Cancelling stops the pass (or `fn`).
+    `fn` and its backward pass run once for each block of columns. Where forward mode cannot follow, as in a remote call, rows are taken as well.
+    Cancelling stops the pass (or `fn`).
 
     Args:
         fn: function of the inputs that returns a real Tensor of one element.
@@ -301,13 +303,15 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
         async def gradient(*xs: Any) -> Any:
             return (await value_and_gradient("hessian", fn, xs))[1]
 
-        found = await _by_columns("hessian", gradient, values, one_input, create_graph, chunk_size)
-        return packed(found, one_input)
+        try:
+            return packed(await _by_columns("hessian", gradient, values, one_input, create_graph, chunk_size), one_input)
+        except (NoRuleError, LevelArrayError):  # a pass in forward mode does not go on on another worker; one over a recorded pass does
+            pass
     stand_ins, one_input = stand_ins_for("hessian", inputs, create_graph)
     refuse_complex("hessian", stand_ins)
     with enable_grad():
         outputs, _ = await call(fn, stand_ins, "hessian")
-    gradients = await _pull_back("hessian", (scalar_of("hessian", outputs),), stand_ins, (None,), True, strict)
+    gradients = await pull_back("hessian", (scalar_of("hessian", outputs),), stand_ins, (None,), True, strict)
     blocks = [packed(await rows("hessian", i, g, stand_ins, create_graph, strict, chunk_size), one_input) for i, g in enumerate(gradients)]
     return packed(tuple(blocks), one_input)
 
@@ -318,7 +322,7 @@ async def value_and_gradient(what: str, fn: Fn, inputs: Sequence[Any]) -> tuple[
     with enable_grad():
         outputs, _ = await call(fn, stand_ins, what)
     value = scalar_of(what, outputs)
-    return outside(value), detached(await _pull_back(what, (value,), stand_ins, (None,), False, False), False)
+    return outside(value), detached(await pull_back(what, (value,), stand_ins, (None,), False, False), False)
 
 
 # -------------------------------------------------------------------- passes and tangents
@@ -337,7 +341,7 @@ def tangents_of(outputs: Sequence[Any], tangents: Sequence[Any], known: Mapping[
     return tuple([zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in made])
 
 
-async def _pull_back(
+async def pull_back(
     what: str, outputs: Sequence[Any], inputs: Sequence[Any], vectors: Sequence[Any], create_graph: bool, strict: bool
 ) -> tuple[Any, ...]:
     """Gradients of the inputs, with zeros for inputs that got none."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
+from aiograd.coordination.device_copies import LevelArrayError
+from aiograd.errors import NoRuleError
 from aiograd.forward.dual import ForwardLevel
-from aiograd.functional.arguments import Fn, call, detached, packed, refuse_complex, stand_ins_for, vectors_for
-from aiograd.functional.derivatives import push_forward, tangents_of, value_and_gradient
-from aiograd.running.modes import ModeScope
+from aiograd.functional.arguments import Fn, call, detached, packed, refuse_complex, scalar_of, stand_ins_for, vectors_for
+from aiograd.functional.derivatives import pull_back, push_forward, tangents_of, value_and_gradient
+from aiograd.running.modes import ModeScope, enable_grad
 
 Push: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -58,10 +60,21 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
     return packed(outputs, one_output), push
 
 
+async def _pulled_twice(fn: Fn, inputs: Any, vectors: Sequence[Any], create_graph: bool) -> tuple[Any, Sequence[Any]]:
+    """The value of `fn` and the products, by a pass over a recorded pass: a Hessian is symmetric."""
+    stand_ins, _ = stand_ins_for("hvp", inputs, create_graph)
+    with enable_grad():
+        outputs, _ = await call(fn, stand_ins, "hvp")
+    value = scalar_of("hvp", outputs)
+    gradients = await pull_back("hvp", (value,), stand_ins, (None,), True, False)
+    return value, await pull_back("hvp", gradients, stand_ins, vectors, create_graph, False)
+
+
 async def hvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False) -> tuple[Any, Any]:
     """The value of `fn` and the product of its Hessian with a vector: forward over reverse. One run of `fn` and of its backward pass on dual arrays.
 
-    Cancelling stops the pass (or `fn`).
+    Where forward mode cannot follow, as in a remote call, `fn` runs again, for a backward pass over a recorded one. Cancelling stops the pass
+    (or `fn`).
 
     Args:
         fn: function of the inputs that returns a real Tensor of one element.
@@ -89,5 +102,8 @@ async def hvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False)
         value, gradients = await value_and_gradient("hvp", fn, xs)
         return value, *gradients
 
-    (value, *_), (_, *products), _ = await push_forward("hvp", gradient, values, vectors, create_graph, False)
+    try:
+        (value, *_), (_, *products), _ = await push_forward("hvp", gradient, values, vectors, create_graph, False)
+    except (NoRuleError, LevelArrayError):
+        value, products = await _pulled_twice(fn, inputs, vectors, create_graph)
     return detached((value,), create_graph)[0], packed(detached(products, create_graph), one_input)

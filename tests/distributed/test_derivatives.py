@@ -119,7 +119,7 @@ async def test_matrices_and_linearize_through_a_call() -> None:
         assert len(calls) == 4
 
 
-async def test_a_backward_pass_in_forward_mode_does_not_cross() -> None:
+async def test_a_backward_pass_in_forward_mode_does_not_cross_and_second_derivatives_do() -> None:
     x = ag.tensor(np.array([1.0, 2.0]))
     async with workers("a", "b", service=exposing(square)) as (a, _), a.context():
 
@@ -127,7 +127,10 @@ async def test_a_backward_pass_in_forward_mode_does_not_cross() -> None:
             return (await a.call("b", "square", x)).sum()
 
         with pytest.raises(ArgumentTypeError, match="stands for more than one value"):
-            await ag.hvp(loss, x, x)
+            await ag.jvp(lambda x: ag.value_and_grad(loss, x), x, x)
+        value, product = await ag.hvp(loss, x, x)
+        assert float(value) == 5 and product.tolist() == [2, 4]
+        assert (await ag.hessian(loss, x)).tolist() == [[2, 0], [0, 2]]
         np.testing.assert_allclose((await ag.value_and_grad(loss, x))[1].numpy(), 2 * x.numpy())
 
 
