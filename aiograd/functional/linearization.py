@@ -60,7 +60,7 @@ async def linearize(fn: Fn, inputs: Any) -> tuple[Any, Push]:
     return packed(outputs, one_output), push
 
 
-async def _pulled_twice(fn: Fn, inputs: Any, vectors: Sequence[Any], create_graph: bool) -> tuple[Any, Sequence[Any]]:
+async def _pulled_twice(fn: Fn, inputs: Any, vectors: Sequence[Any], create_graph: bool) -> tuple[Any, tuple[Any, ...]]:
     """The value of `fn` and the products, by a pass over a recorded pass: a Hessian is symmetric."""
     stand_ins, _ = stand_ins_for("hvp", inputs, create_graph)
     with enable_grad():
@@ -103,7 +103,8 @@ async def hvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False)
         return value, *gradients
 
     try:
-        (value, *_), (_, *products), _ = await push_forward("hvp", gradient, values, vectors, create_graph, False)
+        outputs, tangents, _ = await push_forward("hvp", gradient, values, vectors, create_graph, False)
+        value, products = outputs[0], tangents[1:]
     except (NoRuleError, LevelArrayError):
         value, products = await _pulled_twice(fn, inputs, vectors, create_graph)
     return detached((value,), create_graph)[0], packed(detached(products, create_graph), one_input)
