@@ -161,7 +161,10 @@ class Calls:
             except DeadlineError as error:
                 raise late(error, f"calling {label(function, args)} on {peer}") from None
             unpacking = Unpacking(self.reference)
-            return unpack_tangents(unpacking, unpacking.unpack(answer.value), answer.tangents, packing.levels, packing.inputs)()
+            result = unpacking.unpack(answer.value)
+            if answer.tangents is None:
+                return result
+            return unpack_tangents(unpacking, result, answer.tangents, packing.levels, packing.inputs)()
         context.check_open()
         place = (*(scope.place if scope is not None else ()), -number)
         if len(place) > NESTED:
@@ -196,7 +199,9 @@ class Calls:
         context.opened_at.add(peer)
         edge = answer.edge
         unpacking = Unpacking(self.reference)
-        whole = unpack_tangents(unpacking, unpacking.unpack(answer.value), answer.tangents, packing.levels, packing.inputs)
+        result, whole = unpacking.unpack(answer.value), None
+        if answer.tangents is not None:
+            whole = unpack_tangents(unpacking, result, answer.tangents, packing.levels, packing.inputs)
         if unpacking.differentiable:
             context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
@@ -205,7 +210,7 @@ class Calls:
             collect = current_mode().collect
             if collect is not None:
                 collect(recv)
-        return whole()
+        return result if whole is None else whole()
 
     def observe(
         self, category: str, function: str, label: str, peer: str, profiler: Any, kind: SpanKindName, parent: str | None = None, **about: Any
@@ -329,17 +334,12 @@ class Calls:
             del task  # an error's traceback keeps this frame, and a task that is cancelled keeps the error
 
     async def _serve(
-        self, caller: PeerIdentity, target: Exposed | type[WireMessage], call: FunctionCall, context: Context | None, edge: int
-    ) -> CallResult:
-        if not call.tangents:
-            return await self._run(caller, target, call, context, edge, ())
-        with contextlib.ExitStack() as stack, ModeScope(grad=False):  # see Note [Recorded tangents] in `tangents`
-            return await self._run(caller, target, call, context, edge, new_levels(call.tangents, call.grad, stack))
-
-    async def _run(
         self, caller: PeerIdentity, target: Exposed | type[WireMessage], call: FunctionCall, context: Context | None, edge: int,
-        levels: Sequence[ForwardLevel],
+        levels: Sequence[ForwardLevel] = (),
     ) -> CallResult:  # fmt: skip
+        if call.tangents and not levels:
+            with contextlib.ExitStack() as stack, ModeScope(grad=False):  # see Note [Recorded tangents] in `tangents`
+                return await self._serve(caller, target, call, context, edge, new_levels(call.tangents, call.grad, stack))
         grad = call.grad
         unpacking = Unpacking(self.reference)
         args, kwargs = unpacking.unpack(call.args), unpacking.unpack(call.kwargs)
