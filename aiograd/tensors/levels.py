@@ -82,6 +82,8 @@ class LevelArray(NDArrayOperatorsMixin):
     __aiograd_priority__ = 500
     __array_priority__ = 500
     base: Any = None
+    #: the number of arrays that an operation on this one computes
+    examples: int = 1
 
     level: Any
 
