@@ -1,0 +1,136 @@
+"""The node between an answer and the residual that it makes zero.
+
+Note [One node]
+    At an answer x with r(x, a) = 0 the derivative of x by a is ``-J^-1 dr/da``, with ``J = dr/dx``. The residual is recorded once, at x as a value of
+    its own, and `ImplicitSolve` gets the residual as its argument: in backward it turns g into ``-u`` with ``J^T u = g``, and the pass carries that on
+    through the graph of the residual, to whatever the residual has read: arguments, captured parameters, values on other workers. The products
+    ``J^T v`` are passes over the same graph that keep it, up to x and no further.
+
+Note [Where x ends]
+    In the residual's graph x is an `ImplicitAnswer`, which leads nowhere: a leaf would get a gradient of its own that the whole pass commits.
+
+Source: Christianson, Reverse accumulation and attractive fixed points (1994); Blondel et al., Efficient and modular implicit differentiation (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ConvergenceError
+from aiograd.functional.function import Function, once_differentiable
+from aiograd.graph.node import Node
+from aiograd.implicit.solvers import IMPLICIT_COUNTS, LinearSystem, Vector
+from aiograd.profiler import scope
+from aiograd.running.offloading import ready
+from aiograd.tensors.core import host_array, make
+from aiograd.tensors.passes import grad
+
+
+class ImplicitAnswer(Node):
+    """The end of the residual's graph at the answer; see Note [Where x ends]."""
+
+    __slots__ = ()
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.add_input_metadata(answer.shape, answer.dtype, answer.device)
+
+    def apply(self, grads: Sequence[Any]) -> tuple[()]:
+        """Nothing."""
+        return ()
+
+
+class Equation:
+    """An answer, the residual recorded at it, and how the linear system of their derivative is solved.
+
+    Args:
+        name: of the solver, for messages.
+        answer: the Tensor that the solver returned, outside of any graph.
+        method: a name in `METHODS`, or a function.
+        tol, maxiter: as of `LinearSystem`.
+    """
+
+    __slots__ = ("name", "answer", "point", "residual", "method", "tol", "maxiter")
+
+    def __init__(self, name: str, answer: Any, method: str | Callable[..., Any], tol: float, maxiter: int | None) -> None:
+        self.name = name
+        self.answer = answer
+        self.method = method
+        self.tol = tol
+        self.maxiter = maxiter
+        #: the answer in the residual's graph
+        self.point = make(answer._data, shared_with=answer)
+        self.point._node = ImplicitAnswer(answer)
+        self.residual: Any = None
+
+    def depends(self) -> bool:
+        """True if the residual depends on anything that may need a gradient, besides the answer."""
+        inner = self.point._node
+        stack, seen = [self.residual._node], {None, inner}
+        while stack:
+            node = stack.pop()
+            if node in seen:
+                continue
+            if node.is_leaf or node.is_outlet or node._seq < inner._seq:
+                return True
+            seen.add(node)
+            stack += node.next_nodes
+        return False
+
+    async def check(self, limit: float) -> None:
+        """Raise unless the residual at the answer is small. Cancelling it stops the waiting."""
+        await ready(self.residual)
+        found = float(np.max(np.abs(host_array(self.residual)), initial=0.0))
+        if not found <= limit:
+            IMPLICIT_COUNTS.failures += 1
+            raise ConvergenceError(
+                f"{self.name} returned no root: the largest element of the residual at its answer is {found:.3g}, expected at most {limit:.3g}. Let the "
+                "solver go on for longer, or set residual_tol, if so much is meant to be left",
+                norm=found, limit=limit,
+            )  # fmt: skip
+
+    async def solve(self, gradient: Any) -> Any:
+        """u with ``J^T u = gradient``, in the residual's dtype.
+
+        Cancelling it cancels the product that runs.
+
+        Raises:
+            ConvergenceError: there is none, or the method did not find it.
+        """
+        residual, point = self.residual, self.point
+
+        async def multiply(v: Vector) -> Vector:
+            seed = make(v.reshape(residual.shape).astype(residual.dtype)).to(residual.device)
+            (product,) = await grad(residual, [point], seed, retain_graph=True, allow_unused=True)
+            if product is None:
+                return np.zeros(v.shape)
+            return host_array(await product).astype(np.float64).ravel()
+
+        eps = float(max(np.finfo(point.dtype).eps, np.finfo(residual.dtype).eps))
+        system = LinearSystem(f"the derivative of {self.name}", multiply, eps, self.tol, self.maxiter)
+        try:
+            with scope(f"implicit solve {self.name}"):
+                u = await system.solve(self.method, host_array(await gradient).astype(np.float64))
+        except ConvergenceError:
+            IMPLICIT_COUNTS.failures += 1
+            raise
+        return make(u.astype(residual.dtype)).to(residual.device)
+
+
+class ImplicitSolve(Function):
+    """The node; see Note [One node]."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Any, equation: Equation) -> Any:
+        """The answer."""
+        ctx.equation = equation
+        return equation.answer
+
+    @staticmethod
+    @once_differentiable
+    async def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
+        """The gradient of the residual. Cancelling it stops the linear solve."""
+        return -(await ctx.equation.solve(gradient)), None
