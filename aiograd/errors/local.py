@@ -15,12 +15,12 @@ else:
     difflib = LateModule("difflib")
 
 __all__ = [
-    "AiogradError", "ArgumentError", "ArgumentTypeError", "CancelGraceError", "CheckpointError", "ConvergenceError", "DataError", "DeviceError", "DeviceLostError",
-    "DeviceMemoryError", "DeviceMismatchError", "DeviceUnavailableError", "EngineClosedError", "GradcheckError", "GradientError", "GraphError",
-    "GraphFreedError", "HookError", "HookTypeError", "InPlaceError", "IndexRangeError", "LinearAlgebraError", "LoopError", "MicrobatchError",
-    "MissingExtraError", "ModeError", "ModifiedError", "NaNGradientError", "NestedPassError", "NoGraphError", "NoRuleError", "NotReadyError",
-    "OnceDifferentiableError", "PipelineError", "ScheduleError", "ShapeError", "StageBackwardError", "TraceError", "TransactionError",
-    "UnknownNameError", "UnusedInputError", "refused",
+    "AiogradError", "ArgumentError", "ArgumentTypeError", "CancelGraceError", "CheckpointError", "ConvergenceError", "DataError", "DeviceError",
+    "DeviceLostError", "DeviceMemoryError", "DeviceMismatchError", "DeviceUnavailableError", "EngineClosedError", "GradcheckError", "GradientError",
+    "GraphError", "GraphFreedError", "HookError", "HookTypeError", "InPlaceError", "IndexRangeError", "LinearAlgebraError", "LoopError",
+    "MicrobatchError", "MissingExtraError", "ModeError", "ModifiedError", "NaNGradientError", "NestedPassError", "NoGraphError", "NoRuleError",
+    "NotReadyError", "OnceDifferentiableError", "PipelineError", "ScheduleError", "ShapeError", "StageBackwardError", "TraceError",
+    "TransactionError", "UnknownNameError", "UnusedInputError", "refused",
 ]  # fmt: skip
 
 

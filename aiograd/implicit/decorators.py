@@ -16,8 +16,8 @@ from aiograd.implicit.equation import Equation, ImplicitSolve
 from aiograd.implicit.solvers import METHODS
 from aiograd.profiler import scope
 from aiograd.running import foreign_modes
-from aiograd.running.caller import type_found
-from aiograd.running.modes import enable_grad, is_grad_enabled, no_grad, tell_compiler
+from aiograd.running.caller import type_found, user_line
+from aiograd.running.modes import ModeScope, enable_grad, is_grad_enabled, no_grad, tell_compiler
 from aiograd.running.offloading import STEP_CALLS, ready
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore
@@ -180,7 +180,7 @@ class _Options:
             async def solved(*given: Any, **keywords: Any) -> Any:
                 tell_compiler(f"calls {name}, an implicit function")
                 x0, args, keywords = _bound(name, solver, given, keywords)
-                with scope(f"implicit {name}"):
+                with ModeScope(trace=None), scope(f"implicit {name}"):
                     answer = await _answer(name, solver, x0, args, keywords)
                     return await self._tied(name, residual, answer, args)
 
@@ -199,7 +199,11 @@ class _Options:
             )
         if self.residual_tol is not None:
             await equation.check((1e-4 if answer.dtype == np.float64 else 1e-2) if self.residual_tol == "auto" else self.residual_tol)
-        return ImplicitSolve.apply(found, equation) if found.requires_grad and equation.depends() else answer
+        if not found.requires_grad or not equation.depends():
+            return answer
+        tied = ImplicitSolve.apply(found, equation)
+        tied._node.forward_line = user_line() or tied._node.forward_line
+        return tied
 
 
 def _is_number(value: Any) -> bool:

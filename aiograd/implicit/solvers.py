@@ -171,9 +171,9 @@ async def gmres(system: LinearSystem, b: Vector, target: float, steps: int) -> V
     """Generalised minimal residuals, one cycle of up to `RESTART` products."""
     length = float(np.linalg.norm(b))
     basis, columns = [b / length], min(max(steps, 1), RESTART, b.size)
-    small = np.zeros((columns + 1, columns))
-    right, weights = np.zeros(columns + 1), np.zeros(0)
-    right[0] = length
+    small, k, left = np.zeros((columns + 1, columns)), 0, length
+    #: rotations that make the small matrix triangular; their sines say how much of the residual is left
+    turns: list[tuple[float, float]] = []
     for k in range(columns):
         image = await system.product(basis[k])
         size = float(np.linalg.norm(image))
@@ -183,11 +183,18 @@ async def gmres(system: LinearSystem, b: Vector, target: float, steps: int) -> V
                 small[i, k] += share
                 image = image - share * vector
         small[k + 1, k] = beyond = float(np.linalg.norm(image))
-        part = small[: k + 2, : k + 1]
-        weights = np.linalg.lstsq(part, right[: k + 2])[0]
-        if np.linalg.norm(right[: k + 2] - part @ weights) <= target or beyond <= system.eps * size:
+        column = small[: k + 2, k].copy()
+        for i, (cosine, sine) in enumerate(turns):
+            column[i : i + 2] = cosine * column[i] + sine * column[i + 1], cosine * column[i + 1] - sine * column[i]
+        radius = float(np.hypot(column[k], beyond)) or 1.0
+        turns.append((float(column[k]) / radius, beyond / radius))
+        left *= beyond / radius
+        if left <= target or beyond <= system.eps * size:
             break
         basis.append(image / beyond)
+    right = np.zeros(k + 2)
+    right[0] = length
+    weights = np.linalg.lstsq(small[: k + 2, : k + 1], right)[0]
     return sum((weight * vector for weight, vector in zip(weights, basis, strict=False)), np.zeros_like(b))
 
 
