@@ -11,8 +11,9 @@ import numpy as np
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.forward.dual import DualArray, Pending, Step
 from aiograd.functional.derivatives import call
-from aiograd.implicit.equation import Equation, ImplicitSolve
+from aiograd.implicit.equation import Equation, ImplicitSolve, followed, stripped, twice
 from aiograd.implicit.solvers import METHODS
 from aiograd.profiler import scope
 from aiograd.running import foreign_modes
@@ -20,7 +21,7 @@ from aiograd.running.caller import type_found, user_line
 from aiograd.running.modes import ModeScope, enable_grad, is_grad_enabled, no_grad, tell_compiler
 from aiograd.running.offloading import STEP_CALLS, ready
 from aiograd.running.trees import leaves_of, map_tree
-from aiograd.tensors.core import TensorCore
+from aiograd.tensors.core import TensorCore, make, outside
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.passes import grad
 
@@ -142,7 +143,7 @@ def argmin(
 
     async def residual(x: Any, *args: Any) -> Any:
         records = is_grad_enabled()
-        x = x if records else x.detach().requires_grad_()
+        x = x if x.requires_grad else outside(x).requires_grad_()
         with enable_grad():
             (value,), _ = await call(objective, (x, *args), "argmin")
             (gradient,) = await grad(value, [x], create_graph=records)
@@ -199,11 +200,35 @@ class _Options:
             )
         if self.residual_tol is not None:
             await equation.check((1e-4 if answer.dtype == np.float64 else 1e-2) if self.residual_tol == "auto" else self.residual_tol)
+        if (dual := followed(found)) is not None:
+            return await self._pushed(name, residual, equation, dual, args)
         if not found.requires_grad or not equation.depends():
             return answer
         tied = ImplicitSolve.apply(found, equation)
         tied._node.forward_line = user_line() or tied._node.forward_line
         return tied
+
+    async def _pushed(self, name: str, residual: Callable[..., Any], equation: Equation, dual: DualArray, args: tuple[Any, ...]) -> Any:
+        """The answer with its tangent, which follows from the tangent of the residual."""
+        level, tangent = dual.level, dual.tangent
+        given = () if isinstance(tangent, Pending) else (tangent,)
+        for value in (dual.primal, *given):
+            tensor = value if isinstance(value, TensorCore) else make(value)
+            if tensor.requires_grad or followed(tensor) is not None:
+                raise twice(name)
+        if equation.residual.requires_grad:
+            raise twice(name)
+        args = map_tree(stripped, args, TensorCore)
+
+        async def push(tangents: list[Any]) -> tuple[Any]:
+            (given,) = tangents
+            return (None if given is None else level.own(await equation.push(residual, args, given if isinstance(given, TensorCore) else make(given))),)
+
+        if not isinstance(tangent, Pending):
+            return make(DualArray(level, level.own(equation.answer), (await push([tangent]))[0], dual.inputs))
+        later = level.later()
+        level.steps.append(Step(push, (tangent.number,), (later.number,)))
+        return level.dual(equation.answer, later, dual.inputs)
 
 
 def _is_number(value: Any) -> bool:
@@ -221,12 +246,12 @@ def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str
     for key, value in bound.kwargs.items():
         if any(tensor.requires_grad for tensor in leaves_of(value, TensorCore)):
             raise ArgumentError(f"{name}({key}=...) requires grad, and the residual does not get keywords: pass it by position, or detached")
-    return x0.detach(), bound.args[1:], bound.kwargs
+    return stripped(x0), bound.args[1:], bound.kwargs
 
 
 async def _answer(name: str, solver: Solver, x0: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """What the solver returns, outside of any graph and in memory of its own."""
-    run = functools.partial(solver, x0, *map_tree(lambda tensor: tensor.detach(), args, TensorCore), **keywords)
+    run = functools.partial(solver, x0, *map_tree(stripped, args, TensorCore), **keywords)
     with no_grad():
         if inspect.iscoroutinefunction(solver) or inspect.iscoroutinefunction(getattr(solver, "__call__", None)):
             found = await run()

@@ -19,13 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ConvergenceError
+from aiograd.array_functions.manipulation import stack
+from aiograd.errors import ConvergenceError, OnceDifferentiableError
+from aiograd.forward.dual import DualArray
+from aiograd.functional.batching.array import BatchedArray
+from aiograd.functional.derivatives import jvp
 from aiograd.functional.function import Function, once_differentiable
 from aiograd.graph.node import Node
 from aiograd.implicit.solvers import IMPLICIT_COUNTS, LinearSystem, Vector
 from aiograd.profiler import scope
 from aiograd.running.offloading import ready
-from aiograd.tensors.core import host_array, make
+from aiograd.tensors.core import TensorCore, has_tangent, host_array, make
 from aiograd.tensors.passes import grad
 
 
@@ -92,32 +96,76 @@ class Equation:
                 norm=found, limit=limit,
             )  # fmt: skip
 
-    async def solve(self, gradient: Any) -> Any:
-        """u with ``J^T u = gradient``, in the residual's dtype.
+    async def pull(self, gradient: Any) -> Any:
+        """u with ``J^T u = gradient``. Cancelling it cancels the product that runs."""
 
-        Cancelling it cancels the product that runs.
+        async def multiply(v: Any) -> Any:
+            return (await grad(self.residual, [self.point], v, retain_graph=True, allow_unused=True))[0]
+
+        return await self.solve(multiply, gradient, self.residual, self.point)
+
+    async def push(self, residual: Callable[..., Any], args: Any, tangent: Any) -> Any:
+        """The tangent of the answer: dx with ``J dx = -tangent`` for a tangent of the residual. Cancelling it cancels the product that runs."""
+
+        async def multiply(v: Any) -> Any:
+            return (await jvp(lambda x: residual(x, *args), self.answer, v))[1]
+
+        return -(await self.solve(multiply, tangent, self.answer, self.residual))
+
+    async def solve(self, multiply: Callable[[Any], Any], right: Any, solution: Any, like: Any) -> Any:
+        """The solution of one linear system, or of one for each example of a batch.
+
+        Args:
+            multiply: the product; takes Tensors like `solution`, returns Tensors like `like`, or None for zeros.
+            right: the right side, like `like`.
+            solution, like: Tensors of the dtype and device of solution and right side.
 
         Raises:
-            ConvergenceError: there is none, or the method did not find it.
+            ConvergenceError: there is none, or the method did not find it. OnceDifferentiableError: the right side has a tangent.
         """
-        residual, point = self.residual, self.point
+        if has_tangent(right):
+            raise twice(self.name)
+        array = right._data
+        if isinstance(array, BatchedArray):
+            rows = array.value if array.batched else [array.value]
+            found = [await self.solve(multiply, row, solution, like) for row in rows]
+            return make(BatchedArray(array.level, stack(found) if array.batched else found[0], array.batched))
 
-        async def multiply(v: Vector) -> Vector:
-            seed = make(v.reshape(residual.shape).astype(residual.dtype)).to(residual.device)
-            (product,) = await grad(residual, [point], seed, retain_graph=True, allow_unused=True)
-            if product is None:
-                return np.zeros(v.shape)
-            return host_array(await product).astype(np.float64).ravel()
+        async def product(v: Vector) -> Vector:
+            made = await multiply(make(v.reshape(solution.shape).astype(solution.dtype)).to(solution.device))
+            return np.zeros(v.shape) if made is None else host_array(await made).astype(np.float64).ravel()
 
-        eps = float(max(np.finfo(point.dtype).eps, np.finfo(residual.dtype).eps))
-        system = LinearSystem(f"the derivative of {self.name}", multiply, eps, self.tol, self.maxiter)
+        eps = float(max(np.finfo(solution.dtype).eps, np.finfo(like.dtype).eps))
+        system = LinearSystem(f"the derivative of {self.name}", product, eps, self.tol, self.maxiter)
         try:
             with scope(f"implicit solve {self.name}"):
-                u = await system.solve(self.method, host_array(await gradient).astype(np.float64))
+                found = await system.solve(self.method, host_array(await right).astype(np.float64))
         except ConvergenceError:
             IMPLICIT_COUNTS.failures += 1
             raise
-        return make(u.astype(residual.dtype)).to(residual.device)
+        return make(found.astype(solution.dtype)).to(solution.device)
+
+
+def twice(name: str) -> OnceDifferentiableError:
+    """The error for a derivative of a derivative."""
+    return OnceDifferentiableError(f"{name}, an implicit function, is differentiated twice; its derivative has none")
+
+
+def followed(tensor: Any) -> DualArray | None:
+    """The array of the innermost call of forward mode that follows a tensor; None where none does."""
+    while tensor is not None and isinstance(array := tensor._data if isinstance(tensor, TensorCore) else tensor, DualArray):
+        if array.tangent is not None:
+            return array
+        tensor = array.primal
+    return None
+
+
+def stripped(tensor: Any) -> Any:
+    """The values of a Tensor, outside of any graph and of any call of forward mode."""
+    array = tensor._data
+    while isinstance(array, DualArray):
+        array = array.primal._data if isinstance(array.primal, TensorCore) else array.primal
+    return make(array, shared_with=tensor)
 
 
 class ImplicitSolve(Function):
@@ -133,4 +181,4 @@ class ImplicitSolve(Function):
     @once_differentiable
     async def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
         """The gradient of the residual. Cancelling it stops the linear solve."""
-        return -(await ctx.equation.solve(gradient)), None
+        return -(await ctx.equation.pull(gradient)), None
