@@ -11,17 +11,16 @@ import numpy as np
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
-from aiograd.forward.dual import DualArray, Pending, Step
 from aiograd.functional.derivatives import call
-from aiograd.implicit.equation import Equation, ImplicitSolve, followed, stripped, twice
+from aiograd.implicit.equation import Equation, stripped
 from aiograd.implicit.solvers import METHODS
 from aiograd.profiler import scope
 from aiograd.running import foreign_modes
-from aiograd.running.caller import type_found, user_line
+from aiograd.running.caller import type_found
 from aiograd.running.modes import ModeScope, enable_grad, is_grad_enabled, no_grad, tell_compiler
 from aiograd.running.offloading import STEP_CALLS, ready
 from aiograd.running.trees import leaves_of, map_tree
-from aiograd.tensors.core import TensorCore, make, outside
+from aiograd.tensors.core import TensorCore, outside
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.passes import grad
 
@@ -48,7 +47,7 @@ def root(
         solve: ``"gmres"``, ``"bicgstab"``, ``"cg"`` (for a symmetric J), or ``def | async def solve(matvec, b)``, which returns u with
             ``await matvec(u)`` = b; the vectors are float64 Tensors of x's shape.
         tol: the largest ``|J^T u - g| / |g|`` that is accepted; where rounding in x's dtype leaves more, as small as that allows.
-        maxiter: the largest number of products; None: ten times the elements of x, at least 100 and at most 10,000.
+        maxiter: the largest number of products; None: ten times the elements of x, at least 100 and at most 10,000 (no limit for a function).
         residual_tol: the largest element of the residual at the answer; ``"auto"``: 1e-4 in float64, else 1e-2; None: not checked.
 
     Returns:
@@ -72,7 +71,7 @@ def root(
 
     Source: Blondel et al., Efficient and modular implicit differentiation (2022).
     """
-    return _Options("root", residual, solve, tol, maxiter, residual_tol).decorate(residual)
+    return _decorator("root", residual, residual, solve, tol, maxiter, residual_tol)
 
 
 def fixed_point(
@@ -110,7 +109,7 @@ def fixed_point(
         (following,), _ = await call(step, (x, *args), "fixed_point")
         return following - x
 
-    return _Options("fixed_point", step, solve, tol, maxiter, residual_tol).decorate(residual)
+    return _decorator("fixed_point", step, residual, solve, tol, maxiter, residual_tol)
 
 
 def argmin(
@@ -149,86 +148,50 @@ def argmin(
             (gradient,) = await grad(value, [x], create_graph=records)
         return gradient
 
-    return _Options("argmin", objective, solve, tol, maxiter, residual_tol).decorate(residual)
+    return _decorator("argmin", objective, residual, solve, tol, maxiter, residual_tol)
 
 
-class _Options:
-    """The checked options of a decorator."""
+def _decorator(
+    kind: str, given: Any, residual: Callable[..., Any], solve: Solve, tol: float, maxiter: int | None, residual_tol: Tolerance
+) -> Callable[[Solver], Callable[..., Awaitable[Any]]]:
+    """The decorator for a residual, its options checked; `given` is the function that the user gave."""
+    what = f"implicit.{kind}"
+    if not callable(given):
+        raise ArgumentTypeError(f"{what}: expected a function of (x, *args), found {type_found(given)}")
+    if not callable(solve) and (not isinstance(solve, str) or solve not in METHODS):
+        raise ArgumentError(f"{what}(solve={solve!r}): expected one of {', '.join(map(repr, METHODS))}, or a function of (matvec, b)")
+    if not _is_number(tol) or not 0 < tol < 1:
+        raise ArgumentError(f"{what}(tol={tol!r}): expected a number between 0 and 1")
+    if maxiter is not None and (isinstance(maxiter, bool) or not isinstance(maxiter, (int, np.integer)) or maxiter < 1):
+        raise ArgumentError(f"{what}(maxiter={maxiter!r}): expected a positive int, or None")
+    if residual_tol is not None and residual_tol != "auto" and not (_is_number(residual_tol) and residual_tol > 0):
+        raise ArgumentError(f"{what}(residual_tol={residual_tol!r}): expected a number above 0, 'auto', or None")
 
-    def __init__(self, kind: str, function: Any, solve: Solve, tol: float, maxiter: int | None, residual_tol: Tolerance) -> None:
-        what = f"implicit.{kind}"
-        if not callable(function):
-            raise ArgumentTypeError(f"{what}: expected a function of (x, *args), found {type_found(function)}")
-        if not callable(solve) and (not isinstance(solve, str) or solve not in METHODS):
-            raise ArgumentError(f"{what}(solve={solve!r}): expected one of {', '.join(map(repr, METHODS))}, or a function of (matvec, b)")
-        if not _is_number(tol) or not 0 < tol < 1:
-            raise ArgumentError(f"{what}(tol={tol!r}): expected a number between 0 and 1")
-        if maxiter is not None and (isinstance(maxiter, bool) or not isinstance(maxiter, (int, np.integer)) or maxiter < 1):
-            raise ArgumentError(f"{what}(maxiter={maxiter!r}): expected a positive int, or None")
-        if residual_tol not in ("auto", None) and not (_is_number(residual_tol) and residual_tol > 0):  # type: ignore[operator]
-            raise ArgumentError(f"{what}(residual_tol={residual_tol!r}): expected a number above 0, 'auto', or None")
-        self.what = what
-        self.linear = (solve, tol, maxiter)
-        self.residual_tol = residual_tol
+    def decorator(solver: Solver) -> Callable[..., Awaitable[Any]]:
+        if not callable(solver):
+            raise ArgumentTypeError(f"{what}: decorates a solver, a function of (x0, *args); found {type_found(solver)}")
+        name = getattr(solver, "__qualname__", type(solver).__name__)
 
-    def decorate(self, residual: Callable[..., Any]) -> Callable[[Solver], Callable[..., Awaitable[Any]]]:
-        def decorator(solver: Solver) -> Callable[..., Awaitable[Any]]:
-            if not callable(solver):
-                raise ArgumentTypeError(f"{self.what}: decorates a solver, a function of (x0, *args); found {type_found(solver)}")
-            name = getattr(solver, "__qualname__", type(solver).__name__)
+        @functools.wraps(solver)
+        async def solved(*positional: Any, **keywords: Any) -> Any:
+            tell_compiler(f"calls {name}, an implicit function")
+            x0, args, keywords = _bound(name, solver, positional, keywords)
+            with ModeScope(trace=None), scope(f"implicit {name}"):
+                equation = Equation(name, await _answer(name, solver, x0, args, keywords), solve, tol, maxiter)
+                answer, values = equation.answer, map_tree(stripped, args, TensorCore)
+                (equation.residual,), _ = await call(residual, (equation.point, *args), what)
+                if equation.residual.shape != answer.shape or equation.residual.dtype.kind != "f":
+                    raise ShapeError(
+                        f"{name}: the residual at the answer is {equation.residual.dtype}{list(equation.residual.shape)}; expected a real one of the "
+                        f"answer's shape {list(answer.shape)}"
+                    )
+                if residual_tol is not None:
+                    await equation.check((1e-4 if answer.dtype == np.float64 else 1e-2) if residual_tol == "auto" else residual_tol)
+                return await equation.tied(residual, values)
 
-            @functools.wraps(solver)
-            async def solved(*given: Any, **keywords: Any) -> Any:
-                tell_compiler(f"calls {name}, an implicit function")
-                x0, args, keywords = _bound(name, solver, given, keywords)
-                with ModeScope(trace=None), scope(f"implicit {name}"):
-                    answer = await _answer(name, solver, x0, args, keywords)
-                    return await self._tied(name, residual, answer, args)
+        return solved
 
-            return solved
-
-        return decorator
-
-    async def _tied(self, name: str, residual: Callable[..., Any], answer: Any, args: tuple[Any, ...]) -> Any:
-        """The answer, checked, with the node that ties it to the residual."""
-        equation = Equation(name, answer, *self.linear)
-        (equation.residual,), _ = await call(residual, (equation.point, *args), self.what)
-        found = equation.residual
-        if found.shape != answer.shape or found.dtype.kind != "f":
-            raise ShapeError(
-                f"{name}: the residual at the answer is {found.dtype}{list(found.shape)}; expected a real one of the answer's shape {list(answer.shape)}"
-            )
-        if self.residual_tol is not None:
-            await equation.check((1e-4 if answer.dtype == np.float64 else 1e-2) if self.residual_tol == "auto" else self.residual_tol)
-        if (dual := followed(found)) is not None:
-            return await self._pushed(name, residual, equation, dual, args)
-        if not found.requires_grad or not equation.depends():
-            return answer
-        tied = ImplicitSolve.apply(found, equation)
-        tied._node.forward_line = user_line() or tied._node.forward_line
-        return tied
-
-    async def _pushed(self, name: str, residual: Callable[..., Any], equation: Equation, dual: DualArray, args: tuple[Any, ...]) -> Any:
-        """The answer with its tangent, which follows from the tangent of the residual."""
-        level, tangent = dual.level, dual.tangent
-        given = () if isinstance(tangent, Pending) else (tangent,)
-        for value in (dual.primal, *given):
-            tensor = value if isinstance(value, TensorCore) else make(value)
-            if tensor.requires_grad or followed(tensor) is not None:
-                raise twice(name)
-        if equation.residual.requires_grad:
-            raise twice(name)
-        args = map_tree(stripped, args, TensorCore)
-
-        async def push(tangents: list[Any]) -> tuple[Any]:
-            (given,) = tangents
-            return (None if given is None else level.own(await equation.push(residual, args, given if isinstance(given, TensorCore) else make(given))),)
-
-        if not isinstance(tangent, Pending):
-            return make(DualArray(level, level.own(equation.answer), (await push([tangent]))[0], dual.inputs))
-        later = level.later()
-        level.steps.append(Step(push, (tangent.number,), (later.number,)))
-        return level.dual(equation.answer, later, dual.inputs)
+    return decorator
 
 
 def _is_number(value: Any) -> bool:
@@ -253,7 +216,7 @@ async def _answer(name: str, solver: Solver, x0: Any, args: tuple[Any, ...], key
     """What the solver returns, outside of any graph and in memory of its own."""
     run = functools.partial(solver, x0, *map_tree(stripped, args, TensorCore), **keywords)
     with no_grad():
-        if inspect.iscoroutinefunction(solver) or inspect.iscoroutinefunction(getattr(solver, "__call__", None)):
+        if inspect.iscoroutinefunction(solver) or inspect.iscoroutinefunction(type(solver).__call__):
             found = await run()
         else:
             found = await (STEP_CALLS.get() or current_engine()).offload(foreign_modes.within(run, foreign_modes.noted()))

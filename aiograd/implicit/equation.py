@@ -2,9 +2,10 @@
 
 Note [One node]
     At an answer x with r(x, a) = 0 the derivative of x by a is ``-J^-1 dr/da``, with ``J = dr/dx``. The residual is recorded once, at x as a value of
-    its own, and `ImplicitSolve` gets the residual as its argument: in backward it turns g into ``-u`` with ``J^T u = g``, and the pass carries that on
-    through the graph of the residual, to whatever the residual has read: arguments, captured parameters, values on other workers. The products
-    ``J^T v`` are passes over the same graph that keep it, up to x and no further.
+    its own, and `ImplicitSolve` gets the residual as its argument: in backward it turns g into ``-u`` with ``J^T u = g``, and the pass carries that
+    on through the graph of the residual, to whatever the residual has read: arguments, captured parameters, values on other workers. The products
+    ``J^T v`` are passes over the same graph that keep it, up to x and no further. In forward mode the residual at x has a tangent dr, and the
+    answer's is dx with ``J dx = -dr``; the products ``J v`` are forward mode again.
 
 Note [Where x ends]
     In the residual's graph x is an `ImplicitAnswer`, which leads nowhere: a leaf would get a gradient of its own that the whole pass commits.
@@ -21,13 +22,14 @@ import numpy as np
 
 from aiograd.array_functions.manipulation import stack
 from aiograd.errors import ConvergenceError, OnceDifferentiableError
-from aiograd.forward.dual import DualArray
+from aiograd.forward.dual import DualArray, Pending, Step
 from aiograd.functional.batching.array import BatchedArray
 from aiograd.functional.derivatives import jvp
 from aiograd.functional.function import Function, once_differentiable
 from aiograd.graph.node import Node
 from aiograd.implicit.solvers import IMPLICIT_COUNTS, LinearSystem, Vector
 from aiograd.profiler import scope
+from aiograd.running.caller import user_line
 from aiograd.running.offloading import ready
 from aiograd.tensors.core import TensorCore, has_tangent, host_array, make
 from aiograd.tensors.passes import grad
@@ -38,17 +40,13 @@ class ImplicitAnswer(Node):
 
     __slots__ = ()
 
-    def __init__(self, answer: Any) -> None:
-        super().__init__()
-        self.add_input_metadata(answer.shape, answer.dtype, answer.device)
-
     def apply(self, grads: Sequence[Any]) -> tuple[()]:
         """Nothing."""
         return ()
 
 
 class Equation:
-    """An answer, the residual recorded at it, and how the linear system of their derivative is solved.
+    """An answer, the residual recorded at it, and how the linear systems of their derivatives are solved.
 
     Args:
         name: of the solver, for messages.
@@ -57,32 +55,17 @@ class Equation:
         tol, maxiter: as of `LinearSystem`.
     """
 
-    __slots__ = ("name", "answer", "point", "residual", "method", "tol", "maxiter")
-
     def __init__(self, name: str, answer: Any, method: str | Callable[..., Any], tol: float, maxiter: int | None) -> None:
         self.name = name
         self.answer = answer
         self.method = method
         self.tol = tol
         self.maxiter = maxiter
+        node = ImplicitAnswer()
         #: the answer in the residual's graph
         self.point = make(answer._data, shared_with=answer)
-        self.point._node = ImplicitAnswer(answer)
+        self.point._node, self.point._nr = node, node.add_input_metadata(answer.shape, answer.dtype, answer.device)
         self.residual: Any = None
-
-    def depends(self) -> bool:
-        """True if the residual depends on anything that may need a gradient, besides the answer."""
-        inner = self.point._node
-        stack, seen = [self.residual._node], {None, inner}
-        while stack:
-            node = stack.pop()
-            if node in seen:
-                continue
-            if node.is_leaf or node.is_outlet or node._seq < inner._seq:
-                return True
-            seen.add(node)
-            stack += node.next_nodes
-        return False
 
     async def check(self, limit: float) -> None:
         """Raise unless the residual at the answer is small. Cancelling it stops the waiting."""
@@ -91,10 +74,57 @@ class Equation:
         if not found <= limit:
             IMPLICIT_COUNTS.failures += 1
             raise ConvergenceError(
-                f"{self.name} returned no root: the largest element of the residual at its answer is {found:.3g}, expected at most {limit:.3g}. Let the "
-                "solver go on for longer, or set residual_tol, if so much is meant to be left",
+                f"{self.name} returned no root: the largest element of the residual at its answer is {found:.3g}, expected at most {limit:.3g}. "
+                "Let the solver go on for longer, or set residual_tol, if so much is meant to be left",
                 norm=found, limit=limit,
             )  # fmt: skip
+
+    async def tied(self, function: Callable[..., Any], args: Any) -> Any:
+        """The answer with its node, or in forward mode with its tangent; alone where the residual depends on nothing that has a derivative.
+
+        Args:
+            function: the residual. args: its arguments beside x.
+
+        Cancelling it stops the linear solve of a tangent.
+        """
+        dual = followed(self.residual)
+        if dual is None:
+            if not self.residual.requires_grad or not self.depends():
+                return self.answer
+            answer = ImplicitSolve.apply(self.residual, self)
+            answer._node.forward_line = user_line() or answer._node.forward_line
+            return answer
+        level, tangent = dual.level, dual.tangent
+        given = [] if isinstance(tangent, Pending) else [tangent]
+        inner = [_tensor(each) for each in (dual.primal, *given)]
+        if any(each.requires_grad for each in (self.residual, *inner)) or any(followed(each) is not None for each in inner):
+            raise self.twice()
+
+        async def push(tangents: Sequence[Any]) -> tuple[Any]:
+            return (None if tangents[0] is None else level.own(await self.push(function, args, _tensor(tangents[0]))),)
+
+        if given:
+            return level.dual(self.answer, (await push(given))[0], dual.inputs)
+        later = level.later()
+        level.steps.append(Step(push, (tangent.number,), (later.number,)))
+        return level.dual(self.answer, later, dual.inputs)
+
+    def depends(self) -> bool:
+        """True if the residual depends on anything that may need a gradient, besides the answer."""
+        inner = self.point._node
+        stack, seen = [self.residual._node], {None, inner}
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                if node.is_leaf or node.is_outlet or node._seq < inner._seq:
+                    return True
+                seen.add(node)
+                stack += node.next_nodes
+        return False
+
+    def twice(self) -> OnceDifferentiableError:
+        """The error for a derivative of a derivative."""
+        return OnceDifferentiableError(f"{self.name}, an implicit function, is differentiated twice; its derivative has none")
 
     async def pull(self, gradient: Any) -> Any:
         """u with ``J^T u = gradient``. Cancelling it cancels the product that runs."""
@@ -104,11 +134,11 @@ class Equation:
 
         return await self.solve(multiply, gradient, self.residual, self.point)
 
-    async def push(self, residual: Callable[..., Any], args: Any, tangent: Any) -> Any:
-        """The tangent of the answer: dx with ``J dx = -tangent`` for a tangent of the residual. Cancelling it cancels the product that runs."""
+    async def push(self, function: Callable[..., Any], args: Any, tangent: Any) -> Any:
+        """dx with ``J dx = -tangent``, for a tangent of the residual. Cancelling it cancels the product that runs."""
 
         async def multiply(v: Any) -> Any:
-            return (await jvp(lambda x: residual(x, *args), self.answer, v))[1]
+            return (await jvp(lambda x: function(x, *args), self.answer, v))[1]
 
         return -(await self.solve(multiply, tangent, self.answer, self.residual))
 
@@ -124,12 +154,11 @@ class Equation:
             ConvergenceError: there is none, or the method did not find it. OnceDifferentiableError: the right side has a tangent.
         """
         if has_tangent(right):
-            raise twice(self.name)
-        array = right._data
-        if isinstance(array, BatchedArray):
-            rows = array.value if array.batched else [array.value]
-            found = [await self.solve(multiply, row, solution, like) for row in rows]
-            return make(BatchedArray(array.level, stack(found) if array.batched else found[0], array.batched))
+            raise self.twice()
+        batch = right._data
+        if isinstance(batch, BatchedArray):
+            rows = [await self.solve(multiply, row, solution, like) for row in (batch.value if batch.batched else [batch.value])]
+            return make(BatchedArray(batch.level, stack(rows) if batch.batched else rows[0], batch.batched))
 
         async def product(v: Vector) -> Vector:
             made = await multiply(make(v.reshape(solution.shape).astype(solution.dtype)).to(solution.device))
@@ -146,28 +175,6 @@ class Equation:
         return make(found.astype(solution.dtype)).to(solution.device)
 
 
-def twice(name: str) -> OnceDifferentiableError:
-    """The error for a derivative of a derivative."""
-    return OnceDifferentiableError(f"{name}, an implicit function, is differentiated twice; its derivative has none")
-
-
-def followed(tensor: Any) -> DualArray | None:
-    """The array of the innermost call of forward mode that follows a tensor; None where none does."""
-    while tensor is not None and isinstance(array := tensor._data if isinstance(tensor, TensorCore) else tensor, DualArray):
-        if array.tangent is not None:
-            return array
-        tensor = array.primal
-    return None
-
-
-def stripped(tensor: Any) -> Any:
-    """The values of a Tensor, outside of any graph and of any call of forward mode."""
-    array = tensor._data
-    while isinstance(array, DualArray):
-        array = array.primal._data if isinstance(array.primal, TensorCore) else array.primal
-    return make(array, shared_with=tensor)
-
-
 class ImplicitSolve(Function):
     """The node; see Note [One node]."""
 
@@ -182,3 +189,24 @@ class ImplicitSolve(Function):
     async def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
         """The gradient of the residual. Cancelling it stops the linear solve."""
         return -(await ctx.equation.pull(gradient)), None
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, TensorCore) else make(value)
+
+
+def followed(tensor: Any) -> DualArray | None:
+    """The array of the innermost call of forward mode that follows a tensor; None where none does."""
+    while isinstance(array := _tensor(tensor)._data, DualArray):
+        if array.tangent is not None:
+            return array
+        tensor = array.primal
+    return None
+
+
+def stripped(tensor: Any) -> Any:
+    """The values of a Tensor, outside of any graph and of any call of forward mode."""
+    value = tensor
+    while isinstance(array := _tensor(value)._data, DualArray):
+        value = array.primal
+    return make(array, shared_with=tensor)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ConvergenceError, ShapeError
-from aiograd.tensors.core import host_array, make
+from aiograd.tensors.core import TensorCore, host_array, make
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 Product = Callable[[Vector], Awaitable[Vector]]
@@ -91,21 +91,24 @@ class LinearSystem:
             ConvergenceError: there is none, or `method` did not find it.
         """
         IMPLICIT_COUNTS.solves += 1
-        scale = float(np.abs(b).max(initial=0.0))
-        if not np.isfinite(scale):
-            raise self.failed("the gradient that arrived is not finite", scale, self.tol)
-        if scale == 0.0:
+        largest = float(np.abs(b).max(initial=0.0))
+        if not np.isfinite(largest):
+            raise self.failed("the gradient that arrived is not finite", largest, self.tol)
+        if largest == 0.0:
             return np.zeros_like(b)
+        if not isinstance(method, str):
+            scale, most = 1.0, self.maxiter or (1 << 60)
+        else:
+            scale, most = largest, self.maxiter or min(max(10 * b.size, 100), 10_000)
         flat = b.ravel() / scale
-        most = self.maxiter or min(max(10 * flat.size, 100), 10_000)
         u, residual, size = np.zeros_like(flat), flat, float(np.linalg.norm(flat))
-        left = whole = size
+        whole = size
         while True:
             with np.errstate(all="ignore"):
                 if isinstance(method, str):
                     step = await METHODS[method](self, residual, 0.5 * max(self.tol, 4 * self.eps) * whole, most - self.products)
                 else:
-                    step = await self._solved_by(method, flat.reshape(b.shape), most)
+                    step = await self._solved_by(method, b, most)
                 following = u + step
                 residual = flat - await self.product(following) if np.isfinite(following).all() else np.full_like(flat, np.nan)
                 left = float(np.linalg.norm(residual))
@@ -116,15 +119,17 @@ class LinearSystem:
             if not left < STAGNANT * size or self.products >= most or not isinstance(method, str):
                 name = method if isinstance(method, str) else getattr(method, "__qualname__", type(method).__name__)
                 why = "has no solution near (is the Jacobian singular at the answer?)" if left >= STAGNANT * size else "did not converge"
-                text = f"the linear solve by {name} {why}: of a right side of norm {whole * scale:.3g} a residual of {left * scale:.3g} is left, expected "
-                raise self.failed(f"{text}at most {limit * scale:.3g}", left * scale, limit * scale)
+                raise self.failed(
+                    f"the linear solve by {name} {why}: of a right side of norm {whole * scale:.3g} a residual of {left * scale:.3g} is left, "
+                    f"expected at most {limit * scale:.3g}", left * scale, limit * scale
+                )  # fmt: skip
             u, size = following, left
 
     async def _solved_by(self, method: Callable[..., Any], b: Vector, most: int) -> Vector:
         """The answer of a method that the user wrote."""
 
         async def matvec(v: Any) -> Any:
-            given = np.asarray(host_array(v) if hasattr(v, "_data") else v, np.float64)
+            given = _host(v)
             if given.shape != b.shape:
                 raise ShapeError(f"{self.what}: matvec got a vector of shape {list(given.shape)}, expected {list(b.shape)}")
             if self.products >= most:
@@ -132,12 +137,16 @@ class LinearSystem:
             return make((await self.product(given.ravel())).reshape(b.shape))
 
         found = method(matvec, make(b.copy()))
-        if inspect.isawaitable(found) and not hasattr(found, "_data"):
+        if inspect.isawaitable(found) and not isinstance(found, TensorCore):
             found = await found
-        answer = np.asarray(host_array(found) if hasattr(found, "_data") else found, np.float64)
+        answer = _host(found)
         if answer.shape != b.shape:
             raise ShapeError(f"{self.what}: the method that was given for `solve` returned shape {list(answer.shape)}, expected {list(b.shape)}")
         return answer.ravel()
+
+
+def _host(vector: Any) -> Vector:
+    return np.asarray(host_array(vector) if isinstance(vector, TensorCore) else vector, np.float64)
 
 
 async def cg(system: LinearSystem, b: Vector, target: float, steps: int) -> Vector:

@@ -73,15 +73,15 @@ async def test_ridge_regression() -> None:
     """x = (A^T A + l I)^-1 A^T b, and dx/dl = -(A^T A + l I)^-1 x."""
     design, target = rng.normal(size=(20, 6)), rng.normal(size=20)
 
-    @implicit.argmin(lambda x, l, b: ((ag.asarray(design) @ x - b) ** 2).sum() + l * (x * x).sum())
-    async def ridge(x: Any, l: Any, b: Any) -> Any:  # noqa: E741
-        return np.linalg.solve(design.T @ design + l.item() * np.eye(6), design.T @ b.numpy())
+    @implicit.argmin(lambda x, penalty, b: ((ag.asarray(design) @ x - b) ** 2).sum() + penalty * (x * x).sum())
+    async def ridge(x: Any, penalty: Any, b: Any) -> Any:
+        return np.linalg.solve(design.T @ design + penalty.item() * np.eye(6), design.T @ b.numpy())
 
-    l, b, weights = param(0.7), param(target), rng.normal(size=6)  # noqa: E741
-    x = await ridge(ag.zeros(6, dtype=np.float64), l, b)
+    penalty, b, weights = param(0.7), param(target), rng.normal(size=6)
+    x = await ridge(ag.zeros(6, dtype=np.float64), penalty, b)
     await (x * ag.asarray(weights)).sum().backward()
     inverse = np.linalg.inv(design.T @ design + 0.7 * np.eye(6))
-    assert_close(l.grad, -weights @ inverse @ x.detach().numpy(), rtol=1e-9)
+    assert_close(penalty.grad, -weights @ inverse @ x.detach().numpy(), rtol=1e-9)
     assert_close(b.grad, design @ inverse @ weights, rtol=1e-8, atol=1e-10)
 
 
@@ -354,7 +354,8 @@ def same(x: Any, a: Any) -> Any:
     return a * 1
 
 
-DOUBLE = np.array([[1.0, 1.0], [1.0, 1.0]])
+DOUBLE = np.ones((2, 2))
+NEARLY = np.array([[1.0, 1.0], [1.0, np.nextafter(1.0, 2.0)]])
 Case = tuple[Callable[..., Any], Callable[..., Any], Any, dict[str, Any], str]
 FAILURES: dict[str, Case] = {
     "singular": (lambda x, a: (x - a) * (x - a), same, [1.0, 2.0], {}, "is the Jacobian singular"),
@@ -362,7 +363,7 @@ FAILURES: dict[str, Case] = {
     "rank one": (lambda x, a: ag.asarray(DOUBLE) @ (x - a), same, [1.0, 2.0], {}, "is the Jacobian singular"),
     "rank one, cg": (lambda x, a: ag.asarray(DOUBLE) @ (x - a), same, [1.0, 2.0], {"solve": "cg"}, "the linear solve by cg"),
     "rank one, bicgstab": (lambda x, a: ag.asarray(DOUBLE) @ (x - a), same, [1.0, 2.0], {"solve": "bicgstab"}, "the linear solve|is not finite"),
-    "nearly rank one": (lambda x, a: ag.asarray(DOUBLE + [[0, 0], [0, 2e-16]]) @ (x - a), same, [1.0, 2.0], {}, "the linear solve"),
+    "nearly rank one": (lambda x, a: ag.asarray(NEARLY) @ (x - a), same, [1.0, 2.0], {}, "the linear solve"),
     "asymmetric, cg": (asymmetric, exact, B, {"solve": "cg"}, "cg needs a symmetric Jacobian, .*; use solve=\"gmres\""),
     "too few products": (asymmetric, exact, B, {"maxiter": 2}, "did not converge.*, after 3 products"),
     "too few products, bicgstab": (asymmetric, exact, B, {"maxiter": 2, "solve": "bicgstab"}, "the linear solve by bicgstab"),
@@ -419,7 +420,7 @@ async def test_a_gradient_that_is_not_finite() -> None:
 async def test_shapes_that_do_not_fit() -> None:
     a = param([4.0, 9.0])
     solve = implicit.root(lambda x, a: x * x - a)
-    await assert_awaiting_raises(ShapeError, r"returned float64\[3\]; expected .* the shape of x0, \[2\]", solve(lambda x, a: np.ones(3))(start(2), a))
+    await assert_awaiting_raises(ShapeError, r"returned float64\[3\]; expected .* shape of x0, \[2\]", solve(lambda x, a: np.ones(3))(start(2), a))
     await assert_awaiting_raises(ShapeError, "returned int64", solve(lambda x, a: np.ones(2, int))(start(2), a))
     one = implicit.root(lambda x, a: (x - a).sum())(same)
     await assert_awaiting_raises(ShapeError, r"the residual at the answer is float64\[\]", one(start(2), a))
@@ -439,7 +440,7 @@ async def test_arguments_that_cannot_work_are_refused_before_anything_runs() -> 
     solve = implicit.root(lambda x, a: ran.append(x))(lambda x, a, *, k=None: ran.append(x))
     await assert_awaiting_raises(ArgumentTypeError, "x0 has dtype int64", solve(np.ones(2, int), param([1.0])))
     await assert_awaiting_raises(ArgumentTypeError, "x0 has dtype complex128", solve(np.ones(2, complex), param([1.0])))
-    await assert_awaiting_raises(ArgumentError, "requires grad, and the residual does not get keywords", solve(start(1), param([1.0]), k=param([1.0])))
+    await assert_awaiting_raises(ArgumentError, "the residual does not get keywords", solve(start(1), param([1.0]), k=param([1.0])))
     await assert_awaiting_raises(TypeError, "missing a required argument", solve(start(1)))
     for options, match in (
         ({"solve": "lu"}, "expected one of 'cg', 'gmres', 'bicgstab'"), ({"solve": 3}, "expected one of"), ({"tol": 0}, "between 0 and 1"),
