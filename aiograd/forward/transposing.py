@@ -1,9 +1,9 @@
 """The tangent of a row without a declaration, from its own rule.
 
 Note [Transposed rules]
-    A rule is linear in g: it computes Jᵀ g. Run on a recording Tensor d in place of g, its own backward computes J t from a tangent t. So every row with a
-    rule of rows has a tangent, at about the cost of two backwards. The pass is a plain loop: it goes over the few nodes that the rule has recorded, all
-    of them rows, on arrays of any kind.
+    A rule is linear in g: it computes Jᵀ g. Run on a recording Tensor d in place of g, its own backward computes J t from a tangent t. So every row
+    with a rule of rows has a tangent, at about the cost of two backwards. The pass is a plain loop: it goes over the few nodes that the rule has
+    recorded, all of them rows, on arrays of any kind.
 
 Source: Jamie Townsend, "A new trick for calculating Jacobian vector products" (2017).
 """
@@ -21,6 +21,7 @@ from aiograd.ops.op import nothing
 from aiograd.ops.slice_gradient import dense
 from aiograd.running.modes import ModeScope
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.op_node import OpNode
 
 
 def transposed(call: Any, tangents: Sequence[Any]) -> Any:
@@ -81,6 +82,20 @@ def _tensors(value: Any, name: str, op: Any) -> Any:
     if isinstance(value, tuple):
         return tuple([_tensors(part, "out", op) for part in value])
     return value if value is None or isinstance(value, TensorCore) else make(np.asarray(value) if isinstance(value, (int, float, complex)) else value)
+
+
+def is_pullable(start: int, roots: Sequence[Any]) -> bool:
+    """True if only rows were recorded after `start`, so that `pull` can go over them."""
+    stack, seen = [root._node for root in roots], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen or node.is_leaf or node._seq <= start:
+            continue
+        if not isinstance(node, OpNode):
+            return False
+        seen.add(node)
+        stack.extend(node.next_nodes)
+    return True
 
 
 def pull(start: int, roots: Sequence[tuple[Any, Any]], leaves: Sequence[Any], records: bool) -> list[Any]:
