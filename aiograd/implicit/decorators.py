@@ -200,16 +200,20 @@ def _is_number(value: Any) -> bool:
 
 def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """x0, the arguments that the solver and the residual get, and the keywords that only the solver gets, checked."""
-    bound = inspect.signature(solver).bind(*given, **keywords)
-    if not bound.args:
+    try:
+        bound = inspect.signature(solver).bind(*given, **keywords)
+        given, keywords = bound.args, bound.kwargs
+    except ValueError:  # of a function without a signature
+        pass
+    if not given:
         raise ArgumentError(f"{name}(): the first argument is missing, the point x0 to start from")
-    x0 = asarray(bound.args[0])
+    x0 = asarray(given[0])
     if x0.dtype.kind != "f":
         raise ArgumentTypeError(f"{name}: x0 has dtype {x0.dtype}; expected a real floating dtype, since others have no derivative")
-    for key, value in bound.kwargs.items():
+    for key, value in keywords.items():
         if any(tensor.requires_grad for tensor in leaves_of(value, TensorCore)):
             raise ArgumentError(f"{name}({key}=...) requires grad, and the residual does not get keywords: pass it by position, or detached")
-    return stripped(x0), bound.args[1:], bound.kwargs
+    return stripped(x0), given[1:], keywords
 
 
 async def _answer(name: str, solver: Solver, x0: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
