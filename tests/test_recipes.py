@@ -167,7 +167,7 @@ def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_an_implicit_function() -> None:
     names: dict[str, Any] = {}
-    start(block("async def adjoint(matvec"), names)
+    start(block("async def adjoint(matvec, b):"), names)
     shift = np.eye(20, k=-1)
     solve = ag.implicit.root(lambda x, b: x - ag.asarray(shift) @ x - b, solve=names["adjoint"])(lambda x, b: np.cumsum(b.numpy()))
     b = ag.tensor(np.ones(20), requires_grad=True)

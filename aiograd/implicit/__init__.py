@@ -1,4 +1,4 @@
-"""``ag.implicit``: derivatives of what a solver returns, by the equation that its answer solves, see `root`."""
+"""``ag.implicit``: derivatives of the answers of solvers, by the equations that these solve, see `root`."""
 
 from aiograd.implicit.decorators import argmin as argmin
 from aiograd.implicit.decorators import fixed_point as fixed_point

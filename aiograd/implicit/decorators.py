@@ -32,13 +32,13 @@ Tolerance = float | Literal["auto"] | None
 def root(
     residual: Callable[..., Any], *, solve: Solve = "gmres", tol: float = 1e-10, maxiter: int | None = None, residual_tol: Tolerance = "auto"
 ) -> Callable[[Solver], Callable[..., Awaitable[Any]]]:
-    """Decorator of a solver of ``residual(x, *args) = 0``, whose answer gets derivatives by the implicit function theorem.
+    """Decorator of a solver of ``residual(x, *args) = 0``: its answer gets derivatives by the implicit function theorem.
 
     The decorated function is called as ``await solver(x0, *args)``. The solver runs without a graph, on Tensors outside of one, and may be
     anything: ``async def``, a call to another worker, SciPy (a plain ``def`` runs on the engine's executor). Then the residual is recorded once
-    at the answer, so memory does not grow with the solver's iterations, and gradients reach whatever the residual reads: `args`, parameters that it
-    captures, values of other workers. A backward pass solves ``J^T u = g`` by products with the residual's Jacobian J, each a pass of its own.
-    The answer does not depend on x0. It can be differentiated once; a second time is an `OnceDifferentiableError`.
+    at the answer, so memory does not grow with the solver's iterations, and gradients reach everything that the residual reads: `args`,
+    parameters that it captures, values of other workers. A backward pass solves ``J^T u = g`` by products with the residual's Jacobian J, each
+    a pass of its own. The answer does not depend on x0. It can be differentiated once; a second time is an `OnceDifferentiableError`.
 
     Cancelling the call cancels the solver; cancelling a pass stops the linear solve, and no gradient changes.
 
@@ -67,7 +67,7 @@ def root(
     >>> x = await newton(ag.ones(2), a)
     >>> await x.sum().backward()
     >>> a.grad
-    tensor([0.2500, 0.1667])
+    tensor([0.25      , 0.16666667])
 
     Source: Blondel et al., Efficient and modular implicit differentiation (2022).
     """
@@ -217,7 +217,7 @@ def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str
 
 
 async def _answer(name: str, solver: Solver, x0: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """What the solver returns, outside of any graph and in memory of its own."""
+    """The answer of the solver, outside of any graph and in memory of its own."""
     run = functools.partial(solver, x0, *map_tree(stripped, args, TensorCore), **keywords)
     with no_grad():
         if inspect.iscoroutinefunction(solver) or inspect.iscoroutinefunction(type(solver).__call__):

@@ -3,7 +3,7 @@
 Note [One node]
     At an answer x with r(x, a) = 0 the derivative of x by a is ``-J^-1 dr/da``, with ``J = dr/dx``. The residual is recorded once, at x as a value of
     its own, and `ImplicitSolve` gets the residual as its argument: in backward it turns g into ``-u`` with ``J^T u = g``, and the pass carries that
-    on through the graph of the residual, to whatever the residual has read: arguments, captured parameters, values on other workers. The products
+    on through the graph of the residual, to all that the residual has read: arguments, captured parameters, values on other workers. The products
     ``J^T v`` are passes over the same graph that keep it, up to x and no further. In forward mode the residual at x has a tangent dr, and the
     answer's is dx with ``J dx = -dr``; the products ``J v`` are forward mode again.
 

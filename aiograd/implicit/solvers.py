@@ -1,7 +1,7 @@
 """Linear systems A u = b of which only products A v are known, solved by awaited products on vectors of the host.
 
 Note [Cycles and the true residual]
-    A method runs in cycles: from zero, for the residual that is left. What a method believes of its own residual is never believed: after each cycle
+    A method runs in cycles: from zero, for the residual that is left. Its own estimate of the residual only ends a cycle: after each one,
     ``b - A u`` is computed from ``u``, and the loop ends when that is small, when a cycle gained nothing, or when `maxiter` products are spent. So
     restarted GMRES, refinement after rounding and the final check are one loop.
 
@@ -60,7 +60,7 @@ class LinearSystem:
         self.tol = tol
         self.maxiter = maxiter
         self.products = 0
-        #: what numpy does about overflow in `multiply`; in a method itself it is seen by its result
+        #: numpy's handling of overflow in `multiply`; in a method itself the result shows it
         self.warnings = np.geterr()
         #: the largest ``|A v| / |v|`` so far
         self.norm = 0.0
