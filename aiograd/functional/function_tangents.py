@@ -1,13 +1,15 @@
 """Custom functions in forward mode: their values from ``forward``, their tangents from ``jvp`` or from ``backward``, transposed.
 
 Note [Layers]
-    ``forward`` runs once, on Tensors that no call of forward mode follows: it may do anything with them. Then every level among the arguments, from
-    the outermost inwards, gets its outputs and its context: what ``forward`` saved of its arguments and outputs stands for those of the level, so that
-    rules run on them are followed by the levels around. A saved value that is neither is a constant there, as it is where a pass is differentiated.
+    ``forward`` runs once, on Tensors that no call of forward mode follows: it may do anything with them. Then every level among the arguments,
+    from the outermost inwards, gets its outputs and its context: arguments and outputs that ``forward`` saved stand for those of the level,
+    so that rules run on them are followed by the levels around. A saved value that is neither is a constant there, as where a pass is
+    differentiated.
 
 Note [Backward, transposed]
-    ``backward`` is linear in the gradients, so run on recording zeros its own pass gives J t. That pass is a loop where ``backward`` is ``def`` and made
-    of rows; otherwise it is awaited when the function that is differentiated has returned (see Note [Pending tangents] in `aiograd.forward.dual`).
+    ``backward`` is linear in the gradients, so run on recording zeros its own pass gives J t. That pass is a loop where ``backward`` is ``def`` and
+    made of rows; otherwise it is awaited when the function that is differentiated has returned (see Note [Pending tangents] in
+    `aiograd.forward.dual`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,8 @@ from aiograd.functional.function_node import FunctionCtx, nested
 from aiograd.graph.node import _next_sequence
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, make, outside
+from aiograd.tensors.followed import follows_writes
 from aiograd.tensors.inplace import check_in_place, store
 from aiograd.tensors.levels import LevelArray
 from aiograd.tensors.passes import grad
@@ -147,7 +150,7 @@ class Tangents:
             )
         start = _next_sequence()
         with ModeScope(grad=True, saved_hooks=None, collect=None):
-            seeds = [make(np.zeros_like(out._data)) if isinstance(out, TensorCore) else None for out in self.made]
+            seeds: list[Any] = [make(np.zeros_like(out._data)) if isinstance(out, TensorCore) else None for out in self.made]
             for i in self.carriers:
                 seeds[i].requires_grad_()
             found = rule(self.context, *(seeds if self.nesting is None else nested(self.nesting, seeds)))
@@ -186,21 +189,21 @@ class Tangents:
                 continue
             if not isinstance(found, TensorCore) or found._node is None:
                 raise NoRuleError(
-                    f"{self.function.__name__}: its backward computes the gradient of argument {i} by operations that are not recorded, so it cannot be "
-                    "transposed for forward mode. Define jvp(ctx, *tangents) beside it."
+                    f"{self.function.__name__}: its backward computes the gradient of argument {i} by operations that are not recorded, so it cannot "
+                    "be transposed for forward mode. Define jvp(ctx, *tangents) beside it."
                 )
             roots.append((found, make(np.astype(tangent._data, found.dtype)) if tangent.dtype != found.dtype else tangent))
         return roots
 
     def _checked(self, found: Any) -> list[Any]:
-        """What jvp returned, one for each output."""
+        """The result of jvp as a list, one for each output."""
         name = f"{self.function.__name__}.jvp"
         if self.nesting is None:
             listed = list(found) if isinstance(found, tuple) else [found]
         else:
             listed = leaves_of(found, (TensorCore, np.ndarray, LevelArray, type(None)))
         if len(listed) != len(self.made):
-            raise GradientError(f"{name} returned {len(listed)} tangents for {len(self.made)} outputs of forward: return one for each, None for zeros")
+            raise GradientError(f"{name} returned {len(listed)} tangents for {len(self.made)} outputs of forward: return one for each, or None")
         results: list[Any] = [None] * len(listed)
         for i in self.carriers:
             tangent, out = listed[i], self.made[i]
@@ -232,7 +235,7 @@ def _mapped(context: FunctionCtx, here: dict[int, Any]) -> FunctionCtx:
 
 
 def needs_of(layer: Layer) -> tuple[bool, ...]:
-    """What forward is told of its arguments: True for one with a gradient or a tangent to come."""
+    """``needs_input_grad`` of forward: per argument, True for one with a gradient or a tangent to come."""
     return tuple(
         isinstance(value, TensorCore) and (value._node is not None or tangent is not None or arg._node is not None)
         for value, tangent, arg in zip(layer.values, layer.tangents, layer.args, strict=True)
@@ -254,3 +257,52 @@ def layers_of(args: Sequence[Any]) -> list[Layer]:
         layers.append(Layer(deepest, args, records))
         args = layers[-1].values
         records = deepest.records
+
+
+def through_nodes(tensors: Sequence[Any], run: Callable[[dict[int, Any]], Any], outputs_of: Callable[[Any], list[Any]]) -> tuple[Any, dict[int, Any]]:
+    """Run a call that records nodes of another library on the values of Tensors that forward mode follows; its tangents are those nodes' transposed.
+
+    Args:
+        tensors: the Tensors among the arguments.
+        run: calls with other Tensors in place of those with these ids, and returns the result.
+        outputs_of: the Tensors in a result.
+
+    Returns:
+        The result, and by the ids of its Tensors those that take their places.
+
+    Raises:
+        NoRuleError: a pass is recorded through the call at the same time, or another call of forward mode is around it.
+    """
+    layer = layers_of(tensors)[0]
+    level = layer.level
+    if (any(tensor._node is not None for tensor in tensors if follows_writes(tensor._data)) and current_mode().grad) or len(layers_of(layer.values)):
+        raise NoRuleError("forward mode goes through another library's modules once: not over a backward pass through one, nor twice")
+    wanted = [i for i, tangent in enumerate(layer.tangents) if tangent is not None]
+    values = list(layer.values)
+    for i in wanted:
+        if values[i]._node is None:
+            values[i] = outside(values[i]).requires_grad_()
+    with ModeScope(grad=True):
+        result = run({id(tensor): value for tensor, value in zip(tensors, values, strict=True)})
+    outputs = outputs_of(result)
+    carriers = [k for k, output in enumerate(outputs) if output._node is not None] if wanted else []
+
+    async def push(tangents: list[Any]) -> list[Any]:
+        given = [make(t) if t is not None and not isinstance(t, TensorCore) else t for t in tangents]
+        roots = [outputs[k] for k in carriers]
+        targets = [values[i] for i, t in zip(wanted, given, strict=True) if t is not None]
+        with ModeScope(grad=True):
+            zeros = [make(np.zeros_like(root._data)).requires_grad_() for root in roots]
+            pulled = await grad(roots, targets, zeros, create_graph=True, retain_graph=True, allow_unused=True)
+        pairs = [(g, t) for g, t in zip(pulled, [t for t in given if t is not None], strict=True) if g is not None and g._node is not None]
+        if not pairs:
+            return [None] * len(outputs)
+        with ModeScope(grad=level.records):
+            seeds, vectors = zip(*pairs, strict=True)
+            found = iter(await grad(seeds, zeros, vectors, retain_graph=True, create_graph=level.records, allow_unused=True))
+        made = [next(found) if k in carriers else None for k in range(len(outputs))]
+        return [None if t is None else level.own(t) for t in made]
+
+    places = defer(level, push, [layer.tangents[i] for i in wanted], len(outputs), carriers) if carriers else [None] * len(outputs)
+    own = (output if level.records else outside(output) for output in outputs)
+    return result, {id(o): level.dual(value, place, layer.inputs) for o, value, place in zip(outputs, own, places, strict=True)}

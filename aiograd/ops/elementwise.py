@@ -79,6 +79,7 @@ divmod_ = define(
     differentiable_outputs=(1,),
     x1=lambda g: g[1],
     x2=lambda g, out: None if g[1] is None else -(g[1] * out[0]),
+    jvp=lambda t, out: (None, t[0] if t[1] is None else -(t[1] * out[0]) if t[0] is None else t[0] - t[1] * out[0]),
     cost=4.0,
 )
 ldexp = define("ldexp", np.ldexp, x1=lambda g, x2: np.ldexp(g, x2), cost=2.0)
@@ -186,7 +187,10 @@ def _tanh_bend(x1: Array, x2: Array, x3: Array, /) -> Array:
     return out * x3 * -2.0
 
 
-tanh = define("tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)}, complex="holomorphic", cost=1.5)
+tanh = define(
+    "tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)},
+    jvp=lambda t, out: _tanh_slope(t, out), complex="holomorphic", cost=1.5
+)
 tanh_slope: Op = define(
     "tanh_slope",
     _tanh_slope,

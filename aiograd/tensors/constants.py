@@ -9,7 +9,8 @@ import numpy as np
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.running.caller import type_found
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, has_tangent, host_array, make
+from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.followed import has_tangent
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize
@@ -136,8 +137,8 @@ def refuse_graph(tensor: TensorCore, what: str) -> None:
     """
     if (tensor._node is not None and current_mode().grad) or has_tangent(tensor):
         raise GraphError(
-            f"{what} is a tensor that requires grad or has a tangent, and only its values would be used: its gradient would be lost. Use detach() of it "
-            "where that is meant, or write the operation as arithmetic on tensors."
+            f"{what} is a tensor that requires grad or has a tangent, and only its values would be used: its gradient would be lost. Use detach() "
+            "of it where that is meant, or write the operation as arithmetic on tensors."
         )
 
 
