@@ -177,8 +177,9 @@ def _decorator(
             tell_compiler(f"calls {name}, an implicit function")
             x0, args, keywords = _bound(name, solver, positional, keywords)
             with ModeScope(trace=None), scope(f"implicit {name}"):
-                equation = Equation(name, await _answer(name, solver, x0, args, keywords), solve, tol, maxiter)
-                answer, values = equation.answer, map_tree(stripped, args, TensorCore)
+                values = map_tree(stripped, args, TensorCore)
+                answer = await _answer(name, solver, x0, values, keywords)
+                equation = Equation(name, answer, residual, values, solve, tol, maxiter)
                 (equation.residual,), _ = await call(residual, (equation.point, *args), what)
                 if equation.residual.shape != answer.shape or equation.residual.dtype.kind != "f":
                     raise ShapeError(
@@ -187,7 +188,7 @@ def _decorator(
                     )
                 if residual_tol is not None:
                     await equation.check((1e-4 if answer.dtype == np.float64 else 1e-2) if residual_tol == "auto" else residual_tol)
-                return await equation.tied(residual, values)
+                return equation.tied()
 
         return solved
 
@@ -218,7 +219,7 @@ def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str
 
 async def _answer(name: str, solver: Solver, x0: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """The answer of the solver, outside of any graph and in memory of its own."""
-    run = functools.partial(solver, x0, *map_tree(stripped, args, TensorCore), **keywords)
+    run = functools.partial(solver, x0, *args, **keywords)
     with no_grad():
         if inspect.iscoroutinefunction(solver) or inspect.iscoroutinefunction(type(solver).__call__):
             found = await run()

@@ -22,7 +22,7 @@ import numpy as np
 
 from aiograd.array_functions.manipulation import stack
 from aiograd.errors import ConvergenceError, OnceDifferentiableError
-from aiograd.forward.dual import DualArray, Pending, Step
+from aiograd.forward.dual import DualArray, Pending
 from aiograd.functional.batching.array import BatchedArray
 from aiograd.functional.derivatives import jvp
 from aiograd.functional.function import Function, once_differentiable
@@ -31,7 +31,8 @@ from aiograd.implicit.solvers import IMPLICIT_COUNTS, LinearSystem, Vector
 from aiograd.profiler import scope
 from aiograd.running.caller import user_line
 from aiograd.running.offloading import ready
-from aiograd.tensors.core import TensorCore, has_tangent, host_array, make
+from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.followed import has_tangent
 from aiograd.tensors.passes import grad
 
 
@@ -51,13 +52,18 @@ class Equation:
     Args:
         name: of the solver, for messages.
         answer: the Tensor that the solver returned, outside of any graph.
+        function, args: the residual as a function, and its arguments beside x, outside of any graph.
         method: a name in `METHODS`, or a function.
         tol, maxiter: as of `LinearSystem`.
     """
 
-    def __init__(self, name: str, answer: Any, method: str | Callable[..., Any], tol: float, maxiter: int | None) -> None:
+    def __init__(
+        self, name: str, answer: Any, function: Callable[..., Any], args: tuple[Any, ...], method: Any, tol: float, maxiter: int | None
+    ) -> None:
         self.name = name
         self.answer = answer
+        self.function = function
+        self.args = args
         self.method = method
         self.tol = tol
         self.maxiter = maxiter
@@ -79,35 +85,23 @@ class Equation:
                 norm=found, limit=limit,
             )  # fmt: skip
 
-    async def tied(self, function: Callable[..., Any], args: Any) -> Any:
-        """The answer with its node, or in forward mode with its tangent; alone where the residual depends on nothing that has a derivative.
+    def tied(self) -> Any:
+        """The answer in the graph, or followed by forward mode; alone where the residual depends on nothing that has a derivative.
 
-        Args:
-            function: the residual. args: its arguments beside x.
-
-        Cancelling it stops the linear solve of a tangent.
+        Raises:
+            OnceDifferentiableError: two derivatives are asked for.
         """
         dual = followed(self.residual)
-        if dual is None:
-            if not self.residual.requires_grad or not self.depends():
-                return self.answer
-            answer = ImplicitSolve.apply(self.residual, self)
+        if dual is not None:
+            inner = [_tensor(each) for each in (dual.primal, dual.tangent) if not isinstance(each, Pending)]
+            if any(each.requires_grad for each in (self.residual, *inner)) or any(followed(each) is not None for each in inner):
+                raise self.twice()
+        elif not self.residual.requires_grad or not self.depends():
+            return self.answer
+        answer = ImplicitSolve.apply(self.residual, self)
+        if answer._node is not None:
             answer._node.forward_line = user_line() or answer._node.forward_line
-            return answer
-        level, tangent = dual.level, dual.tangent
-        given = [] if isinstance(tangent, Pending) else [tangent]
-        inner = [_tensor(each) for each in (dual.primal, *given)]
-        if any(each.requires_grad for each in (self.residual, *inner)) or any(followed(each) is not None for each in inner):
-            raise self.twice()
-
-        async def push(tangents: Sequence[Any]) -> tuple[Any]:
-            return (None if tangents[0] is None else level.own(await self.push(function, args, _tensor(tangents[0]))),)
-
-        if given:
-            return level.dual(self.answer, (await push(given))[0], dual.inputs)
-        later = level.later()
-        level.steps.append(Step(push, (tangent.number,), (later.number,)))
-        return level.dual(self.answer, later, dual.inputs)
+        return answer
 
     def depends(self) -> bool:
         """True if the residual depends on anything that may need a gradient, besides the answer."""
@@ -134,11 +128,11 @@ class Equation:
 
         return await self.solve(multiply, gradient, self.residual, self.point)
 
-    async def push(self, function: Callable[..., Any], args: Any, tangent: Any) -> Any:
+    async def push(self, tangent: Any) -> Any:
         """dx with ``J dx = -tangent``, for a tangent of the residual. Cancelling it cancels the product that runs."""
 
         async def multiply(v: Any) -> Any:
-            return (await jvp(lambda x: function(x, *args), self.answer, v))[1]
+            return (await jvp(lambda x: self.function(x, *self.args), self.answer, v))[1]
 
         return -(await self.solve(multiply, tangent, self.answer, self.residual))
 
@@ -189,6 +183,11 @@ class ImplicitSolve(Function):
     async def backward(ctx: Any, gradient: Any) -> tuple[Any, None]:
         """The gradient of the residual. Cancelling it stops the linear solve."""
         return -(await ctx.equation.pull(gradient)), None
+
+    @staticmethod
+    async def jvp(ctx: Any, tangent: Any, _: None) -> Any:
+        """The tangent of the answer. Cancelling it stops the linear solve."""
+        return await ctx.equation.push(tangent)
 
 
 def _tensor(value: Any) -> Any:

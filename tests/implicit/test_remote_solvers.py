@@ -129,6 +129,18 @@ async def test_the_residual_on_a_worker_gives_its_parameters_their_gradients(way
         np.testing.assert_allclose(found.numpy(), [1 / 2, 1 / 3])
 
 
+@pytest.mark.skipif(not hasattr(ag, "linearize"), reason="calls that carry tangents are not there yet")
+async def test_forward_mode_through_a_solver_and_a_residual_on_a_worker() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+
+        @implicit.root(lambda x, t: a.call("b", "excess", x, t))
+        async def solve(x: Any, t: Any) -> Any:
+            return await a.call("b", "newton", x, t)
+
+        x, product = await ag.jvp(lambda t: solve(start(), t), ag.asarray(TARGET), ag.asarray(TARGET))
+        np.testing.assert_allclose(product.numpy(), x.numpy() / 2)
+
+
 async def test_a_solve_that_fails_rolls_the_distributed_pass_back() -> None:
     async with workers("a", "b", service=service) as (a, b), a.context() as ctx:
 
