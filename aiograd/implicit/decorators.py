@@ -106,8 +106,7 @@ def fixed_point(
     """
 
     async def residual(x: Any, *args: Any) -> Any:
-        (following,), _ = await call(step, (x, *args), "fixed_point")
-        return following - x
+        return await _one(step, (x, *args), "implicit.fixed_point") - x
 
     return _decorator("fixed_point", step, residual, solve, tol, maxiter, residual_tol)
 
@@ -144,7 +143,7 @@ def argmin(
         records = is_grad_enabled()
         x = x if x.requires_grad else outside(x).requires_grad_()
         with enable_grad():
-            (value,), _ = await call(objective, (x, *args), "argmin")
+            value = await _one(objective, (x, *args), "implicit.argmin")
             (gradient,) = await grad(value, [x], create_graph=records)
         return gradient
 
@@ -180,7 +179,7 @@ def _decorator(
                 values = map_tree(stripped, args, TensorCore)
                 answer = await _answer(name, solver, x0, values, keywords)
                 equation = Equation(name, answer, residual, values, solve, tol, maxiter)
-                (equation.residual,), _ = await call(residual, (equation.point, *args), what)
+                equation.residual = await _one(residual, (equation.point, *args), what)
                 if equation.residual.shape != answer.shape or equation.residual.dtype.kind != "f":
                     raise ShapeError(
                         f"{name}: the residual at the answer is {equation.residual.dtype}{list(equation.residual.shape)}; expected a real one of the "
@@ -193,6 +192,13 @@ def _decorator(
         return solved
 
     return decorator
+
+
+async def _one(function: Callable[..., Any], args: tuple[Any, ...], what: str) -> Any:
+    outputs, is_one = await call(function, args, what)
+    if not is_one:
+        raise ShapeError(f"{what}: the function of x returned {len(outputs)} Tensors in a sequence; expected one Tensor")
+    return outputs[0]
 
 
 def _is_number(value: Any) -> bool:

@@ -424,6 +424,9 @@ async def test_shapes_that_do_not_fit() -> None:
     await assert_awaiting_raises(ShapeError, "returned int64", solve(lambda x, a: np.ones(2, int))(start(2), a))
     one = implicit.root(lambda x, a: (x - a).sum())(same)
     await assert_awaiting_raises(ShapeError, r"the residual at the answer is float64\[\]", one(start(2), a))
+    for decorator in (implicit.root, implicit.fixed_point, implicit.argmin):
+        await assert_awaiting_raises(ShapeError, "returned 2 Tensors", decorator(lambda x, a: (x, a))(same)(start(2), a))
+        await assert_awaiting_raises(ArgumentTypeError, "is a ndarray", decorator(lambda x, a: x.detach().numpy())(same)(start(2), a))
     two = implicit.argmin(lambda x, a: x - a)(same)
     await assert_awaiting_raises(ShapeError, "scalar", two(start(2), a))
 

@@ -141,6 +141,48 @@ async def test_forward_mode_through_a_solver_and_a_residual_on_a_worker() -> Non
         np.testing.assert_allclose(product.numpy(), x.numpy() / 2)
 
 
+@service.function
+async def solved_here(a: ag.Tensor) -> ag.Tensor:
+    return await implicit.root(lambda x, a: Part.weight * x * x - a)(newton)(start(), a)
+
+
+async def test_several_solves_in_one_distributed_pass_and_one_within_a_remote_function() -> None:
+    async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
+
+        @implicit.root(lambda x, t: a.call("b", "excess", x, t))
+        async def solve(x: Any, t: Any) -> Any:
+            return await a.call("b", "newton", x, t)
+
+        t = leaf()
+        found = await asyncio.gather(*(solve(start(), t * i) for i in (1.0, 2.0, 3.0)), a.call("b", "solved_here", t * 4))
+        await ctx.backward(sum((x * x).sum() for x in found))
+        np.testing.assert_allclose(ctx.grads[t].numpy(), 10 / np.array([2.0, 3.0]))
+
+
+@pytest.mark.sim
+def test_a_worker_that_is_killed_in_the_linear_solve_changes_nothing() -> None:
+    async def main(network: Any, a: dist.Worker, b: dist.Worker) -> None:
+        @implicit.root(lambda x, t: a.call("b", "excess", x, t))
+        async def solve(x: Any, t: Any) -> Any:
+            return await a.call("b", "newton", x, t)
+
+        t, other = leaf(), ag.tensor(2.0, requires_grad=True)
+        async with a.context() as ctx:
+            x = await solve(start(), t)
+            before = IMPLICIT_COUNTS.iterations
+
+            def kill(gradient: Any) -> None:
+                if IMPLICIT_COUNTS.iterations == before + 2:
+                    network.kill("b")
+
+            x.grad_fn.next_edges[0].node.register_prehook(kill)
+            with pytest.raises(DistributedError):
+                await ctx.backward((x * ag.asarray([1.0, 5.0])).sum() * other)
+            assert IMPLICIT_COUNTS.iterations == before + 2 and not len(ctx.grads)
+
+    simulate(main)
+
+
 async def test_a_solve_that_fails_rolls_the_distributed_pass_back() -> None:
     async with workers("a", "b", service=service) as (a, b), a.context() as ctx:
 

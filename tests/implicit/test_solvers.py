@@ -14,9 +14,9 @@ from tests.support import assert_awaiting_raises
 pytestmark = pytest.mark.one_loop
 rng = np.random.default_rng(0)
 EPS = float(np.finfo(np.float64).eps)
-N = 120
+N = 80
 ORTHOGONAL = np.linalg.qr(rng.normal(size=(N, N)))[0]
-SYMMETRIC = ORTHOGONAL @ np.diag(np.geomspace(1.0, 1e4, N)) @ ORTHOGONAL.T
+SYMMETRIC = ORTHOGONAL @ np.diag(np.geomspace(1.0, 1e3, N)) @ ORTHOGONAL.T
 GENERAL = 4 * np.eye(N) + 0.2 * rng.normal(size=(N, N))
 B = rng.normal(size=N)
 
