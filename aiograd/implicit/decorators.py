@@ -12,7 +12,7 @@ import numpy as np
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.functional.derivatives import call
-from aiograd.implicit.equation import Equation, stripped
+from aiograd.implicit.equation import Equation, followed, stripped
 from aiograd.implicit.solvers import METHODS
 from aiograd.profiler import scope
 from aiograd.running import foreign_modes
@@ -218,7 +218,7 @@ def _bound(name: str, solver: Solver, given: tuple[Any, ...], keywords: dict[str
     if x0.dtype.kind != "f":
         raise ArgumentTypeError(f"{name}: x0 has dtype {x0.dtype}; expected a real floating dtype, since others have no derivative")
     for key, value in keywords.items():
-        if any(tensor.requires_grad for tensor in leaves_of(value, TensorCore)):
+        if any(tensor.requires_grad or followed(tensor) is not None for tensor in leaves_of(value, TensorCore)):
             raise ArgumentError(f"{name}({key}=...) requires grad, and the residual does not get keywords: pass it by position, or detached")
     return stripped(x0), given[1:], keywords
 
@@ -233,7 +233,7 @@ async def _answer(name: str, solver: Solver, x0: Any, args: tuple[Any, ...], key
             found = await (STEP_CALLS.get() or current_engine()).offload(foreign_modes.within(run, foreign_modes.noted()))
             if inspect.isawaitable(found) and not isinstance(found, TensorCore):
                 found = await found
-        answer = asarray(await ready(found)).detach()
+        answer = stripped(asarray(await ready(found)))
         if answer.shape != x0.shape or answer.dtype.kind != "f":
             raise ShapeError(f"{name} returned {answer.dtype}{list(answer.shape)}; expected a real answer of the shape of x0, {list(x0.shape)}")
         return asarray(answer, x0.dtype, copy=True)

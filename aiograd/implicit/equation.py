@@ -106,19 +106,19 @@ class Equation:
     def depends(self) -> bool:
         """True if the residual depends on anything that may need a gradient, besides the answer."""
         inner = self.point._node
-        stack, seen = [self.residual._node], {None, inner}
-        while stack:
-            node = stack.pop()
+        left, seen = [self.residual._node], {None, inner}
+        while left:
+            node = left.pop()
             if node not in seen:
                 if node.is_leaf or node.is_outlet or node._seq < inner._seq:
                     return True
                 seen.add(node)
-                stack += node.next_nodes
+                left += node.next_nodes
         return False
 
     def twice(self) -> OnceDifferentiableError:
         """The error for a derivative of a derivative."""
-        return OnceDifferentiableError(f"{self.name}, an implicit function, is differentiated twice; its derivative has none")
+        return OnceDifferentiableError(f"{self.name}, an implicit function, is differentiated twice; it has a first derivative only")
 
     async def pull(self, gradient: Any) -> Any:
         """u with ``J^T u = gradient``. Cancelling it cancels the product that runs."""

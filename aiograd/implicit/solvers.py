@@ -25,8 +25,8 @@ from aiograd.tensors.core import TensorCore, host_array, make
 
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 Product = Callable[[Vector], Awaitable[Vector]]
-#: products of GMRES between two restarts
-RESTART = 50
+#: products of GMRES between two restarts: at least, at most, and as many as make vectors of that many elements in all
+FEWEST, MOST, ELEMENTS = 20, 200, 10_000_000
 #: a cycle that leaves more than this part of the residual gains nothing
 STAGNANT = 0.99
 
@@ -177,9 +177,9 @@ async def cg(system: LinearSystem, b: Vector, target: float, steps: int) -> Vect
 
 
 async def gmres(system: LinearSystem, b: Vector, target: float, steps: int) -> Vector:
-    """Generalised minimal residuals, one cycle of up to `RESTART` products."""
+    """Generalised minimal residuals, one cycle up to a restart."""
     length = float(np.linalg.norm(b))
-    basis, columns = [b / length], min(max(steps, 1), RESTART, b.size)
+    basis, columns = [b / length], min(max(steps, 1), max(FEWEST, min(MOST, ELEMENTS // b.size)), b.size)
     small, k, left = np.zeros((columns + 1, columns)), 0, length
     #: rotations that make the small matrix triangular; their sines say how much of the residual is left
     turns: list[tuple[float, float]] = []

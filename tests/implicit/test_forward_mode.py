@@ -9,7 +9,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import implicit
-from aiograd.errors import ConvergenceError, OnceDifferentiableError
+from aiograd.errors import ArgumentError, ConvergenceError, OnceDifferentiableError
 from tests.support import assert_awaiting_raises
 
 rng = np.random.default_rng(0)
@@ -63,7 +63,7 @@ async def test_the_tangent_of_a_minimum_of_a_captured_value_and_of_a_fixed_point
     async def fn(a: Any) -> Any:
         @implicit.argmin(lambda x: ((x - a) ** 2).sum() + (a * x * x).sum())
         async def minimum(x: Any) -> Any:
-            return A / (1 + A)
+            return a / (1 + a)
 
         @implicit.fixed_point(lambda x, b: 0.5 * x + a * b)
         async def fixed(x: Any, b: Any) -> Any:
@@ -100,6 +100,15 @@ async def test_tangents_that_are_pushed_later() -> None:
     close(outputs, A)
     for _ in range(2):
         close(await push(ag.asarray(V)), V)
+
+
+async def test_a_keyword_with_a_tangent_is_refused() -> None:
+    @implicit.root(lambda x: x - 1)
+    def solve(x: Any, *, a: Any) -> Any:
+        return x
+
+    product = ag.jvp(lambda a: solve(start(), a=a), ag.asarray(A), ag.asarray(V))
+    await assert_awaiting_raises(ArgumentError, "the residual does not get keywords", product)
 
 
 async def test_a_constant_has_no_tangent_and_a_failure_is_typed() -> None:

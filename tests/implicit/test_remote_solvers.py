@@ -142,7 +142,7 @@ async def test_forward_mode_through_a_solver_and_a_residual_on_a_worker() -> Non
 
 
 @service.function
-async def solved_here(a: ag.Tensor) -> ag.Tensor:
+async def solved_here(a: ag.Tensor) -> Any:
     return await implicit.root(lambda x, a: Part.weight * x * x - a)(newton)(start(), a)
 
 
