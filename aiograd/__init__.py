@@ -74,7 +74,7 @@ _PARTS = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
     "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "testing",
-    "transaction", "utils", "viz",
+    "transaction", "utils", "viz", "implicit",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "saving.training_state",
@@ -107,6 +107,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import data as data
     from aiograd import distributed as distributed
     from aiograd import distributions as distributions
+    from aiograd import implicit as implicit
     from aiograd import interop as interop
     from aiograd import nn as nn
     from aiograd import optim as optim

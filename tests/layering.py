@@ -39,7 +39,7 @@ LEVELS: Mapping[str, int] = {
             "tensors functional forward running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
             "serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
-            "compiler profiler viz testing data stats saving.training_state dashboard interop utils serving running.accelerator",
+            "compiler profiler implicit viz testing data stats saving.training_state dashboard interop utils serving running.accelerator",
             "__init__ __main__ running.cli",
         )
     )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 #: the public modules; their ``__all__``, or where they have none the names that they import under the same name (``X as X``), are public
 MODULES = (
     "aiograd", "aiograd.linalg", "aiograd.special", "aiograd.fft", "aiograd.distributions", "aiograd.stats", "aiograd.nn", "aiograd.nn.functional",
-    "aiograd.nn.init", "aiograd.optim", "aiograd.data", "aiograd.graph", "aiograd.parallel", "aiograd.profiler", "aiograd.viz", "aiograd.kernels",
-    "aiograd.cuda", "aiograd.distributed", "aiograd.distributed.moe", "aiograd.pipeline", "aiograd.serving", "aiograd.testing", "aiograd.transaction",
-    "aiograd.interop", "aiograd.interop.torch", "aiograd.interop.jax", "aiograd.errors",
+    "aiograd.nn.init", "aiograd.optim", "aiograd.data", "aiograd.graph", "aiograd.implicit", "aiograd.parallel", "aiograd.profiler", "aiograd.viz",
+    "aiograd.kernels", "aiograd.cuda", "aiograd.distributed", "aiograd.distributed.moe", "aiograd.pipeline", "aiograd.serving", "aiograd.testing",
+    "aiograd.transaction", "aiograd.interop", "aiograd.interop.torch", "aiograd.interop.jax", "aiograd.errors",
 )  # fmt: skip
 #: public names that are modules
 NAMESPACES = {*MODULES, "aiograd.distributed.cluster"}

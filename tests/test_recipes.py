@@ -171,6 +171,21 @@ def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert " 19\n" in printed and "\ndef step():  # " in printed
 
 
+async def test_an_implicit_function() -> None:
+    names: dict[str, Any] = {}
+    start(block("async def adjoint(matvec, b):"), names)
+    shift = np.eye(20, k=-1)
+    solve = ag.implicit.root(lambda x, b: x - ag.asarray(shift) @ x - b, solve=names["adjoint"])(lambda x, b: np.cumsum(b.numpy()))
+    b = ag.tensor(np.ones(20), requires_grad=True)
+    await (await solve(ag.zeros(20, dtype=np.float64), b)).sum().backward()
+    assert b.grad.tolist() == list(range(20, 0, -1))
+
+
+def test_the_penalty_of_a_ridge_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# implicit.py"), {})
+    assert numbers(capsys.readouterr().out) == numbers(after("# implicit.py", "text"))
+
+
 async def test_train(model: ag.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = model_and_loss(model).item()

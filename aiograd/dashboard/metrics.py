@@ -17,6 +17,9 @@ Every name has the label ``worker``.
 `aiograd_peer_round_trip_seconds`       gauge      from request to answer, on average of the quickest of the latest 32, by ``peer``
 `aiograd_resident_memory_bytes`         gauge      memory of the process
 `aiograd_device_memory_bytes`           gauge      memory that the process has allocated on its CUDA device
+`aiograd_implicit_solves_total`         counter    linear systems that backward passes of implicit functions have solved, in this process
+`aiograd_implicit_iterations_total`     counter    products with Jacobians in them
+`aiograd_implicit_failures_total`       counter    implicit functions and systems that ended with a `ConvergenceError`
 `aiograd_waiting_seconds`               gauge      the longest wait here, by ``kind``: pass, step, call, collective, commit or other; 0 without one
 `aiograd_loop_held_seconds`             gauge      since when the loop of ``peer`` is held up, of the peers with a loop that is
 `aiograd_scalar`                        gauge      the last value of each scalar that was logged with ``ag.log``, by ``name``
@@ -36,6 +39,7 @@ from aiograd.dashboard.reporter import device_bytes, links_of, resident_bytes, w
 from aiograd.distributed.meter import BOUNDS, DurationHistogram
 from aiograd.distributed.rpc.http.pages import Page
 from aiograd.distributed.worker_core import WorkerCore
+from aiograd.implicit.solvers import IMPLICIT_COUNTS
 from aiograd.running.scalars import LOG
 from aiograd.serving.registry import REGISTRY
 
@@ -93,6 +97,14 @@ class WorkerMetrics:
         passes.add_metric([name, "committed"], figures.passes_committed)
         passes.add_metric([name, "aborted"], figures.passes_aborted)
         yield passes
+        for figure, text in (
+            ("solves", "Linear systems that implicit functions have solved"),
+            ("iterations", "Products with Jacobians of implicit functions"),
+            ("failures", "Implicit functions that ended with a ConvergenceError"),
+        ):
+            counter = CounterMetricFamily(f"aiograd_implicit_{figure}", text, labels=["worker"])
+            counter.add_metric([name], getattr(IMPLICIT_COUNTS, figure))
+            yield counter
         seconds = HistogramMetricFamily("aiograd_exchange_seconds", "Durations of exchanges with other workers", labels=["worker", "exchange"])
         failures = CounterMetricFamily("aiograd_exchange_failures", "Exchanges that ended with an exception", labels=["worker", "exchange"])
         for exchange, histogram in core.meter.histograms.items():

@@ -35,6 +35,7 @@
     ├── PipelineError (RuntimeError)   a stage of a pipeline failed; says which, and doing what
     ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
+    ├── ConvergenceError (RuntimeError) an implicit function's answer is no root, or the linear solve of its derivative failed
     ├── DataError (RuntimeError)       a process that makes examples failed at it, or is gone
     ├── ServingError (RuntimeError)    a server, trainer or follower refuses a call in its present state
     │   ├── QueueFullError            the queue of a server is full; says when to try again

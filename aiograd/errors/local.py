@@ -15,12 +15,12 @@ else:
     difflib = LateModule("difflib")
 
 __all__ = [
-    "AiogradError", "ArgumentError", "ArgumentTypeError", "CancelGraceError", "CheckpointError", "DataError", "DeviceError", "DeviceLostError",
-    "DeviceMemoryError", "DeviceMismatchError", "DeviceUnavailableError", "EngineClosedError", "GradcheckError", "GradientError", "GraphError",
-    "GraphFreedError", "HookError", "HookTypeError", "InPlaceError", "IndexRangeError", "LinearAlgebraError", "LoopError", "MicrobatchError",
-    "MissingExtraError", "ModeError", "ModifiedError", "NaNGradientError", "NestedPassError", "NoGraphError", "NoRuleError", "NotReadyError",
-    "OnceDifferentiableError", "PipelineError", "ScheduleError", "ShapeError", "StageBackwardError", "TraceError", "TransactionError",
-    "UnknownNameError", "UnusedInputError", "refused",
+    "AiogradError", "ArgumentError", "ArgumentTypeError", "CancelGraceError", "CheckpointError", "ConvergenceError", "DataError", "DeviceError",
+    "DeviceLostError", "DeviceMemoryError", "DeviceMismatchError", "DeviceUnavailableError", "EngineClosedError", "GradcheckError", "GradientError",
+    "GraphError", "GraphFreedError", "HookError", "HookTypeError", "InPlaceError", "IndexRangeError", "LinearAlgebraError", "LoopError",
+    "MicrobatchError", "MissingExtraError", "ModeError", "ModifiedError", "NaNGradientError", "NestedPassError", "NoGraphError", "NoRuleError",
+    "NotReadyError", "OnceDifferentiableError", "PipelineError", "ScheduleError", "ShapeError", "StageBackwardError", "TraceError",
+    "TransactionError", "UnknownNameError", "UnusedInputError", "refused",
 ]  # fmt: skip
 
 
@@ -225,6 +225,22 @@ class StageBackwardError(AiogradError, RuntimeError):
 
 class GradcheckError(AiogradError, RuntimeError):
     """Analytic and numeric derivatives disagree."""
+
+
+class ConvergenceError(AiogradError, RuntimeError):
+    """An implicit function has no derivative here: its answer is no root, or the linear solve of its derivative failed. No gradient changed.
+
+    Attributes:
+        norm: of what was found: the largest element of the residual at the answer, or the length of what the linear solve left.
+        limit: the largest `norm` that would have been accepted.
+        iterations: products with the Jacobian that were made.
+    """
+
+    def __init__(self, message: str, *, norm: float = float("nan"), limit: float = float("nan"), iterations: int = 0) -> None:
+        super().__init__(message)
+        self.norm = norm
+        self.limit = limit
+        self.iterations = iterations
 
 
 class DataError(AiogradError, RuntimeError):
