@@ -24,7 +24,7 @@ from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
-from aiograd.tensors.core import make
+from aiograd.tensors.core import host_array, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 
 _numbers = itertools.count()
@@ -61,12 +61,18 @@ class BatchLevel:
         return BatchedArray(self, tensor, False)
 
     def to_host(self, array: BatchedArray) -> Any:
-        """Refuse: there is a value for every example."""
+        """The values of an array that is the same for all examples; refuse others: there is a value for every example."""
+        if not array.batched:
+            return host_array(array.value)
         raise ArgumentError("vmap: the function reads the value of a tensor, which differs from example to example; use where() in place of if")
 
     def fused(self, row: str) -> None:
         """None: rows run by the batching rules."""
         return None
+
+    def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A row on arrays of which some are of this level, and the others of those that it lies within."""
+        return RUN[0](self, op, args, kwargs)
 
 
 class BatchedArray(NDArrayOperatorsMixin):
@@ -146,6 +152,10 @@ class BatchedArray(NDArrayOperatorsMixin):
                 "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new "
                 "tensor of both with an operation out of place."
             )
+        self.become(changed)
+
+    def become(self, changed: Any) -> None:
+        """Take the values of another array of the level."""
         self.value, self.batched = changed.value, changed.batched
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
@@ -178,7 +188,7 @@ class BatchedArray(NDArrayOperatorsMixin):
 
     def __aiograd_op__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         levels = [x.level for x in leaves_of((args, kwargs), BatchedArray)]
-        return RUN[0](max(levels, key=lambda level: level.depth), op, args, kwargs)
+        return max(levels, key=lambda level: level.depth).run(op, args, kwargs)
 
 
 def _tensor(value: Any) -> Any:

@@ -1,0 +1,173 @@
+"""Arrays that run a function's rows, follow the sets of its inputs, and note which rows ran.
+
+Note [Two uses of one level]
+    `jacobian_plan` runs the function with patterns, and keeps the list of rows. A product with a plan runs it without patterns, compares each row
+    with that list, and leaves the derivative to the level or the graph around it: the arrays hold Tensors of the caller, as those of `vmap` do.
+
+Rejected: reading the pattern off the recorded graph of an ordinary pass. A node keeps what its rules name, which is not all that a pattern needs, and
+a function whose rows are checked as they run fails before its derivative is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, TraceError
+from aiograd.functional.batching.array import BatchedArray, BatchLevel
+from aiograd.ops.op import Op
+from aiograd.running.modes import ModeScope
+from aiograd.running.trees import map_tree
+from aiograd.running.types import Shape
+from aiograd.sparse.pattern import Pattern
+from aiograd.sparse.rules import Run, patterns_of
+from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.record import call
+
+
+class RowsLevel(BatchLevel):
+    """One run of a function.
+
+    Args:
+        expected: the rows that have to run; None: any, and patterns are followed.
+    """
+
+    def __init__(self, expected: Sequence[Any] | None = None) -> None:
+        super().__init__(1)
+        self.name = f"rows:{self.depth}"
+        self.expected = expected
+        #: the rows that ran, each as far as a pattern depends on it
+        self.rows: list[Any] = []
+
+    def from_host(self, array: np.ndarray[Any, Any]) -> RowsArray:
+        """Values that depend on no input."""
+        return RowsArray(self, make(np.array(array)), None)
+
+    def adopt(self, tensor: Any) -> RowsArray:
+        """A Tensor of the caller that depends on no input."""
+        return RowsArray(self, tensor, None)
+
+    def to_host(self, array: BatchedArray) -> Any:
+        """The values, of an array that depends on no input or has a single element: what a function may branch on."""
+        if array.size != 1 and getattr(array, "pattern", None) is not None:
+            raise ArgumentError(
+                f"sparse_jacobian: the function reads the values of a tensor of shape {list(array.shape)} that depends on its input, which would drop "
+                "a derivative. Compute with operations on tensors, or read what was compared: bool((x > 0).any())."
+            )
+        return host_array(array.value)
+
+    def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The row on Tensors of the caller, noted or compared."""
+        count = len(args) if op.variadic else len(op.arrays)
+        arrays = [self._of_level(x) for x in args[:count]]
+        statics = {**dict(zip(op.statics, args[count:], strict=False)), **kwargs}
+        self._note(op, arrays, statics)
+        with ModeScope(grad=self.records):
+            result = call(op, tuple(map_tree(_value, arrays, RowsArray)), map_tree(self._mine, statics, RowsArray))
+        results = result if isinstance(result, tuple) else (result,)
+        patterns: Sequence[Pattern | None] = [None] * len(results)
+        if self.expected is None:
+            patterns = patterns_of(_run_of(op, arrays, statics, results))
+        made = tuple(RowsArray(self, part, _floating(part, pattern)) for part, pattern in zip(results, patterns, strict=True))
+        return made if isinstance(result, tuple) else made[0]
+
+    def check_ended(self) -> None:
+        """Raise where rows are missing."""
+        if self.expected is not None and len(self.rows) < len(self.expected):
+            raise self._changed(len(self.rows), "the end")
+
+    def _of_level(self, x: Any) -> Any:
+        """An array argument as an array of the level; numbers as they are."""
+        if isinstance(x, RowsArray) and x.level is self:
+            return x
+        return self.adopt(make(x)) if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__aiograd_device__") else x
+
+    def _mine(self, x: RowsArray) -> Any:
+        return x.value if x.level is self else x
+
+    def _note(self, op: Op, arrays: list[Any], statics: dict[str, Any]) -> None:
+        shapes = tuple(np.shape(x) for x in arrays)
+        row = (op.name, shapes, tuple(map(_indices, _named(op, arrays))), tuple(sorted((name, _frozen(x)) for name, x in statics.items())))
+        place = len(self.rows)
+        if self.expected is not None and (place >= len(self.expected) or self.expected[place] != row):
+            raise self._changed(place, _described(row))
+        self.rows.append(row)
+
+    def _changed(self, place: int, found: str) -> TraceError:
+        known = self.expected or ()
+        planned = _described(known[place]) if place < len(known) else "the end"
+        return TraceError(
+            f"sparse_jacobian: the function runs other rows than those that its plan was made from. Row {place} is {found}, expected {planned}. "
+            "Rows, shapes and integer indices of a plan are fixed: make a new one at this point with jacobian_plan()."
+        )
+
+
+class RowsArray(BatchedArray):
+    """An array of a `RowsLevel`: a Tensor of the caller, and its pattern (None where it depends on no input, or none is followed)."""
+
+    __slots__ = ("pattern",)
+
+    def __init__(self, level: BatchLevel, value: Any, pattern: Pattern | None) -> None:
+        super().__init__(level, value, False)
+        self.pattern = pattern
+
+    def become(self, changed: Any) -> None:
+        """Take the values of another array."""
+        super().become(changed)
+        self.pattern = changed.pattern
+
+    def __copy__(self) -> Self:
+        return type(self)(self.level, self.value, self.pattern)
+
+
+def _value(array: RowsArray) -> Any:
+    return array.value
+
+
+def _floating(result: Any, pattern: Pattern | None) -> Pattern | None:
+    return pattern if result.dtype.kind in "fc" else None
+
+
+def _run_of(op: Op, arrays: list[Any], statics: dict[str, Any], results: Sequence[Any]) -> Run:
+    return Run(
+        op,
+        [x.pattern if isinstance(x, RowsArray) else None for x in arrays],
+        _named(op, arrays),
+        [np.shape(x) for x in arrays],
+        map_tree(_host, statics, (BatchedArray, TensorCore)),
+        [part.shape for part in results],
+    )
+
+
+def _named(op: Op, arrays: list[Any]) -> list[Any]:
+    """Of each array argument the values where they are indices."""
+    names = op.arrays or (op.variadic,) * len(arrays)
+    return [_host(x) if name == "indices" else None for name, x in zip(names, arrays, strict=False)]
+
+
+def _host(x: Any) -> Any:
+    if isinstance(x, BatchedArray):
+        x = make(x)
+    return host_array(x) if isinstance(x, TensorCore) else np.asarray(x)
+
+
+def _indices(x: Any) -> Any:
+    return None if x is None else _frozen(x)
+
+
+def _frozen(x: Any) -> Any:
+    """A setting as far as a pattern may depend on it, so that it can be compared."""
+    if isinstance(x, (BatchedArray, TensorCore, np.ndarray)):
+        shape: Shape = x.shape
+        return (shape, _host(x).tobytes()) if x.dtype.kind in "biu" else shape
+    if isinstance(x, (tuple, list)):
+        return tuple(map(_frozen, x))
+    if isinstance(x, slice):
+        return ("slice", _frozen((x.start, x.stop, x.step)))
+    return x if isinstance(x, (int, str, np.integer, type(None), type(Ellipsis))) else type(x).__name__
+
+
+def _described(row: Any) -> str:
+    return f"{row[0]} of shapes {', '.join(str(list(shape)) for shape in row[1])}"
