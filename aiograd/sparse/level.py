@@ -40,6 +40,8 @@ class RowsLevel(BatchLevel):
         self.expected = expected
         #: the rows that ran, each as far as a pattern depends on it
         self.rows: list[Any] = []
+        #: True once the function has returned; a checkpoint may run parts of it again
+        self.ended = False
 
     def from_host(self, array: np.ndarray[Any, Any]) -> RowsArray:
         """Values that depend on no input."""
@@ -63,29 +65,35 @@ class RowsLevel(BatchLevel):
         count = len(args) if op.variadic else len(op.arrays)
         arrays = [self._of_level(x) for x in args[:count]]
         statics = {**dict(zip(op.statics, args[count:], strict=False)), **kwargs}
-        self._note(op, arrays, statics)
+        if not self.ended:
+            self._note(op, arrays, statics)
         with ModeScope(grad=self.records):
             result = call(op, tuple(map_tree(_value, arrays, RowsArray)), map_tree(self._mine, statics, RowsArray))
         results = result if isinstance(result, tuple) else (result,)
         patterns: Sequence[Pattern | None] = [None] * len(results)
-        if self.expected is None:
+        if self.expected is None and not self.ended:
             patterns = patterns_of(_run_of(op, arrays, statics, results))
         made = tuple(RowsArray(self, part, _floating(part, pattern)) for part, pattern in zip(results, patterns, strict=True))
         return made if isinstance(result, tuple) else made[0]
 
-    def check_ended(self) -> None:
-        """Raise where rows are missing."""
+    def holds(self, data: Any) -> bool:
+        """True for an array of the level."""
+        return isinstance(data, RowsArray) and data.level is self
+
+    def end(self) -> None:
+        """The function has returned; raise where rows are missing."""
+        self.ended = True
         if self.expected is not None and len(self.rows) < len(self.expected):
             raise self._changed(len(self.rows), "the end")
 
     def _of_level(self, x: Any) -> Any:
         """An array argument as an array of the level; numbers as they are."""
-        if isinstance(x, RowsArray) and x.level is self:
+        if self.holds(x):
             return x
         return self.adopt(make(x)) if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__aiograd_device__") else x
 
     def _mine(self, x: RowsArray) -> Any:
-        return x.value if x.level is self else x
+        return x.value if self.holds(x) else x
 
     def _note(self, op: Op, arrays: list[Any], statics: dict[str, Any]) -> None:
         shapes = tuple(np.shape(x) for x in arrays)

@@ -70,27 +70,36 @@ class JacobianPlan:
         _check("JacobianPlan", fn, x, "auto")
         if x.shape != self._shape:
             raise ShapeError(f"JacobianPlan: x has shape {list(x.shape)}, the plan is for {list(self._shape)}; make another with jacobian_plan()")
-        x = x.detach()
+        products = await self._products(fn, x.detach())
+        indices, starts = self.pattern.indices, self.pattern.indptr
+        rows = np.repeat(np.arange(self.pattern.shape[0]), np.diff(starts))
+        entries = products[self.colors[indices], rows] if self.mode == "forward" else products[self.colors[rows], indices]
+        return scipy_sparse().csr_array((entries, indices.copy(), starts.copy()), shape=self.pattern.shape)
+
+    async def _products(self, fn: Fn, x: Any) -> Array:
+        """(passes, outputs), or in the mode ``reverse`` (passes, inputs)."""
+        levels: list[RowsLevel] = []
 
         async def watched(x: Any) -> Any:
-            _, output = await _run(fn, x, self._rows)
-            return output.reshape(-1).astype(x.dtype)
+            levels.append(RowsLevel(self._rows))
+            output = await _run(fn, x, levels[-1])
+            return (output._data.value if levels[-1].holds(output._data) else output).reshape(-1).astype(x.dtype)
 
         async def product(x: Any, seed: Any) -> Any:
             return (await (jvp if self.mode == "forward" else vjp)(watched, x, seed))[1]
 
-        sparse, (indices, starts) = scipy_sparse(), (self.pattern.indices, self.pattern.indptr)
-        if not self.passes:
-            await watched(x)
-            return sparse.csr_array(self.pattern.shape, dtype=x.dtype)
         seeds = (self.colors == np.arange(self.passes)[:, None]).astype(x.dtype)
         if self.mode == "forward":
             seeds = seeds.reshape(self.passes, *x.shape)
-        found = await vmap(product, in_dims=(None, 0))(x, make(seeds).to(x.device))
-        products = (await ready(found)).to("cpu").numpy().reshape(self.passes, -1)
-        rows = np.repeat(np.arange(self.pattern.shape[0]), np.diff(starts))
-        entries = products[self.colors[indices], rows] if self.mode == "forward" else products[self.colors[rows], indices]
-        return sparse.csr_array((entries, indices.copy(), starts.copy()), shape=self.pattern.shape)
+        try:
+            if not self.passes:
+                await watched(x)
+                return seeds[:, :1]
+            found = await vmap(product, in_dims=(None, 0))(x, make(seeds).to(x.device))
+            return (await ready(found)).to("cpu").numpy().reshape(self.passes, -1)  # type: ignore[no-any-return]
+        finally:  # a checkpoint of the function runs it again in the backward pass
+            for level in levels:
+                unregister_device(level.name)
 
     def svg(self) -> str:
         """The pattern in its colors, as the text of an SVG.
@@ -146,9 +155,13 @@ async def jacobian_plan(fn: Fn, x: Any, *, mode: str = "auto") -> JacobianPlan:
     """
     _check("jacobian_plan", fn, x, mode)
     sparse = scipy_sparse()
-    with no_grad():
-        level, output = await _run(fn, x.detach(), None)
-    followed = getattr(output, "pattern", None)
+    level = RowsLevel()
+    try:
+        with no_grad():
+            output = await _run(fn, x.detach(), level)
+    finally:
+        unregister_device(level.name)
+    followed = output._data.pattern if level.holds(output._data) else None
     pattern = sparse.csr_array((output.size, x.size), dtype=bool) if followed is None else followed.matrix()
     shown: dict[str, Array] = {}
     if mode != "reverse":
@@ -202,22 +215,16 @@ def _check(what: str, fn: Any, x: Any, mode: Any) -> None:
         raise ArgumentError(f"{what}: mode is {mode!r}; expected 'auto', 'forward' or 'reverse'")
 
 
-async def _run(fn: Fn, x: Any, expected: Any) -> tuple[RowsLevel, Any]:
-    """Run `fn` on the arrays of a new level; its output, as such an array where patterns are followed, else as a Tensor of the caller."""
-    level = RowsLevel(expected)
+async def _run(fn: Fn, x: Any, level: RowsLevel) -> Any:
+    """Run `fn` on arrays of a new level, which the caller unregisters."""
     register_device(level)
-    try:
-        pattern = Pattern.of_inputs(x.shape) if expected is None else None
-        outputs, _ = await call(fn, (make(RowsArray(level, x, pattern)),), "sparse_jacobian")
-        level.check_ended()
-    finally:
-        unregister_device(level.name)
+    pattern = Pattern.of_inputs(x.shape) if level.expected is None else None
+    outputs, _ = await call(fn, (make(RowsArray(level, x, pattern)),), "sparse_jacobian")
+    level.end()
     if len(outputs) != 1 or outputs[0].dtype.kind != "f":
         found = ", ".join(f"{output.dtype}{list(output.shape)}" for output in outputs)
         raise ArgumentTypeError(f"sparse_jacobian: the function returned {found}; expected one real Tensor. Join several with np.concatenate.")
-    data = outputs[0]._data
-    mine = isinstance(data, RowsArray) and data.level is level
-    return level, (data if expected is None else data.value) if mine else outputs[0]
+    return outputs[0]
 
 
 def _shade(color: int) -> str:

@@ -154,12 +154,13 @@ def _core(count: int) -> Rule:
 
 def _matmul(run: Run) -> Any:
     first, second = run.patterns
-    if first is not None:  # (..., M, 1), and as the result has no axis M where the first is a vector
+    alone = [len(shape) == 1 for shape in run.shapes]  # a vector has no axis of its own in the result
+    if first is not None:
         first = first.united((-1,))
-        first = first.moved(first.sets[..., 0] if len(run.shapes[1]) == 1 else first.sets)
+        first = first.moved(first.sets[..., 0] if alone[1] else first.sets)
     if second is not None:
-        second = second.united((max(-2, -second.sets.ndim),))
-        second = second.moved(second.sets[..., 0, :] if len(run.shapes[0]) == 1 and second.sets.ndim > 1 else second.sets)
+        second = second.united((-1 if alone[1] else -2,))
+        second = second.moved(second.sets[..., 0] if alone[1] else second.sets[..., 0, :] if alone[0] else second.sets)
     return union((first, second), run.results[0])
 
 
