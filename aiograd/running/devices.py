@@ -135,6 +135,9 @@ class AdoptsTensors(Protocol):
     def adopt(self, tensor: Any) -> Array:
         """An array of the device that stands for a Tensor of another."""
 
+    def takes_graph(self, tensor: Any) -> bool:
+        """True if the Tensor keeps its place in the graph of operations on this device."""
+
 
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}

@@ -15,29 +15,34 @@ from typing import Any, Self
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, TraceError
-from aiograd.functional.batching.array import BatchedArray, BatchLevel
-from aiograd.ops.op import Op
-from aiograd.running.modes import ModeScope
+from aiograd.errors import ArgumentError, InPlaceError, TraceError
+from aiograd.ops.op import ROWS, Op
+from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import map_tree
 from aiograd.running.types import Shape
 from aiograd.sparse.pattern import Pattern
 from aiograd.sparse.rules import Run, patterns_of
 from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.levels import Level, LevelArray, split_arguments
 from aiograd.tensors.record import call
 
 
-class RowsLevel(BatchLevel):
+class RowsLevel(Level):
     """One run of a function.
 
     Args:
+        inputs: elements of the function's input.
         expected: the rows that have to run; None: any, and patterns are followed.
     """
 
-    def __init__(self, expected: Sequence[Any] | None = None) -> None:
-        super().__init__(1)
-        self.name = f"rows:{self.depth}"
+    kind = "rows"
+
+    def __init__(self, inputs: int, expected: Sequence[Any] | None = None) -> None:
+        super().__init__()
+        self.inputs = inputs
         self.expected = expected
+        #: True if the caller's graph gets the operations
+        self.records = expected is not None and current_mode().grad
         #: the rows that ran, each as far as a pattern depends on it
         self.rows: list[Any] = []
         #: True once the function has returned; a checkpoint may run parts of it again
@@ -51,9 +56,9 @@ class RowsLevel(BatchLevel):
         """A Tensor of the caller that depends on no input."""
         return RowsArray(self, tensor, None)
 
-    def to_host(self, array: BatchedArray) -> Any:
+    def to_host(self, array: RowsArray) -> Any:
         """The values, of an array that depends on no input or has a single element: what a function may branch on."""
-        if array.size != 1 and getattr(array, "pattern", None) is not None:
+        if array.size != 1 and array.pattern is not None and array.pattern.sets.any():
             raise ArgumentError(
                 f"sparse_jacobian: the function reads the values of a tensor of shape {list(array.shape)} that depends on its input, which would drop "
                 "a derivative. Compute with operations on tensors, or read what was compared: bool((x > 0).any())."
@@ -62,19 +67,20 @@ class RowsLevel(BatchLevel):
 
     def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The row on Tensors of the caller, noted or compared."""
-        count = len(args) if op.variadic else len(op.arrays)
-        arrays = [self._of_level(x) for x in args[:count]]
-        statics = {**dict(zip(op.statics, args[count:], strict=False)), **kwargs}
-        if not self.ended:
-            self._note(op, arrays, statics)
-        with ModeScope(grad=self.records):
-            result = call(op, tuple(map_tree(_value, arrays, RowsArray)), map_tree(self._mine, statics, RowsArray))
+        given, statics = split_arguments(op, args, kwargs)
+        arrays = [self._of_level(x) for x in given]
+        self.note(op, arrays, statics)
+        with ModeScope(grad=self.records and current_mode().tangents):
+            result = call(op, tuple(map_tree(self._mine, arrays, RowsArray)), map_tree(self._mine, statics, RowsArray))
         results = result if isinstance(result, tuple) else (result,)
-        patterns: Sequence[Pattern | None] = [None] * len(results)
-        if self.expected is None and not self.ended:
-            patterns = patterns_of(_run_of(op, arrays, statics, results))
-        made = tuple(RowsArray(self, part, _floating(part, pattern)) for part, pattern in zip(results, patterns, strict=True))
+        patterns = self._patterns(op, arrays, statics, results)
+        made = tuple(RowsArray(self, part, pattern) for part, pattern in zip(results, patterns, strict=True))
         return made if isinstance(result, tuple) else made[0]
+
+    @property
+    def follows(self) -> bool:
+        """True while patterns are followed."""
+        return self.expected is None and not self.ended
 
     def holds(self, data: Any) -> bool:
         """True for an array of the level."""
@@ -95,7 +101,18 @@ class RowsLevel(BatchLevel):
     def _mine(self, x: RowsArray) -> Any:
         return x.value if self.holds(x) else x
 
-    def _note(self, op: Op, arrays: list[Any], statics: dict[str, Any]) -> None:
+    def _patterns(self, op: Op, arrays: list[Any], statics: dict[str, Any], results: Sequence[Any]) -> Sequence[Pattern | None]:
+        if not self.follows or not current_mode().tangents:
+            return [None] * len(results)
+        if op.view:
+            arrays[0].own_pattern()
+        patterns = patterns_of(_run_of(op, arrays, statics, results))
+        return [_beside(part, pattern, op.view) for part, pattern in zip(results, patterns, strict=True)]
+
+    def note(self, op: Op, arrays: list[Any], statics: dict[str, Any]) -> None:
+        """Note a row that runs, or compare it with the one expected."""
+        if self.ended:
+            return
         shapes = tuple(np.shape(x) for x in arrays)
         row = (op.name, shapes, tuple(map(_indices, _named(op, arrays))), tuple(sorted((name, _frozen(x)) for name, x in statics.items())))
         place = len(self.rows)
@@ -112,30 +129,80 @@ class RowsLevel(BatchLevel):
         )
 
 
-class RowsArray(BatchedArray):
-    """An array of a `RowsLevel`: a Tensor of the caller, and its pattern (None where it depends on no input, or none is followed)."""
+class RowsArray(LevelArray):
+    """An array of a `RowsLevel`.
 
-    __slots__ = ("pattern",)
+    Args:
+        level: the run it belongs to.
+        value: a Tensor of the caller.
+        pattern: None where it depends on no input, or none is followed.
+    """
 
-    def __init__(self, level: BatchLevel, value: Any, pattern: Pattern | None) -> None:
-        super().__init__(level, value, False)
-        self.pattern = pattern
+    __slots__ = ("value", "pattern")
 
-    def become(self, changed: Any) -> None:
-        """Take the values of another array."""
-        super().become(changed)
-        self.pattern = changed.pattern
+    def __init__(self, level: RowsLevel, value: Any, pattern: Pattern | None) -> None:
+        self.level = level
+        self.value = value
+        self.pattern: Any = pattern
+
+    @property
+    def shape(self) -> Shape:
+        return self.value.shape  # type: ignore[no-any-return]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self.value.dtype  # type: ignore[no-any-return]
+
+    @property
+    def base(self) -> Any:  # type: ignore[override]
+        """What the value shares memory with; the value itself where it has its own."""
+        data = self.value._data
+        return data if getattr(data, "base", None) is None else data.base
+
+    @property
+    def flags(self) -> Any:
+        """Flags of the value's memory."""
+        return getattr(self.value._data, "flags", None)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        level: RowsLevel = self.level
+        if isinstance(value, LevelArray) and value.level.depth > level.depth:
+            raise InPlaceError("sparse_jacobian: a value that an inner call of jvp() or vmap() made is written into an array. Write out of place.")
+        index = map_tree(_host, index, (LevelArray, TensorCore))
+        given = value if level.holds(value) else level.adopt(make(value) if hasattr(value, "__aiograd_device__") else make(np.asarray(value)))
+        level.note(ROWS["setitem"], [self, given], {"index": index})
+        with ModeScope(grad=level.records and current_mode().tangents):
+            self.value[index] = given.value
+        if level.follows and current_mode().tangents and self.own_pattern():
+            self.pattern.write(index, given.pattern)
+
+    def own_pattern(self) -> bool:
+        """Make sure that there is a pattern, which views have in common; False where elements are no floating numbers and have none."""
+        if self.pattern is None and self.dtype.kind in "fc":
+            self.pattern = Pattern.of_constants(self.shape, self.level.inputs)
+        return self.pattern is not None
+
+    async def __aiograd_wait__(self) -> None:
+        await self.value
 
     def __copy__(self) -> Self:
         return type(self)(self.level, self.value, self.pattern)
 
+    def without_tangent(self) -> Self:
+        """The same values, which depend on no input."""
+        return type(self)(self.level, self.value.detach(), None)
 
-def _value(array: RowsArray) -> Any:
-    return array.value
 
-
-def _floating(result: Any, pattern: Pattern | None) -> Pattern | None:
-    return pattern if result.dtype.kind in "fc" else None
+def _beside(result: Any, pattern: Pattern | None, is_view: bool) -> Pattern | None:
+    """The pattern of a result, with numbers that share memory as the result does; see Note [Writing in place] in `aiograd.sparse.pattern`."""
+    if pattern is None or result.dtype.kind not in "fc":
+        return None
+    data = result._data
+    if is_view and getattr(data, "base", None) is not None:
+        return pattern
+    sets = np.empty_like(data if isinstance(data, np.ndarray) else pattern.sets, np.int64)
+    sets[...] = pattern.sets
+    return pattern.moved(sets)
 
 
 def _run_of(op: Op, arrays: list[Any], statics: dict[str, Any], results: Sequence[Any]) -> Run:
@@ -144,7 +211,7 @@ def _run_of(op: Op, arrays: list[Any], statics: dict[str, Any], results: Sequenc
         [x.pattern if isinstance(x, RowsArray) else None for x in arrays],
         _named(op, arrays),
         [np.shape(x) for x in arrays],
-        map_tree(_host, statics, (BatchedArray, TensorCore)),
+        map_tree(_host, statics, (LevelArray, TensorCore)),
         [part.shape for part in results],
     )
 
@@ -156,7 +223,7 @@ def _named(op: Op, arrays: list[Any]) -> list[Any]:
 
 
 def _host(x: Any) -> Any:
-    if isinstance(x, BatchedArray):
+    if isinstance(x, LevelArray):
         x = make(x)
     return host_array(x) if isinstance(x, TensorCore) else np.asarray(x)
 
@@ -167,7 +234,7 @@ def _indices(x: Any) -> Any:
 
 def _frozen(x: Any) -> Any:
     """A setting as far as a pattern may depend on it, so that it can be compared."""
-    if isinstance(x, (BatchedArray, TensorCore, np.ndarray)):
+    if isinstance(x, (LevelArray, TensorCore, np.ndarray)):
         shape: Shape = x.shape
         return (shape, _host(x).tobytes()) if x.dtype.kind in "biu" else shape
     if isinstance(x, (tuple, list)):

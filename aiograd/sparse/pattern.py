@@ -5,6 +5,10 @@ Note [Sets and elements]
     its set. Rows that only move elements move these numbers, by their own forward; set 0 is empty, so an element that is filled in with zero depends
     on nothing. All other rows make new sets, each a union of old ones: a product of two boolean matrices. An element that is repeated, such as a sum
     that is broadcast back, keeps one set.
+
+Note [Writing in place]
+    Rows marked ``view`` give views of the numbers, too, so that what is written into one shows in all. Other rows give numbers of their own. Tables
+    only grow, and a view has the table of its base.
 """
 
 from __future__ import annotations
@@ -33,17 +37,38 @@ def scipy_sparse() -> Any:
     return scipy.sparse
 
 
+class SetTable:
+    """Sets of inputs; sets are added, never changed or removed.
+
+    Args:
+        matrix: (sets, inputs), boolean CSR; its first row is empty.
+    """
+
+    __slots__ = ("matrix",)
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = matrix
+
+    def add(self, other: SetTable) -> int:
+        """Add the sets of another table; returns by how much their numbers grow."""
+        if other is self:
+            return 0
+        count: int = self.matrix.shape[0]
+        self.matrix = scipy_sparse().vstack((self.matrix, other.matrix), format="csr")
+        return count
+
+
 class Pattern:
     """The sets of an array's elements; see Note [Sets and elements].
 
     Args:
         sets: of each element the number of its set, in the array's shape.
-        table: (sets, inputs), boolean CSR; its first row is empty.
+        table: the sets.
     """
 
     __slots__ = ("sets", "table")
 
-    def __init__(self, sets: Array, table: Any) -> None:
+    def __init__(self, sets: Array, table: SetTable) -> None:
         self.sets = sets
         self.table = table
 
@@ -52,8 +77,17 @@ class Pattern:
         """Each element is an input and depends on itself."""
         count = math.prod(shape)
         starts = np.concatenate(([0], np.arange(count + 1)))
-        table = scipy_sparse().csr_array((np.ones(count, bool), np.arange(count), starts), shape=(count + 1, count))
-        return cls(np.arange(1, count + 1).reshape(shape), table)
+        matrix = scipy_sparse().csr_array((np.ones(count, bool), np.arange(count), starts), shape=(count + 1, count))
+        return cls(np.arange(1, count + 1).reshape(shape), SetTable(matrix))
+
+    @classmethod
+    def of_constants(cls, shape: Shape, inputs: int) -> Pattern:
+        """No element depends on an input."""
+        return cls(np.zeros(shape, np.int64), SetTable(scipy_sparse().csr_array((1, inputs), dtype=bool)))
+
+    def write(self, index: Any, given: Pattern | None) -> None:
+        """Elements are written in place: views, which share memory with `sets`, change as well. None depends on no input."""
+        self.sets[index] = 0 if given is None else given.sets + self.table.add(given.table)
 
     def moved(self, sets: Array) -> Pattern:
         """An array of other elements of this one."""
@@ -87,8 +121,9 @@ class Pattern:
             members: numbers of these sets, element after element.
         """
         starts = np.concatenate(([0, 0], np.cumsum(lengths)))
-        chosen = scipy_sparse().csr_array((np.ones(members.size, bool), members, starts), shape=(starts.size - 1, self.table.shape[0]))
-        return Pattern(np.arange(1, starts.size - 1).reshape(shape), chosen @ self.table)
+        matrix = self.table.matrix
+        chosen = scipy_sparse().csr_array((np.ones(members.size, bool), members, starts), shape=(starts.size - 1, matrix.shape[0]))
+        return Pattern(np.arange(1, starts.size - 1).reshape(shape), SetTable(chosen @ matrix))
 
     def scattered(self, shape: Shape, places: Array) -> Pattern:
         """An array of `shape` to which each element of this one is added at a place.
@@ -103,19 +138,19 @@ class Pattern:
 
     def matrix(self) -> Any:
         """(elements, inputs), boolean CSR with sorted columns."""
-        matrix = self.table[self.sets.ravel()]
+        matrix = self.table.matrix[self.sets.ravel()]
         matrix.sort_indices()
         return matrix
 
 
 def with_one_table(patterns: Sequence[Pattern]) -> list[Pattern]:
     """The same patterns with one table."""
-    tables = list({id(p.table): p.table for p in patterns}.values())
-    if len(tables) == 1:
-        return list(patterns)
-    starts = dict(zip(map(id, tables), np.cumsum([0, *(table.shape[0] for table in tables)]).tolist(), strict=False))
-    table = scipy_sparse().vstack(tables, format="csr")
-    return [Pattern(p.sets + starts[id(p.table)], table) for p in patterns]
+    table = SetTable(patterns[0].table.matrix)
+    shifts: dict[int, int] = {id(patterns[0].table): 0}
+    for pattern in patterns:
+        if id(pattern.table) not in shifts:
+            shifts[id(pattern.table)] = table.add(pattern.table)
+    return [Pattern(pattern.sets + shifts[id(pattern.table)], table) for pattern in patterns] if len(shifts) > 1 else list(patterns)
 
 
 def union(patterns: Sequence[Pattern | None], shape: Shape) -> Pattern | None:
@@ -128,7 +163,7 @@ def _union_of_two(first: Pattern, second: Pattern) -> Pattern:
     first, second = with_one_table((first, second))
     if first.sets is second.sets or np.array_equal(first.sets, second.sets):
         return first
-    count = first.table.shape[0]
+    count = first.table.matrix.shape[0]
     pairs, places = np.unique(first.sets * count + second.sets, return_inverse=True)
     united = first.grouped(pairs.shape, np.full(pairs.size, 2), np.stack(np.divmod(pairs, count), -1).ravel())
     return Pattern(united.sets[places].reshape(first.sets.shape), united.table)

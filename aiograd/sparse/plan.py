@@ -12,7 +12,7 @@ from aiograd.functional.batching.vmap import vmap
 from aiograd.functional.derivatives import Fn, call, jvp, vjp
 from aiograd.running.caller import type_found
 from aiograd.running.devices import register_device, unregister_device
-from aiograd.running.modes import no_grad
+from aiograd.running.modes import enable_grad
 from aiograd.running.offloading import ready
 from aiograd.running.svg import svg_document
 from aiograd.running.types import Array, Shape
@@ -70,7 +70,7 @@ class JacobianPlan:
         _check("JacobianPlan", fn, x, "auto")
         if x.shape != self._shape:
             raise ShapeError(f"JacobianPlan: x has shape {list(x.shape)}, the plan is for {list(self._shape)}; make another with jacobian_plan()")
-        products = await self._products(fn, x.detach())
+        products = await self._products(fn, x.detach().clone())
         indices, starts = self.pattern.indices, self.pattern.indptr
         rows = np.repeat(np.arange(self.pattern.shape[0]), np.diff(starts))
         entries = products[self.colors[indices], rows] if self.mode == "forward" else products[self.colors[rows], indices]
@@ -81,7 +81,7 @@ class JacobianPlan:
         levels: list[RowsLevel] = []
 
         async def watched(x: Any) -> Any:
-            levels.append(RowsLevel(self._rows))
+            levels.append(RowsLevel(x.size, self._rows))
             output = await _run(fn, x, levels[-1])
             return (output._data.value if levels[-1].holds(output._data) else output).reshape(-1).astype(x.dtype)
 
@@ -155,10 +155,10 @@ async def jacobian_plan(fn: Fn, x: Any, *, mode: str = "auto") -> JacobianPlan:
     """
     _check("jacobian_plan", fn, x, mode)
     sparse = scipy_sparse()
-    level = RowsLevel()
+    level = RowsLevel(x.size)
     try:
-        with no_grad():
-            output = await _run(fn, x.detach(), level)
+        with enable_grad():
+            output = await _run(fn, x.detach().clone(), level)
     finally:
         unregister_device(level.name)
     followed = output._data.pattern if level.holds(output._data) else None

@@ -268,8 +268,8 @@ class TensorCore:
     # ---------------------------------------------------------------- leaving the graph
 
     def detach(self) -> Self:
-        """The same data outside of the graph. Modifying either in place is noticed by both."""
-        detached: Self = make(self._data, shared_with=self, cls=type(self))
+        """The same data outside of the graph, without tangents. Modifying either in place is noticed by both."""
+        detached: Self = make(without_tangent(self._data), shared_with=self, cls=type(self))
         return detached
 
     def detach_(self) -> Self:
@@ -338,6 +338,21 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     tensor._x = None
     tensor._vc = None if shared_with is None else counter_of(shared_with)
     return tensor
+
+
+def outside(tensor: TensorCore) -> Any:
+    """The same data outside of the graph; unlike `TensorCore.detach` it keeps its tangents."""
+    return make(tensor._data, shared_with=tensor, cls=type(tensor))
+
+
+def without_tangent(data: Array) -> Any:
+    """The same array, of which no call of forward mode follows the values."""
+    return data.without_tangent() if data.__class__ is not np.ndarray and hasattr(data, "without_tangent") else data
+
+
+def has_tangent(tensor: TensorCore) -> bool:
+    """True if a call of forward mode follows the values of the tensor."""
+    return tensor._data.__class__ is not np.ndarray and getattr(tensor._data, "tangent", None) is not None
 
 
 def _set_grad(tensor: TensorCore, value: Any) -> None:

@@ -198,6 +198,8 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         there = devices.device(device)
         if isinstance(there, devices.AdoptsTensors):
             tensors[i] = make(there.adopt(tensor))
+            if tensor._node is not None and there.takes_graph(tensor):
+                tensors[i]._node, tensors[i]._nr = tensor._node, tensor._nr
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
         elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):

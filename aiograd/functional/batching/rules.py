@@ -18,6 +18,7 @@ from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import ModeScope
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
+from aiograd.tensors.levels import split_arguments
 from aiograd.tensors.record import call
 
 Rule = Callable[[BatchLevel, Op, list[Any], dict[str, Any]], Any]
@@ -36,10 +37,7 @@ _ALONG_AN_AXIS = "softmax log_softmax cumsum cumprod sort argsort topk unbind sp
 
 def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The row on arrays of which some are batched; arrays of the level again."""
-    arrays = [_of_level(level, x) for x in args]
-    count = len(arrays) if op.variadic else len(op.arrays)
-    statics = {**dict(zip(op.statics, arrays[count:], strict=False)), **kwargs}
-    arrays = arrays[:count]
+    arrays, statics = split_arguments(op, tuple([_of_level(level, x) for x in args]), kwargs)
     batched = any(isinstance(x, BatchedArray) and x.batched for x in (*arrays, *leaves_of(statics, BatchedArray)))
     with ModeScope(grad=level.records):
         if not batched:
