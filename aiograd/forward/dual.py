@@ -1,13 +1,14 @@
 """Dual arrays: a value and its tangent, and the level they live on. See Note [Levels] in `aiograd.tensors.levels`.
 
 Note [Values of the caller]
-    A dual array holds its value (`primal`) and `tangent` as the caller's own: arrays where nothing is recorded, so that a row costs its forward and
-    its tangent; Tensors where the level ``records`` (``create_graph``), so that the caller's graph has both. The caller may itself be within a level:
+    A dual array holds its value (`primal`) and `tangent` as the caller's own: arrays where nothing is recorded, so that a row costs its forward
+    and its tangent; Tensors where the level ``records`` (``create_graph``), so that the caller's graph has both. The caller may itself be within a level:
     then these are arrays of that. ``tangent`` None stands for zeros.
 
 Note [Tangents are never written]
-    A tangent may be shared by several arrays (``x + 1`` has the tangent of x). A write in place gives the array that is written, and those that it is a
-    view of, new tangents, as a recorded write gives them new nodes; other views take theirs when they are used next (`aiograd.tensors.core.refresh`).
+    A tangent may be shared by several arrays (``x + 1`` has the tangent of x). A write in place gives the array that is written, and those that it
+    is a view of, new tangents, as a recorded write gives them new nodes; other views take theirs when they are used next (`aiograd.tensors.core.refresh`).
+    A Tensor of the caller that is written has a dual array for the rest of the call, and afterwards its own again, with the values that were written.
 
 Note [Pending tangents]
     On a level that is ``deferred``, and behind a custom function with a rule that has to be awaited, tangents are `Pending`: rows append their tangents'
@@ -17,6 +18,7 @@ Note [Pending tangents]
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -25,8 +27,9 @@ import numpy as np
 from aiograd.errors import GraphError, InPlaceError
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.devices import register_device, register_device_kind, unregister_device
+from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.types import Shape
-from aiograd.tensors.core import TensorCore, host_array, make, without_tangent
+from aiograd.tensors.core import TensorCore, has_tangent, host_array, make, without_tangent
 from aiograd.tensors.levels import Level, LevelArray
 
 
@@ -69,6 +72,8 @@ class ForwardLevel(Level):
         self.steps: list[Step] = []
         self.pending = 0
         self.is_open = False
+        #: Tensors of others that are written within the call, each with its own array
+        self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
     def __enter__(self) -> Self:
         register_device(self)
@@ -78,6 +83,10 @@ class ForwardLevel(Level):
     def __exit__(self, *exception: object) -> None:
         self.is_open = False
         unregister_device(self.name)
+        for reference, data in reversed(self.borrowed):
+            tensor = reference()
+            if tensor is not None and tensor._data.__class__ is DualArray and tensor._data.level is self:  # type: ignore[comparison-overlap]
+                tensor._data = data
 
     def dual(self, primal: Any, tangent: Any = None, inputs: int = 0) -> Any:
         """A Tensor of the level.
@@ -155,6 +164,11 @@ def ended(number: int) -> GraphError:
     )
 
 
+def lost(what: str) -> GraphError:
+    """The error where values are taken and their tangent would be lost."""
+    return GraphError(f"{what} would drop the tangent. Use an operation on tensors, or detach() where a constant is meant.")
+
+
 def _no_level(number: int) -> Any:
     raise ended(number)
 
@@ -207,12 +221,40 @@ class DualArray(LevelArray):
         if isinstance(value, LevelArray) and value.level.depth > level.depth:
             raise InPlaceError("a value that an inner call of jvp() or vmap() made is written into an array of the outer one. Write out of place.")
         given = value if isinstance(value, DualArray) and value.level is level else DualArray(level, value, None)
-        if self.tangent is not None or given.tangent is not None:
+        if (self.tangent is not None or given.tangent is not None) and current_mode().tangents:  # else as a write that no graph records
             changed = level.run(ROWS["setitem"], (self, given), {"index": index})
-            self.primal[index] = given.primal
             self.tangent, self.inputs = changed.tangent, changed.inputs
-        else:
+        with ModeScope(grad=level.records):
             self.primal[index] = given.primal
+
+    @property
+    def is_followed(self) -> bool:
+        """True if it has a tangent, in this call or one around it."""
+        return self.tangent is not None or has_tangent(self.primal if isinstance(self.primal, TensorCore) else make(self.primal))
+
+    @property
+    def plain(self) -> Any:
+        """The value, without levels that follow it."""
+        data = self.primal._data if isinstance(self.primal, TensorCore) else self.primal
+        return data.plain if isinstance(data, DualArray) else data
+
+    def lifted(self, data: Any) -> DualArray:
+        """Another array as one of the level."""
+        return data if isinstance(data, DualArray) and data.level is self.level else DualArray(self.level, self.level.own(make(data)), None)
+
+    def take_part(self, part: DualArray, index: Any, shape: Shape | None) -> None:
+        """Take over the tangent of a view that was written: its elements are those at `index`, or all of them, in another shape."""
+        level = self.level
+        if shape is not None:
+            changed = level.run(ROWS["reshape"], (part,), {"shape": shape})
+        else:
+            changed = level.run(ROWS["setitem"], (self, part), {"index": index})
+        self.tangent, self.inputs = changed.tangent, changed.inputs
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if self.is_followed:
+            raise lost("converting a tensor with a tangent to a numpy array")
+        return np.array(self.level.to_host(self), dtype=dtype, copy=copy)
 
     async def __aiograd_wait__(self) -> None:
         for value in (self.primal, self.tangent):

@@ -1,8 +1,8 @@
 """How rows run on dual arrays: the forward on the values, and the tangent that the row's declaration makes; see Note [Tangents] in `aiograd.ops.op`.
 
 Note [One forward]
-    Values are computed by the row that an eager call runs, with its fused kernels where it has them, so their bits are those of the plain forward. The
-    tangent then takes saved values and residuals as a backward would, and the same kernels.
+    Values are computed by the row that an eager call runs, with its fused kernels where it has them, so their bits are those of the plain forward.
+    The tangent then takes saved values and residuals as a backward would, and the same kernels.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from aiograd.ops.op import Fused, Op, Rule, nothing, rule_names
 from aiograd.ops.slice_gradient import dense
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.levels import split_arguments
 
 _HOST = (np.ndarray, np.generic, int, float, complex, type(None))
@@ -74,6 +75,9 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
         else:
             arrays.append(x)
             tangents.append(None)
+    if op.name == "to_device":
+        device = devices.device_name_of(arrays[0]._data if isinstance(arrays[0], TensorCore) else arrays[0])
+        statics = {"source": device, "device": device if statics["device"] == level.name else statics["device"]}
     call = _forward(level, op, arrays, statics)
     outs = (call.out,) if op.outputs == 1 else call.out
     made: Any = (None,) * len(outs)

@@ -1,9 +1,9 @@
 """The tangent of a row without a declaration, from its own rule.
 
 Note [Transposed rules]
-    A rule is linear in g: it computes Jᵀ g. Run on a recording Tensor d in place of g, its own backward computes J t from a tangent t. So every row with a
-    rule of rows has a tangent, at about the cost of two backwards. The pass is a plain loop: it goes over the few nodes that the rule has recorded, all
-    of them rows, on arrays of any kind.
+    A rule is linear in g: it computes Jᵀ g. Run on a recording Tensor d in place of g, its own backward computes J t from a tangent t. So every row
+    with a rule of rows has a tangent, at about the cost of two backwards. The pass is a plain loop: it goes over the few nodes that the rule has
+    recorded, all of them rows, on arrays of any kind.
 
 Source: Jamie Townsend, "A new trick for calculating Jacobian vector products" (2017).
 """

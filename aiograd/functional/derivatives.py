@@ -9,8 +9,8 @@ Note [The differentiated function]
     inputs that require grad stay connected to them, and the results can be differentiated again.
 
 Note [Forward mode]
-    `jvp` runs ``fn`` once on dual arrays (`aiograd.forward`): every operation gives its value and its tangent. No graph is recorded for it; a pass within
-    ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents, as they
+    `jvp` runs ``fn`` once on dual arrays (`aiograd.forward`): every operation gives its value and its tangent. No graph is recorded for it; a pass
+    inside ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents, as they
     stop gradients, so that J is one matrix in both directions. Hessians are Jacobians of gradients, exact for every function made of rows.
 
 Rejected: rows of a Jacobian as concurrent passes. They compete for the same cores (independent expensive nodes of one pass run at the same
@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
-from aiograd.running.caller import type_found
 from aiograd.forward.dual import ForwardLevel, Pending
+from aiograd.running.caller import type_found
 from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.running.offloading import ready
 from aiograd.tensors.core import TensorCore, make, outside
@@ -108,7 +108,8 @@ async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
                     raise UnusedInputError(f"jvp: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
         known = await level.settle() if level.steps else {}
     tangents = tuple([known[t.number] if isinstance(t, Pending) else t for t in tangents])
-    products = tuple([_zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in zip(outputs, tangents, strict=True)])
+    made = zip(outputs, tangents, strict=True)
+    products = tuple([_zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in made])
     return _packed(_result(outputs, create_graph), one_output), _packed(_result(products, create_graph), one_output)
 
 

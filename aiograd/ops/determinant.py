@@ -103,9 +103,10 @@ def _slogdet_vjp(g: tuple[Array | None, Array | None], x: Array) -> Array | None
     return unsqueeze(g[1], axis=(-2, -1)) * matrix_transpose(inv(x))
 
 
-cofactors: Op = define("cofactors", _cofactors, x=lambda g, x: cofactors_grad(g, x), complex="holomorphic", cost=decomposed)
+cofactors: Op = define("cofactors", _cofactors, x=lambda g, x: cofactors_grad(g, x), jvp="rule", complex="holomorphic", cost=decomposed)
 cofactors_grad: Op = define(
-    "cofactors_grad", _cofactors_grad, y=lambda g, x: cofactors_grad(g, x), x=lambda g, y, x: _third(g, y, x), complex="holomorphic", cost=decomposed
+    "cofactors_grad", _cofactors_grad, y=lambda g, x: cofactors_grad(g, x), x=lambda g, y, x: _third(g, y, x),
+    jvp="rule", complex="holomorphic", cost=decomposed
 )
 #: the determinants of matrices (..., N, N)
 det: Op = define(

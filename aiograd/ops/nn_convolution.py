@@ -78,7 +78,7 @@ im2col = define(
     x=lambda g, x_shape, kernel_size, stride, padding, dilation: col2im(
         g, output_size=tuple(x_shape[2:]), kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
-    cost=1.5,
+    jvp="forward", cost=1.5,
 )
 col2im: Op = define(
     "col2im",
@@ -86,7 +86,7 @@ col2im: Op = define(
     columns=lambda g, kernel_size, stride, padding, dilation: im2col(
         g, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
-    cost=1.0,
+    jvp="forward", cost=1.0,
 )
 
 
@@ -218,7 +218,7 @@ conv2d_input_grad: Op = define(
     weight=lambda g, y, weight_shape, stride, padding, dilation, groups: conv2d_weight_grad(
         g, y, kernel_size=(weight_shape[2], weight_shape[3]), stride=stride, padding=padding, dilation=dilation, groups=groups
     ),
-    cost=_adjoint_cost,
+    jvp="forward", cost=_adjoint_cost,
 )
 conv2d_weight_grad: Op = define(
     "conv2d_weight_grad",
@@ -227,5 +227,5 @@ conv2d_weight_grad: Op = define(
         y, g, input_size=(x_shape[2], x_shape[3]), stride=stride, padding=padding, dilation=dilation, groups=groups
     ),
     y=lambda g, x, stride, padding, dilation, groups: conv2d(x, g, stride=stride, padding=padding, dilation=dilation, groups=groups),
-    cost=_adjoint_cost,
+    jvp="forward", cost=_adjoint_cost,
 )

@@ -72,6 +72,6 @@ embedding = define(
     weight=lambda g, weight_shape, indices, padding_idx: embedding_grad(
         g, indices=indices, num_embeddings=weight_shape[0], padding_idx=padding_idx
     ),
-    cost=4.0,
+    jvp="forward", cost=4.0,
 )
-embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, cost=2.0)
+embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, jvp="forward", cost=2.0)

@@ -145,7 +145,7 @@ def _nll_loss_logp(g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, we
     return -_per_sample(g, len(logp_shape), reduction) * each
 
 
-nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, cost=4.0)
+nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, jvp="forward", cost=4.0)
 
 
 def _cross_entropy(

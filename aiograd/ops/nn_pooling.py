@@ -158,7 +158,7 @@ avg_pool2d = define(
     x=lambda g, x_shape, kernel_size, stride, padding, count_include_pad: avg_pool2d_input_grad(
         g, input_size=(x_shape[2], x_shape[3]), kernel_size=kernel_size, stride=stride, padding=padding, count_include_pad=count_include_pad
     ),
-    cost=4.0,
+    jvp="forward", cost=4.0,
 )
 avg_pool2d_input_grad: Op = define(
     "avg_pool2d_input_grad",
@@ -166,5 +166,5 @@ avg_pool2d_input_grad: Op = define(
     y=lambda g, kernel_size, stride, padding, count_include_pad: avg_pool2d(
         g, kernel_size=kernel_size, stride=stride, padding=padding, count_include_pad=count_include_pad
     ),
-    cost=4.0,
+    jvp="forward", cost=4.0,
 )

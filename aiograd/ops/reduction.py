@@ -163,12 +163,12 @@ def _logsumexp_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -
     return restore(g, x.shape, axis, keepdims) * share(x, restore(out, x.shape, axis, keepdims))
 
 
-sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), complex="explicit", cost=0.15)
+sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), jvp="forward", complex="explicit", cost=0.15)
 mean: Op = define(
     "mean",
     _mean,
     x=lambda g, x_shape, axis, keepdims: spread(g / (count(x_shape, axis) or 1), x_shape, axis, keepdims),
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=0.15,
 )
 var = define("var", _var, x=_var_vjp, complex="explicit", cost=1.0)

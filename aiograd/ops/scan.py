@@ -121,7 +121,9 @@ def _linear_scan_vjp(g: Array, factor: Array, out: Array, axis: int, reverse: bo
     return behind, behind * shift(out, axis=axis, by=step) if needs[1] else None
 
 
-cumsum: Op = define("cumsum", _cumsum, x=lambda g, axis, reverse: cumsum(g, axis=axis, reverse=not reverse), complex="explicit", cost=2.0)
+cumsum: Op = define(
+    "cumsum", _cumsum, x=lambda g, axis, reverse: cumsum(g, axis=axis, reverse=not reverse), jvp="forward", complex="explicit", cost=2.0
+)
 cumprod: Op = define("cumprod", _cumprod, x=_cumprod_vjp, complex="holomorphic", cost=6.0)
 shift: Op = define("shift", _shift, x=lambda g, axis, by: shift(g, axis=axis, by=-by), complex="explicit", cost=0.6)
 linear_scan: Op = define("linear_scan", _linear_scan, joint={("x", "factor"): _linear_scan_vjp}, complex="holomorphic", cost=6.0)
@@ -165,7 +167,7 @@ def _prod_vjp(g: Array, x: Array, axis: Axis, keepdims: bool) -> Array:
     return restore(g, x.shape, axis, keepdims) * permute(rest, axes=inverse)
 
 
-prod_others: Op = define("prod_others", _prod_others, x=_prod_others_vjp, complex="holomorphic", cost=20.0)
+prod_others: Op = define("prod_others", _prod_others, x=_prod_others_vjp, jvp="rule", complex="holomorphic", cost=20.0)
 prod = define("prod", _prod, x=_prod_vjp, complex="holomorphic", cost=10.0)
 
 

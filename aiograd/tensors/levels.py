@@ -1,9 +1,9 @@
 """Levels: transforms that run a function once on arrays of their own, such as `vmap` and `jvp`.
 
 Note [Levels]
-    A level is a device. The function gets Tensors with a `LevelArray` as data, which holds what the level follows (a batch, a value and its tangent) as
-    values of the caller. Since rules of rows are written for any array that implements numpy's protocols, recording, passes and gradients of
-    gradients inside the function work on them as they are; every operation on them is a row that the level runs on the values it holds. So levels
+    A level is a device. The function gets Tensors with a `LevelArray` as data, which holds what the level follows (a batch, or a value and its
+    tangent) as values of the caller. Since rules of rows are written for any array that implements numpy's protocols, recording, passes and gradients
+    of gradients inside the function work on them as they are; every operation on them is a row that the level runs on the values it holds. So levels
     nest: where arrays of several meet, the level of the innermost call answers, and holds those of the others as values.
 """
 
