@@ -4,7 +4,6 @@
 pattern    sets of inputs: on which inputs each element of an array may depend
 rules      what each row of the op tables does to these sets
 level      arrays that run a function's rows, follow the sets, and note which rows ran
-coloring   columns (or rows) without a common row (or column) get one color: one product finds them all
 plan       `jacobian_plan` and `sparse_jacobian`: pattern, colors, and all products in one batched pass
 =========  ==============================================================================================
 """

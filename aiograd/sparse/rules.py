@@ -1,7 +1,7 @@
 """What each row of the op tables does to the sets of its arguments.
 
-A rule depends on shapes, settings and integer indices, never on values. It takes a `Run` of the row and returns the pattern of the result, or a list
-of them. A row without a rule unites everything: each of its elements may depend on all elements of its arguments.
+A rule depends on shapes, settings and integer indices, never on values. It takes a `RowRun` and returns the pattern of the result, or a list of them.
+A row without a rule unites everything: each of its elements may depend on all elements of its arguments.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _ADJOINTS = {
     "index_adjoint": "index", "take_adjoint": "take", "gather_adjoint": "gather", "windows_adjoint": "windows", "col2im": "im2col",
     "embedding_grad": "embedding",
 }  # fmt: skip
-#: rows that mix along an axis and keep it
-_ALONG_AN_AXIS = "softmax log_softmax safe_softmax sort topk cross fft ifft rfft irfft".split()
+#: rows that mix along their setting ``axis``
+_ALONG_AN_AXIS = "softmax log_softmax safe_softmax sort topk cross vecdot fft ifft rfft irfft".split()
 _SCANS = "cumsum cumprod linear_scan logcumsumexp cummax cummin".split()
-#: rows that mix their last axes and keep those before as a batch: how many
-_CORES = (
-    (1, "prod_others"),
-    (2, "inv solve cholesky det slogdet eigh eigvalsh eig eigvals svd svdvals qr pinv expm cofactors cofactors_grad scaled_dot_product_attention"),
-)
-_LOSSES = "mse_loss huber_loss smooth_l1_loss binary_cross_entropy_with_logits".split()
+#: rows that mix their last axis, or the last two, and keep those before as a batch
+_VECTORS = "prod_others".split()
+_MATRICES = (
+    "inv solve cholesky det slogdet eigh eigvalsh eig eigvals svd svdvals qr pinv expm cofactors cofactors_grad scaled_dot_product_attention"
+).split()
+_LOSSES = "mse_loss huber_loss smooth_l1_loss binary_cross_entropy_with_logits cross_entropy nll_loss".split()
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRun:
     """A row that runs: what its pattern may depend on."""
 
     op: Op
-    #: of each array argument the pattern, None where it depends on no input
+    #: of each array argument: the pattern, None where it depends on no input
     patterns: Sequence[Pattern | None]
-    #: of each array argument the values where these are integers, else None
+    #: its values where they are indices, else None
     indices: Sequence[Any]
     shapes: Sequence[Shape]
     statics: dict[str, Any]
@@ -57,206 +57,140 @@ class Run:
         """A setting of the row."""
         return self.statics.get(name, self.op.defaults.get(name))
 
-    def among(self, names: Sequence[str]) -> dict[str, Any]:
-        """The settings of another row that this one has, too."""
-        return {name: self.static(name) for name in names if name in self.op.statics}
+
+Rule = Callable[[RowRun], Any]
 
 
-Rule = Callable[[Run], Any]
-
-
-def patterns_of(run: Run) -> list[Pattern | None]:
+def patterns_of(run: RowRun) -> Sequence[Pattern | None]:
     """The pattern of each result; None where it depends on no input."""
     if not run.op.differentiable or all(pattern is None for pattern in run.patterns):
         return [None] * len(run.results)
-    found = RULES.get(run.op.name, _broadcast if isinstance(run.op.forward, np.ufunc) else _all)(run)
-    return found if isinstance(found, list) else [found] * len(run.results) if len(run.results) > 1 else [found]
+    found = RULES.get(run.op.name, _broadcast if isinstance(run.op.forward, np.ufunc) else _mixed(lambda run, ndim: range(ndim)))(run)
+    return found if isinstance(found, list) else [found] * len(run.results)
 
 
-def _all(run: Run) -> Any:
-    whole = [pattern.united(range(pattern.sets.ndim)) for pattern in run.patterns if pattern is not None]
-    one = union([Pattern(pattern.sets.reshape(()), pattern.table) for pattern in whole], ())
-    return [one.broadcast(shape) for shape in run.results] if one is not None else None
-
-
-def _broadcast(run: Run) -> Any:
+def _broadcast(run: RowRun) -> Any:
     return union(run.patterns, run.results[0])
 
 
-def _moved(run: Run) -> Any:
+def _moved(run: RowRun) -> Any:
     dependent = iter(with_one_table([pattern for pattern in run.patterns if pattern is not None]))
-    known = [next(dependent) if pattern is not None else None for pattern in run.patterns]
-    table = next(pattern.table for pattern in known if pattern is not None)
+    known = [pattern and next(dependent) for pattern in run.patterns]
     args = [
         pattern.sets if pattern is not None else np.zeros(shape, np.int64) if index is None else index
         for pattern, index, shape in zip(known, run.indices, run.shapes, strict=True)
     ]
-    empty = dict.fromkeys({"fill", "value"} & set(run.op.statics), 0)
-    sets = run.op.forward(*args, **{**run.statics, **empty})
-    return [Pattern(part, table) for part in sets] if isinstance(sets, (tuple, list)) else Pattern(np.asarray(sets), table)
+    sets = run.op.forward(*args, **{**run.statics, **dict.fromkeys({"fill", "value"} & set(run.op.statics), 0)})
+    one = next(pattern for pattern in known if pattern is not None)
+    return [one.moved(part) for part in sets] if isinstance(sets, (tuple, list)) else one.moved(np.asarray(sets))
 
 
-def _added(run: Run) -> Any:
-    """The adjoint of a moving row, see `_ADJOINTS`."""
-    pattern, shape = run.patterns[0], run.results[0]
-    takes = ROWS[_ADJOINTS[run.op.name]]
-    places = takes.forward(_numbered(shape), *run.indices[1:], **run.among(takes.statics))
-    return None if pattern is None else pattern.broadcast(places.shape).scattered(shape, places)
+def _added(run: RowRun) -> Any:
+    (pattern, *_), shape, takes = run.patterns, run.results[0], ROWS[_ADJOINTS[run.op.name]]
+    settings = {name: run.static(name) for name in takes.statics if name in run.op.statics}
+    return pattern and pattern.scattered(shape, takes.forward(_numbered(shape), *run.indices[1:], **settings))
 
 
 def _numbered(shape: Shape) -> Array:
     return np.arange(1, math.prod(shape) + 1).reshape(shape)
 
 
-def _axes(run: Run, ndim: int) -> Sequence[int]:
+def _mixed(axes_of: Callable[[RowRun, int], Sequence[int]]) -> Rule:
+    """The rule of rows whose results mix some axes of each argument; a result has these axes, or others behind the rest, or none."""
+
+    def fit(pattern: Pattern | None, shape: Shape, run: RowRun) -> Pattern | None:
+        if pattern is None:
+            return None
+        ndim = pattern.sets.ndim
+        axes = tuple({a % ndim for a in axes_of(run, ndim)}) if ndim else ()
+        thin = pattern.united(axes)
+        if len(shape) != ndim:
+            batch = np.squeeze(thin.sets, axes)
+            thin = thin.moved(batch.reshape((*batch.shape, *(1,) * (len(shape) - batch.ndim))))
+        return thin
+
+    return lambda run: [union([fit(pattern, shape, run) for pattern in run.patterns], shape) for shape in run.results]
+
+
+def _axes(run: RowRun, ndim: int) -> Sequence[int]:
     axis = run.static("axis")
     return range(ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
 
 
-def _reduced(run: Run) -> Any:
-    (pattern,) = run.patterns
-    return None if pattern is None else pattern.united(_axes(run, pattern.sets.ndim)).reshape(run.results[0])
+def _loss_axes(run: RowRun, ndim: int) -> Sequence[int]:
+    return range(ndim) if run.static("reduction") != "none" else (min(1, ndim - 1),) if "target" in run.op.statics else ()
 
 
-def _along(run: Run) -> Any:
-    return [union([p and p.united(_axes(run, p.sets.ndim)) for p in run.patterns], shape) for shape in run.results]
-
-
-def _vecdot(run: Run) -> Any:
-    thin = [p and p.united(_axes(run, p.sets.ndim)) for p in run.patterns]
-    return union([p and p.moved(np.squeeze(p.sets, run.static("axis"))) for p in thin], run.results[0])
-
-
-def _scanned(run: Run) -> Any:
+def _scanned(run: RowRun) -> Any:
     """Each element depends on those up to it, or from it on."""
     axis, reverse = run.static("axis"), run.static("reverse")
     pattern = union(run.patterns, run.shapes[0])
     if pattern is None or not run.shapes[0]:
         return pattern
     sets = np.moveaxis(pattern.sets, axis, -1)
-    length = sets.shape[-1]
-    before = (np.triu if reverse else np.tril)(np.ones((length, length), bool))
-    members = np.broadcast_to(sets[..., None, :], (*sets.shape, length))[np.broadcast_to(before, (*sets.shape, length))]
-    scanned = pattern.grouped(sets.shape, np.broadcast_to(before.sum(-1), sets.shape).ravel(), members)
+    taken = np.broadcast_to((np.triu if reverse else np.tril)(np.ones((sets.shape[-1],) * 2, bool)), (*sets.shape, sets.shape[-1]))
+    scanned = pattern.grouped(sets.shape, taken.sum(-1).ravel(), np.broadcast_to(sets[..., None, :], taken.shape)[taken])
     return scanned.moved(np.moveaxis(scanned.sets, -1, axis))
 
 
-def _core(count: int) -> Rule:
-    def rule(run: Run) -> Any:
-        mixed = [p and p.united(range(-min(count, p.sets.ndim), 0)) for p in run.patterns]
-        batches = [p and p.moved(p.sets.reshape(p.sets.shape[: max(p.sets.ndim - count, 0)])) for p in mixed]
-        batch = np.broadcast_shapes(*(p.sets.shape for p in batches if p is not None))
-        one = union(batches, batch)
-        return [one and one.reshape((*batch, *(1,) * (len(shape) - len(batch)))).broadcast(shape) for shape in run.results]
-
-    return rule
-
-
-def _matmul(run: Run) -> Any:
+def _matmul(run: RowRun) -> Any:
     first, second = run.patterns
     alone = [len(shape) == 1 for shape in run.shapes]  # a vector has no axis of its own in the result
     if first is not None:
         first = first.united((-1,))
-        first = first.moved(first.sets[..., 0] if alone[1] else first.sets)
+        first = first.moved(first.sets[..., 0] if alone[1] else first.sets[..., :1])
     if second is not None:
         second = second.united((-1 if alone[1] else -2,))
         second = second.moved(second.sets[..., 0] if alone[1] else second.sets[..., 0, :] if alone[0] else second.sets)
     return union((first, second), run.results[0])
 
 
-def _einsum(run: Run) -> Any:
+def _linear(run: RowRun) -> Any:
+    x, weight, bias = (*run.patterns, None)[:3]
+    weight = weight and weight.united((-1,))
+    return union((x and x.united((-1,)), weight and weight.moved(weight.sets[:, 0]), bias), run.results[0])
+
+
+def _einsum(run: RowRun) -> Any:
     terms, output = run.static("subscripts").split("->")
 
     def aligned(pattern: Pattern | None, term: str) -> Pattern | None:
         if pattern is None:
             return None
         thin = pattern.united([a for a, letter in enumerate(term) if letter not in output])
-        kept = [letter for letter in term if letter in output]
-        sets = thin.sets.reshape([n for n, letter in zip(thin.sets.shape, term, strict=True) if letter in output])
-        sets = sets.transpose([kept.index(letter) for letter in output if letter in kept])
-        return thin.moved(sets[tuple(slice(None) if letter in kept else None for letter in output)])
+        # letters of the result that the term lacks become axes of length 1, those that it has more go
+        sets = thin.sets[(*(slice(None) if letter in output else 0 for letter in term), *(None for letter in output if letter not in term))]
+        letters = [*(letter for letter in term if letter in output), *(letter for letter in output if letter not in term)]
+        return thin.moved(sets.transpose([letters.index(letter) for letter in output]))
 
     return union([aligned(p, term) for p, term in zip(run.patterns, terms.split(","), strict=True)], run.results[0])
 
 
-def _linear(run: Run) -> Any:
-    x, weight, bias = (*run.patterns, None)[:3]
-    weight = weight and weight.united((-1,)).reshape(run.shapes[1][:1])
-    return union((x and x.united((-1,)), weight, bias), run.results[0])
-
-
-def _normalized(run: Run) -> Any:
-    x, *scales = run.patterns
-    return union((x and x.united(range(-run.static("ndims"), 0)), *scales), run.results[0])
-
-
-def _loss(run: Run) -> Any:
-    return _all(run) if run.static("reduction") != "none" else _broadcast(run)
-
-
-def _class_loss(run: Run) -> Any:
-    (logits,) = run.patterns
-    if logits is None or run.static("reduction") != "none":
-        return _all(run)
-    return logits.united((min(1, logits.sets.ndim - 1),)).reshape(run.results[0])
-
-
-def _in_windows(run: Run, pattern: Pattern, groups: int, size: Any, dilation: Any = 1) -> Pattern:
-    """(N, groups, windows): what each window of (N, C, H, W) sees, of all channels of its group."""
-    n, c, h, w = pattern.sets.shape
-    stride = run.static("stride")
-    columns = ROWS["im2col"].forward(pattern.sets, size, size if stride is None else stride, run.static("padding"), dilation)
-    return pattern.moved(columns.reshape(n, groups, columns.shape[1] // groups, columns.shape[2])).united((2,))
-
-
-def _pooled(run: Run) -> Any:
-    x = run.patterns[0]
-    dilation = run.static("dilation") if "dilation" in run.op.statics else 1
-    return x and _in_windows(run, x, x.sets.shape[1], run.static("kernel_size"), dilation).reshape(run.results[0])
-
-
-def _conv2d(run: Run) -> Any:
-    x, weight, bias = (*run.patterns, None)[:3]
-    (n, outputs, *plane), groups = run.results[0], run.static("groups")
+def _windows(run: RowRun) -> Any:
+    """Convolution and pooling: what a window sees of all channels of its group; and the weight and bias of its channel."""
+    x, *others = run.patterns
+    (n, channels, *plane), size = run.results[0], run.statics["kernel_size"] if "kernel_size" in run.statics else run.shapes[1][2:]
     if x is not None:
-        seen = _in_windows(run, x, groups, run.shapes[1][2:], run.static("dilation"))
-        x = seen.moved(np.repeat(seen.sets, outputs // groups, 1).reshape(n, outputs, *plane))
-    weight = weight and weight.united((1, 2, 3)).reshape((outputs, 1, 1))
-    return union((x, weight, bias and bias.reshape((outputs, 1, 1))), run.results[0])
-
-
-def _conv2d_adjoint(run: Run) -> Any:
-    """Of the input of `conv2d`, or the transposed convolution: each window adds to the elements that it sees."""
-    y, weight = run.patterns
-    (n, channels, h, w), groups = run.results[0], run.static("groups")
-    if weight is not None:
-        return _all(run)
-    if y is not None:
-        numbers = _numbered((n, groups, h, w))
-        columns = ROWS["im2col"].forward(numbers, run.shapes[1][2:], run.static("stride"), run.static("padding"), run.static("dilation"))
-        windows = y.moved(y.sets.reshape(n, groups, -1, columns.shape[2])).united((2,))
-        places = columns.reshape(n, groups, -1, columns.shape[2])
-        y = windows.broadcast(places.shape).scattered((n, groups, h, w), places)
-        y = y.moved(np.repeat(y.sets, channels // groups, 1))
-    return y
+        groups, stride = run.static("groups") or x.sets.shape[1], run.static("stride")
+        columns = ROWS["im2col"].forward(x.sets, size, size if stride is None else stride, run.static("padding"), run.static("dilation") or 1)
+        x = x.moved(columns.reshape(n, groups, -1, columns.shape[2])).united((2,))
+        x = x.moved(np.repeat(x.sets[:, :, 0], channels // groups, 1).reshape(n, channels, *plane))
+    beside = [p and p.united(range(1, p.sets.ndim)) for p in others]
+    return union((x, *(p and p.moved(p.sets[(slice(None), *(0,) * (p.sets.ndim - 1))][:, None, None]) for p in beside)), run.results[0])
 
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*BROADCAST, "tanh_slope", "tanh_bend", "binary_cross_entropy"), _broadcast),
-    **dict.fromkeys(REDUCTIONS, _reduced),
+    **dict.fromkeys((*REDUCTIONS, *_ALONG_AN_AXIS), _mixed(_axes)),
     **dict.fromkeys(_MOVING, _moved),
     **dict.fromkeys(_ADJOINTS, _added),
-    **dict.fromkeys(_ALONG_AN_AXIS, _along),
     **dict.fromkeys(_SCANS, _scanned),
-    **{name: _core(count) for count, names in _CORES for name in names.split()},
-    **dict.fromkeys(_LOSSES, _loss),
-    **dict.fromkeys(("cross_entropy", "nll_loss"), _class_loss),
-    **dict.fromkeys(("layer_norm", "rms_norm"), _normalized),
-    **dict.fromkeys(("avg_pool2d", "max_pool2d"), _pooled),
-    "vecdot": _vecdot,
+    **dict.fromkeys(_VECTORS, _mixed(lambda run, ndim: (-1,))),
+    **dict.fromkeys(_MATRICES, _mixed(lambda run, ndim: range(-min(2, ndim), 0))),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _mixed(lambda run, ndim: range(-min(run.static("ndims"), ndim), 0))),
+    **dict.fromkeys(_LOSSES, _mixed(_loss_axes)),
+    **dict.fromkeys(("conv2d", "avg_pool2d", "max_pool2d"), _windows),
     "matmul": _matmul,
     "einsum": _einsum,
     "linear": _linear,
-    "conv2d": _conv2d,
-    "conv2d_input_grad": _conv2d_adjoint,
 }
