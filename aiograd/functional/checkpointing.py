@@ -45,7 +45,7 @@ from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
-from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.core import TensorCore, counter_of, outside
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 
 P = ParamSpec("P")
@@ -238,7 +238,7 @@ class _Region:
                     raise HookTypeError(f"unpack hook returned {type(value).__name__}; expected the Tensor that was packed")
             if argument.saved.is_modified:
                 raise argument.saved.modified(f"an argument of {self}")
-            value = value.detach()
+            value = outside(value)
             found[id(argument)] = value.requires_grad_() if argument.requires_grad else value
         return map_tree(lambda argument: found[id(argument)], tree, _Argument)
 
@@ -356,8 +356,8 @@ class _Recomputation:
 
 
 def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
-    outside = tensor.detach()
-    value = outside if hooks is None else hooks.pack(outside)
+    held = outside(tensor)
+    value = held if hooks is None else hooks.pack(held)
     return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
 
 
