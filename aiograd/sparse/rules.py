@@ -96,7 +96,7 @@ def _numbered(shape: Shape) -> Array:
 
 
 def _mixed(axes_of: Callable[[RowRun, int], Sequence[int]]) -> Rule:
-    """The rule of rows whose results mix some axes of each argument; a result has these axes, or others behind the rest, or none."""
+    """The rule of rows whose results mix some axes of each argument; a result has as many axes, or those before the mixed ones and perhaps others."""
 
     def fit(pattern: Pattern | None, shape: Shape, run: RowRun) -> Pattern | None:
         if pattern is None:
@@ -104,7 +104,7 @@ def _mixed(axes_of: Callable[[RowRun, int], Sequence[int]]) -> Rule:
         ndim = pattern.sets.ndim
         axes = tuple({a % ndim for a in axes_of(run, ndim)}) if ndim else ()
         thin = pattern.united(axes)
-        if len(shape) != ndim:
+        if len(shape) != max(map(len, run.shapes)):
             batch = np.squeeze(thin.sets, axes)
             thin = thin.moved(batch.reshape((*batch.shape, *(1,) * (len(shape) - batch.ndim))))
         return thin
@@ -173,7 +173,7 @@ def _windows(run: RowRun) -> Any:
     if x is not None:
         groups, stride = run.static("groups") or x.sets.shape[1], run.static("stride")
         columns = ROWS["im2col"].forward(x.sets, size, size if stride is None else stride, run.static("padding"), run.static("dilation") or 1)
-        x = x.moved(columns.reshape(n, groups, -1, columns.shape[2])).united((2,))
+        x = x.moved(columns.reshape(n, groups, columns.shape[1] // groups, columns.shape[2])).united((2,))
         x = x.moved(np.repeat(x.sets[:, :, 0], channels // groups, 1).reshape(n, channels, *plane))
     beside = [p and p.united(range(1, p.sets.ndim)) for p in others]
     return union((x, *(p and p.moved(p.sets[(slice(None), *(0,) * (p.sets.ndim - 1))][:, None, None]) for p in beside)), run.results[0])
