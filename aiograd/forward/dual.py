@@ -88,11 +88,18 @@ class ForwardLevel(Level):
             if tensor is not None and tensor._data.__class__ is DualArray and tensor._data.level is self:  # type: ignore[comparison-overlap]
                 tensor._data = data
 
+    def input(self, primal: Any, tangent: Any, number: int) -> Any:
+        """An input of the function as a Tensor of the level."""
+        tensor = self.dual(primal, tangent, 1 << number)
+        tensor._data.is_fixed = True
+        return tensor
+
     def dual(self, primal: Any, tangent: Any = None, inputs: int = 0) -> Any:
         """A Tensor of the level.
 
         Args:
-            primal, tangent: Tensors of the caller, of one shape and dtype; None: zeros.
+            primal: a Tensor of the caller.
+            tangent: one of its shape and dtype; None: zeros; or `Pending`.
             inputs: a bit for every input of the function that the tangent comes from, where the level ``follows`` them.
         """
         return make(DualArray(self, self.own(primal), None if tangent is None else self.own(tangent), inputs))
@@ -186,13 +193,15 @@ class DualArray(LevelArray):
         inputs: see `ForwardLevel.dual`.
     """
 
-    __slots__ = ("primal", "tangent", "inputs")
+    __slots__ = ("primal", "tangent", "inputs", "is_fixed")
 
     def __init__(self, level: ForwardLevel, primal: Any, tangent: Any, inputs: int = 0) -> None:
         self.level = level
         self.primal = primal
         self.tangent = tangent
         self.inputs = inputs
+        #: True of an input of the function, which may not be modified in place
+        self.is_fixed = False
 
     @property
     def shape(self) -> Shape:

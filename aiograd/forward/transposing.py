@@ -21,6 +21,7 @@ from aiograd.ops.op import nothing
 from aiograd.ops.slice_gradient import dense
 from aiograd.running.modes import ModeScope
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.op_node import OpNode
 
 
 def transposed(call: Any, tangents: Sequence[Any]) -> Any:
@@ -81,6 +82,20 @@ def _tensors(value: Any, name: str, op: Any) -> Any:
     if isinstance(value, tuple):
         return tuple([_tensors(part, "out", op) for part in value])
     return value if value is None or isinstance(value, TensorCore) else make(np.asarray(value) if isinstance(value, (int, float, complex)) else value)
+
+
+def is_pullable(start: int, roots: Sequence[Any]) -> bool:
+    """True if only rows were recorded after `start`, so that `pull` can go over them."""
+    stack, seen = [root._node for root in roots], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen or node.is_leaf or node._seq <= start:
+            continue
+        if not isinstance(node, OpNode):
+            return False
+        seen.add(node)
+        stack.extend(node.next_nodes)
+    return True
 
 
 def pull(start: int, roots: Sequence[tuple[Any, Any]], leaves: Sequence[Any], records: bool) -> list[Any]:

@@ -45,7 +45,11 @@ from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
+<<<<<<< HEAD
 from aiograd.tensors.core import TensorCore, counter_of, outside
+=======
+from aiograd.tensors.core import TensorCore, counter_of, follows_writes, outside
+>>>>>>> w-fwd
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 
 P = ParamSpec("P")
@@ -75,6 +79,8 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """
     if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise ArgumentTypeError(f"checkpoint: expected a function, `def` or `async def`, found {_name(fn)}")
+    if any(follows_writes(tensor._data) and tensor._data.level.records for tensor in leaves_of((args, kwargs), TensorCore)):
+        return fn(*args, **kwargs)  # forward mode, whose tangents are recorded with the values
     region = _Region(fn, args, kwargs)
     with region.recording():
         result = fn(*args, **kwargs)
@@ -281,7 +287,7 @@ class _Caught:
 
     def pack(self, tensor: Any) -> int:
         """Keep the value; returns its number."""
-        entry = (tensor.detach(), Saved.of(tensor))
+        entry = (outside(tensor), Saved.of(tensor))
         with self.lock:
             self.values.append(entry)
             return len(self.values) - 1
@@ -356,8 +362,13 @@ class _Recomputation:
 
 
 def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
+<<<<<<< HEAD
     held = outside(tensor)
     value = held if hooks is None else hooks.pack(held)
+=======
+    alone = outside(tensor)
+    value = alone if hooks is None else hooks.pack(alone)
+>>>>>>> w-fwd
     return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
 
 

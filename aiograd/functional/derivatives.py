@@ -96,7 +96,7 @@ async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
     _refuse_complex("jvp", values)
     vectors = _vectors("jvp", v, values, "input")
     with ForwardLevel(records=create_graph, follows=strict) as level:
-        duals = [level.dual(value, vector, 1 << i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
+        duals = [level.input(value, vector, i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
         with ModeScope(grad=False, tangents=True):
             returned, one_output = await call(fn, duals, "jvp")
         outputs, tangents, seen = zip(*map(level.parts, returned), strict=True)

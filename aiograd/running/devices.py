@@ -139,6 +139,11 @@ class AdoptsTensors(Protocol):
         """True if the Tensor keeps its place in the graph of operations on this device."""
 
 
+def adopts(name: str) -> bool:
+    """True for the name of a device that adopts Tensors: gradients of Tensors on any device may live there."""
+    return name != "cpu" and isinstance(device(name), AdoptsTensors)
+
+
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}
 #: packages that implement devices: their functions compute from their arguments alone

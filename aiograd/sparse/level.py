@@ -161,7 +161,10 @@ class RowsArray(LevelArray):
     @property
     def base(self) -> Any:  # type: ignore[override]
         """The array that it is a view of."""
-        return self.view and (self.view.parent.base or self.view.parent)
+        if self.view is None:
+            return None
+        parent = self.view.parent
+        return parent if parent.base is None else parent.base
 
     def current(self) -> RowsArray:
         """The array, after what was written into those that it is a view of."""

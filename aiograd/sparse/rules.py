@@ -104,9 +104,10 @@ def _mixed(axes_of: Callable[[RowRun, int], Sequence[int]]) -> Rule:
         ndim = pattern.sets.ndim
         axes = tuple({a % ndim for a in axes_of(run, ndim)}) if ndim else ()
         thin = pattern.united(axes)
-        if len(shape) != max(map(len, run.shapes)):
+        most = max(map(len, run.shapes))
+        if len(shape) != most:
             batch = np.squeeze(thin.sets, axes)
-            thin = thin.moved(batch.reshape((*batch.shape, *(1,) * (len(shape) - batch.ndim))))
+            thin = thin.moved(batch.reshape((*batch.shape, *(1,) * (len(shape) - most + len(axes)))))
         return thin
 
     return lambda run: [union([fit(pattern, shape, run) for pattern in run.patterns], shape) for shape in run.results]

@@ -161,7 +161,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
     old = stand_in(tensor)
     before_write(tensor)
     try:
-        _store(tensor, index, value._data)
+        store(tensor, index, value._data)
     except IndexError as error:
         raise IndexRangeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     except (ValueError, TypeError) as error:
@@ -180,6 +180,9 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
         InPlaceError: it is a leaf that requires grad, or a view of one, and operations are being recorded; or its memory cannot be written to.
     """
     data = tensor._data
+    origin = base_of(tensor)._data
+    if follows_writes(origin) and origin.is_fixed:  # type: ignore[attr-defined]
+        raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use an operation out of place.")
     if (isinstance(data, np.ndarray) or follows_writes(data)) and not data.flags.writeable:
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
@@ -224,7 +227,7 @@ def check_view(tensor: TensorCore, what: str) -> None:
 def write(tensor: TensorCore, data: Any) -> None:
     """Write values into the tensor's memory and count the modification; the graph is the caller's business."""
     before_write(tensor)
-    _store(tensor, ..., data)
+    store(tensor, ..., data)
     counter_of(tensor)[0] += 1
 
 
@@ -292,7 +295,7 @@ def _follows(data: Any, value: Any) -> bool:
     return follows_writes(data) or follows_writes(value)
 
 
-def _store(tensor: TensorCore, index: Any, value: Any) -> None:
+def store(tensor: TensorCore, index: Any, value: Any) -> None:
     """Write into the tensor's memory. An array of a level that follows writes gives one like it to the tensor and those that it is a view of."""
     if not _follows(tensor._data, value):
         tensor._data[index] = value
