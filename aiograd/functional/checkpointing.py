@@ -45,11 +45,7 @@ from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
-<<<<<<< HEAD
-from aiograd.tensors.core import TensorCore, counter_of, outside
-=======
 from aiograd.tensors.core import TensorCore, counter_of, follows_writes, outside
->>>>>>> w-fwd
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 
 P = ParamSpec("P")
@@ -362,13 +358,8 @@ class _Recomputation:
 
 
 def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
-<<<<<<< HEAD
-    held = outside(tensor)
-    value = held if hooks is None else hooks.pack(held)
-=======
     alone = outside(tensor)
     value = alone if hooks is None else hooks.pack(alone)
->>>>>>> w-fwd
     return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
 
 
