@@ -3,6 +3,7 @@
 ==============  ====================================================================================
 dual            `ForwardLevel`, one call of `aiograd.jvp`; `DualArray`, the arrays of it
 rows            how a row runs on them: its forward, and the tangent that its ``jvp`` declares
+lean            the short way of element-wise rows on small arrays
 transposing     the tangent of a row without a declaration, from its own rule
 ==============  ====================================================================================
 
@@ -15,4 +16,5 @@ A ``deferred`` level keeps its tangents' steps (`aiograd.linearize`): inputs are
 settles: tangents may be arrays of another level, inner or outer.
 """
 
+from aiograd.forward import lean as lean
 from aiograd.forward import rows as rows

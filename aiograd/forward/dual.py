@@ -72,16 +72,19 @@ class ForwardLevel(Level):
         self.steps: list[Step] = []
         self.pending = 0
         self.is_open = False
+        #: True while the short way of rows may be taken
+        self.is_lean = False
         #: Tensors of others that are written within the call, each with its own array
         self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
     def __enter__(self) -> Self:
         register_device(self)
         self.is_open = True
+        self.is_lean = not (self.records or self.follows or self.deferred)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.is_open = False
+        self.is_open = self.is_lean = False
         unregister_device(self.name)
         for reference, data in reversed(self.borrowed):
             tensor = reference()
