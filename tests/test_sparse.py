@@ -228,6 +228,7 @@ FUNCTIONS: dict[str, Any] = {
     "checkpointed": lambda x: ag.checkpoint(lambda v: ag.sin(v) * v[::-1], x),
     "vmap inside": lambda x: ag.vmap(lambda row: row.cumsum() * row[0])(x.reshape(2, -1)),
     "reads a comparison": lambda x: x * 2 if bool((x < 99).all()) else x[::-1],
+    "a custom function": lambda x: Cube.apply(x[:3]) * x[3:],
     "a module": lambda x: ag.tanh(F.linear(x.reshape(-1, 3), MATRIX)),
     "cancelled out": lambda x: x - x + x[::-1],
     "no elements": lambda x: x[:0] * 2,

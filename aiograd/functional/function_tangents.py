@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.inplace import check_in_place, store
-from aiograd.tensors.levels import LevelArray
+from aiograd.tensors.levels import Level, LevelArray
 from aiograd.tensors.passes import grad
 
 
@@ -45,7 +45,7 @@ class Layer:
 
     __slots__ = ("level", "args", "values", "tangents", "inputs", "records")
 
-    def __init__(self, level: ForwardLevel, args: Sequence[Any], records: bool) -> None:
+    def __init__(self, level: Any, args: Sequence[Any], records: bool) -> None:
         level.check()
         self.level = level
         self.args = args
@@ -239,8 +239,12 @@ def needs_of(layer: Layer) -> tuple[bool, ...]:
     )
 
 
+#: by the kind of level what follows a custom function there; None where forward runs on arrays of the level itself
+LAYERS: dict[type[Level], Callable[[Any, Sequence[Any], bool], Layer | None]] = {ForwardLevel: Layer}
+
+
 def layers_of(args: Sequence[Any]) -> list[Layer]:
-    """The levels of forward mode that follow the arguments, the innermost first; arguments of `vmap` within them stay as they are."""
+    """The levels of `LAYERS` that follow the arguments, the innermost first; batches of `vmap` within them stay as they are."""
     layers: list[Layer] = []
     records = current_mode().grad
     while True:
@@ -249,8 +253,9 @@ def layers_of(args: Sequence[Any]) -> list[Layer]:
             data = arg._data if isinstance(arg, TensorCore) else None
             if isinstance(data, LevelArray) and (deepest is None or data.level.depth > deepest.depth):
                 deepest = data.level
-        if not isinstance(deepest, ForwardLevel):
+        layer = LAYERS[type(deepest)](deepest, args, records) if type(deepest) in LAYERS else None
+        if layer is None:
             return layers
-        layers.append(Layer(deepest, args, records))
+        layers.append(layer)
         args = layers[-1].values
         records = deepest.records

@@ -19,12 +19,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from aiograd.errors import ArgumentError, InPlaceError, TraceError
+from aiograd.functional.function_tangents import LAYERS, Layer
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import map_tree
 from aiograd.running.types import Shape
-from aiograd.sparse.pattern import Pattern
-from aiograd.sparse.rules import RowRun, patterns_of
+from aiograd.sparse.pattern import Pattern, union
+from aiograd.sparse.rules import RowRun, patterns_of, united_all
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.levels import Level, LevelArray, split_arguments
 from aiograd.tensors.record import call
@@ -72,8 +73,8 @@ class RowsLevel(Level):
         """The row on Tensors of the caller, noted or compared."""
         given, statics = split_arguments(op, args, kwargs)
         arrays = [self.own(x) for x in given]
-        if not self.ended:
-            self._note(op, arrays, statics)
+        settings = tuple(sorted((name, _frozen(x)) for name, x in statics.items()))
+        self.note(op.name, arrays, tuple(None if x is None else _frozen(x) for x in _indices(op, arrays)), settings)
         stops = not (self.ended or current_mode().tangents)
         with ModeScope(grad=self.records and not stops):
             result = call(op, tuple(map_tree(self._value, arrays, RowsArray)), map_tree(self._value, statics, RowsArray))
@@ -97,6 +98,15 @@ class RowsLevel(Level):
             return x.current()
         return self.adopt(make(x)) if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__aiograd_device__") else x
 
+    def note(self, name: str, arrays: Sequence[Any], indices: tuple[Any, ...], settings: tuple[Any, ...]) -> None:
+        """Note that a row runs; raise where another was expected."""
+        row = (name, tuple(map(np.shape, arrays)), indices, settings)
+        if self.ended:
+            return
+        if self.expected is not None and self.expected[len(self.rows) : len(self.rows) + 1] != (row,):
+            raise self._changed(_described(row))
+        self.rows.append(row)
+
     def end(self) -> None:
         """The function has returned; raise where rows are missing."""
         self.ended = True
@@ -106,13 +116,6 @@ class RowsLevel(Level):
     def _value(self, x: RowsArray) -> Any:
         return x.current().value if self.holds(x) else x
 
-    def _note(self, op: Op, arrays: list[Any], statics: dict[str, Any]) -> None:
-        indices = tuple(None if x is None else _frozen(x) for x in _indices(op, arrays))
-        row = (op.name, tuple(map(np.shape, arrays)), indices, tuple(sorted((name, _frozen(x)) for name, x in statics.items())))
-        if self.expected is not None and self.expected[len(self.rows) : len(self.rows) + 1] != (row,):
-            raise self._changed(_described(row))
-        self.rows.append(row)
-
     def _changed(self, found: str) -> TraceError:
         place, expected = len(self.rows), self.expected or ()
         return TraceError(
@@ -120,6 +123,36 @@ class RowsLevel(Level):
             f"{_described(expected[place]) if place < len(expected) else 'the end'}. Rows, shapes and integer indices of a plan are fixed: make another "
             "plan at this point with jacobian_plan()."
         )
+
+
+class RowsLayer(Layer):
+    """A custom function on arrays of a `RowsLevel`: each of its outputs may depend on all of its arguments; its derivative is its own."""
+
+    __slots__ = ()
+
+    def __init__(self, level: RowsLevel, args: Sequence[Any], records: bool) -> None:
+        self.level, self.args, self.records, self.tangents, self.inputs = level, args, records, [None] * len(args), 0
+        self.values = [arg._data.current().value if isinstance(arg, TensorCore) and level.holds(arg._data) else arg for arg in args]
+
+    def outputs(self, function: Any, context: Any, made: Sequence[Any], nesting: Any) -> list[Any]:
+        """The outputs as Tensors of the level; the custom function is noted as a row."""
+        level: RowsLevel = self.level
+        arrays = [arg._data for arg in self.args if isinstance(arg, TensorCore) and level.holds(arg._data)]
+        level.note(function.__name__, arrays, (), ())
+        fixed = {id(t) for t in context._non_differentiable}
+        stops = not current_mode().tangents
+        found = united_all([array.pattern for array in arrays])
+
+        def output(out: Any) -> Any:
+            if not isinstance(out, TensorCore):
+                return out
+            follows = not stops and id(out) not in fixed and out.dtype.kind in "fc"
+            return make(RowsArray(level, out.detach() if stops else out, union([found], out.shape) if follows else None))
+
+        return [output(out) for out in made]
+
+
+LAYERS[RowsLevel] = RowsLayer
 
 
 class View(NamedTuple):

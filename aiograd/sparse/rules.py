@@ -65,8 +65,18 @@ def patterns_of(run: RowRun) -> Sequence[Pattern | None]:
     """The pattern of each result; None where it depends on no input."""
     if not run.op.differentiable or all(pattern is None for pattern in run.patterns):
         return [None] * len(run.results)
-    found = RULES.get(run.op.name, _broadcast if isinstance(run.op.forward, np.ufunc) else _mixed(lambda run, ndim: range(ndim)))(run)
+    found = RULES.get(run.op.name, _broadcast if isinstance(run.op.forward, np.ufunc) else _all)(run)
     return found if isinstance(found, list) else [found] * len(run.results)
+
+
+def united_all(patterns: Sequence[Pattern | None]) -> Pattern | None:
+    """One element that depends on all elements of all."""
+    whole = [pattern.united(range(pattern.sets.ndim)) for pattern in patterns if pattern is not None]
+    return union([pattern.moved(pattern.sets.reshape(())) for pattern in whole], ())
+
+
+def _all(run: RowRun) -> Any:
+    return [union([united_all(run.patterns)], shape) for shape in run.results]
 
 
 def _broadcast(run: RowRun) -> Any:
