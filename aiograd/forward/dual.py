@@ -2,17 +2,18 @@
 
 Note [Values of the caller]
     A dual array holds its value (`primal`) and `tangent` as the caller's own: arrays where nothing is recorded, so that a row costs its forward
-    and its tangent; Tensors where the level ``records`` (``create_graph``), so that the caller's graph has both. The caller may itself be within a level:
-    then these are arrays of that. ``tangent`` None stands for zeros.
+    and its tangent; Tensors where the level ``records`` (``create_graph``), so that the caller's graph has both. The caller may itself be within a
+    level: then these are arrays of that. ``tangent`` None stands for zeros.
 
 Note [Tangents are never written]
     A tangent may be shared by several arrays (``x + 1`` has the tangent of x). A write in place gives the array that is written, and those that it
-    is a view of, new tangents, as a recorded write gives them new nodes; other views take theirs when they are used next (`aiograd.tensors.core.refresh`).
+    is a view of, new tangents, as a recorded write gives them new nodes; other views take theirs when they are used next
+    (`aiograd.tensors.core.refresh`).
     A Tensor of the caller that is written has a dual array for the rest of the call, and afterwards its own again, with the values that were written.
 
 Note [Pending tangents]
-    On a level that is ``deferred``, and behind a custom function with a rule that has to be awaited, tangents are `Pending`: rows append their tangents'
-    computation to the level's ``steps``, which run in this order when the function has returned, once or for many tangents.
+    On a level that is ``deferred``, and behind a custom function with a rule that has to be awaited, tangents are `Pending`: rows append their
+    tangents' computation to the level's ``steps``, which run in this order when the function has returned, once or for many tangents.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Note [The differentiated function]
 
 Note [Forward mode]
     `jvp` runs ``fn`` once on dual arrays (`aiograd.forward`): every operation gives its value and its tangent. No graph is recorded for it; a pass
-    inside ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents, as they
-    stop gradients, so that J is one matrix in both directions. Hessians are Jacobians of gradients, exact for every function made of rows.
+    inside ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents,
+    as they stop gradients, so that J is one matrix in both directions. Hessians are Jacobians of gradients, exact for every function made of rows.
 
 Rejected: rows of a Jacobian as concurrent passes. They compete for the same cores (independent expensive nodes of one pass run at the same
 time already), and hold all rows' intermediate gradients at once.

@@ -1,13 +1,15 @@
 """Custom functions in forward mode: their values from ``forward``, their tangents from ``jvp`` or from ``backward``, transposed.
 
 Note [Layers]
-    ``forward`` runs once, on Tensors that no call of forward mode follows: it may do anything with them. Then every level among the arguments, from
-    the outermost inwards, gets its outputs and its context: what ``forward`` saved of its arguments and outputs stands for those of the level, so that
-    rules run on them are followed by the levels around. A saved value that is neither is a constant there, as it is where a pass is differentiated.
+    ``forward`` runs once, on Tensors that no call of forward mode follows: it may do anything with them. Then every level among the arguments,
+    from the outermost inwards, gets its outputs and its context: what ``forward`` saved of its arguments and outputs stands for those of the level,
+    so that rules run on them are followed by the levels around. A saved value that is neither is a constant there, as where a pass is
+    differentiated.
 
 Note [Backward, transposed]
-    ``backward`` is linear in the gradients, so run on recording zeros its own pass gives J t. That pass is a loop where ``backward`` is ``def`` and made
-    of rows; otherwise it is awaited when the function that is differentiated has returned (see Note [Pending tangents] in `aiograd.forward.dual`).
+    ``backward`` is linear in the gradients, so run on recording zeros its own pass gives J t. That pass is a loop where ``backward`` is ``def`` and
+    made of rows; otherwise it is awaited when the function that is differentiated has returned (see Note [Pending tangents] in
+    `aiograd.forward.dual`).
 """
 
 from __future__ import annotations
@@ -186,8 +188,8 @@ class Tangents:
                 continue
             if not isinstance(found, TensorCore) or found._node is None:
                 raise NoRuleError(
-                    f"{self.function.__name__}: its backward computes the gradient of argument {i} by operations that are not recorded, so it cannot be "
-                    "transposed for forward mode. Define jvp(ctx, *tangents) beside it."
+                    f"{self.function.__name__}: its backward computes the gradient of argument {i} by operations that are not recorded, so it cannot "
+                    "be transposed for forward mode. Define jvp(ctx, *tangents) beside it."
                 )
             roots.append((found, make(np.astype(tangent._data, found.dtype)) if tangent.dtype != found.dtype else tangent))
         return roots
@@ -200,7 +202,7 @@ class Tangents:
         else:
             listed = leaves_of(found, (TensorCore, np.ndarray, LevelArray, type(None)))
         if len(listed) != len(self.made):
-            raise GradientError(f"{name} returned {len(listed)} tangents for {len(self.made)} outputs of forward: return one for each, None for zeros")
+            raise GradientError(f"{name} returned {len(listed)} tangents for {len(self.made)} outputs of forward: return one for each, or None")
         results: list[Any] = [None] * len(listed)
         for i in self.carriers:
             tangent, out = listed[i], self.made[i]

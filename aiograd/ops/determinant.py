@@ -111,9 +111,13 @@ cofactors_grad: Op = define(
 #: the determinants of matrices (..., N, N)
 det: Op = define(
     "det", lambda x, /: np.linalg.det(x),
-    x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)
+    x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), jvp=lambda t, x: sum_(t * cofactors(x), axis=(-2, -1)),
+    complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)
 )
-slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=cubic)
+slogdet_row = define(
+    "slogdet", _slogdet, x=_slogdet_vjp, jvp=lambda t, x: (None, sum_(t * matrix_transpose(inv(x)), axis=(-2, -1))),
+    outputs=2, differentiable_outputs=(1,), cost=cubic
+)
 
 
 @implements(np.linalg.slogdet)

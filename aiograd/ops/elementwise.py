@@ -79,6 +79,7 @@ divmod_ = define(
     differentiable_outputs=(1,),
     x1=lambda g: g[1],
     x2=lambda g, out: None if g[1] is None else -(g[1] * out[0]),
+    jvp=lambda t, out: (None, t[0] if t[1] is None else -(t[1] * out[0]) if t[0] is None else t[0] - t[1] * out[0]),
     cost=4.0,
 )
 ldexp = define("ldexp", np.ldexp, x1=lambda g, x2: np.ldexp(g, x2), cost=2.0)

@@ -230,6 +230,10 @@ def _scatter(x: Array, indices: Array, value: Array, /, axis: int = -1) -> Array
     return out
 
 
+def _scatter_jvp(t: tuple[Array | None, ...], x: Array, indices: Array, axis: int) -> Array:
+    return scatter(np.zeros_like(x) if t[0] is None else t[0], indices, 0 if t[2] is None else t[2], axis=axis)  # type: ignore[no-any-return]
+
+
 take: Op = define(
     "take", _take, x=lambda g, indices, x_shape, axis: take_adjoint(g, indices, shape=x_shape, axis=axis), jvp="forward", complex="explicit", cost=3.0
 )
@@ -251,7 +255,7 @@ scatter: Op = define(
     _scatter,
     x=lambda g, indices, axis: scatter(g, indices, 0, axis=axis),
     value=lambda g, indices, axis: gather(g, indices, axis=axis),
-    complex="explicit",
+    jvp=_scatter_jvp, complex="explicit",
     cost=5.0,
 )
 

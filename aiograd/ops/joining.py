@@ -155,8 +155,9 @@ tile = define("tile", lambda x, /, repetitions: np.tile(x, repetitions), x=_tile
 repeat_interleave = define(
     "repeat_interleave", lambda x, /, repeats, axis: np.repeat(x, repeats, axis), x=_repeat_vjp, jvp="forward", complex="explicit", cost=0.5
 )
-constant_pad = define(
-    "constant_pad", _constant_pad, x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)), complex="explicit", cost=0.2
+constant_pad: Op = define(
+    "constant_pad", _constant_pad, x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)),
+    jvp=lambda t, pad_width: constant_pad(t, pad_width=pad_width), complex="explicit", cost=0.2
 )
 
 

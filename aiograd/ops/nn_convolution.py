@@ -198,13 +198,25 @@ def _conv2d_weight(g: Array, x: Array, weight_shape: Shape, stride: Pair, paddin
     return conv2d_weight_grad(x, g, kernel_size=size, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
-conv2d = define(
+def _conv2d_jvp(t: tuple[Array | None, ...], x: Array, weight: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Array:
+    out: Array | None = None
+    for first, second in ((t[0], weight), (x, t[1])):
+        if first is not None and second is not None:
+            part = conv2d(first, second, stride=stride, padding=padding, dilation=dilation, groups=groups)
+            out = part if out is None else out + part
+    if t[2] is None:
+        return out
+    bias = np.reshape(t[2], (1, -1, 1, 1))
+    return bias if out is None else out + bias
+
+
+conv2d: Op = define(
     "conv2d",
     _conv2d,
     x=_conv2d_x,
     weight=_conv2d_weight,
     bias=lambda g: np.sum(g, axis=(0, 2, 3)),
-    cost=_cost,
+    jvp=_conv2d_jvp, cost=_cost,
     fused=Fused(
         lambda x, weight, bias, **statics: (_conv2d(x, weight, bias, **statics),),
         (),

@@ -82,6 +82,9 @@ max_pool2d = define(
     x=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_input_grad(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
+    jvp=lambda t, x, kernel_size, stride, padding, dilation: max_pool2d_gather(
+        t, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    ),
     cost=5.0,
 )
 max_pool2d_input_grad: Op = define(
@@ -91,6 +94,7 @@ max_pool2d_input_grad: Op = define(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
     x=nothing,
+    jvp={"y": "forward", "x": nothing},
     cost=5.0,
 )
 max_pool2d_gather: Op = define(
@@ -100,6 +104,7 @@ max_pool2d_gather: Op = define(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
     x=nothing,
+    jvp={"values": "forward", "x": nothing},
     cost=5.0,
 )
 

@@ -136,8 +136,8 @@ def refuse_graph(tensor: TensorCore, what: str) -> None:
     """
     if (tensor._node is not None and current_mode().grad) or has_tangent(tensor):
         raise GraphError(
-            f"{what} is a tensor that requires grad or has a tangent, and only its values would be used: its gradient would be lost. Use detach() of it "
-            "where that is meant, or write the operation as arithmetic on tensors."
+            f"{what} is a tensor that requires grad or has a tangent, and only its values would be used: its gradient would be lost. Use detach() "
+            "of it where that is meant, or write the operation as arithmetic on tensors."
         )
 
 

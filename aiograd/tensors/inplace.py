@@ -182,7 +182,7 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
     data = tensor._data
     origin = base_of(tensor)._data
     if follows_writes(origin) and origin.is_fixed:  # type: ignore[attr-defined]
-        raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use an operation out of place.")
+        raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use clone() first.")
     if (isinstance(data, np.ndarray) or follows_writes(data)) and not data.flags.writeable:
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
