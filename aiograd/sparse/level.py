@@ -5,22 +5,24 @@ Note [Two uses of one level]
     with that list, and leaves the derivative to the level or the graph around it: the arrays hold Tensors of the caller, as those of `vmap` do.
 
 Note [Writing in place]
-    A write makes a new value for the array and for those that it is a view of; other views take theirs when they are used next. So neither the caller's
-    Tensors nor their graph are changed.
+    A write makes a new value for the array and, as in forward mode, for those that it is a view of; other views take theirs when they are used next. So
+    neither the caller's Tensors nor their graph are changed. A Tensor of others that is written gets an array of the level until that is closed.
 
 Rejected: reading the pattern off the recorded graph of an ordinary pass. A node keeps what its rules name, which is not all that a pattern needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+import weakref
+from collections.abc import Sequence
+from typing import Any, Self
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, InPlaceError, TraceError
 from aiograd.functional.function_tangents import LAYERS, Layer
 from aiograd.ops.op import ROWS, Op
+from aiograd.running.devices import unregister_device
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import map_tree
 from aiograd.running.types import Shape
@@ -30,7 +32,8 @@ from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.levels import Level, LevelArray, split_arguments
 from aiograd.tensors.record import call
 
-_SETITEM = ROWS["setitem"]
+_SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
+_WRITEABLE = np.empty(0).flags
 
 
 class RowsLevel(Level):
@@ -51,6 +54,8 @@ class RowsLevel(Level):
         self.rows: list[Any] = []
         #: True once the function has returned; a checkpoint may run parts of it again
         self.ended = False
+        #: Tensors of others that are written within the run, each with its own array
+        self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
     def from_host(self, array: np.ndarray[Any, Any]) -> RowsArray:
         """Values that depend on no input."""
@@ -62,12 +67,12 @@ class RowsLevel(Level):
 
     def to_host(self, array: RowsArray) -> Any:
         """The values, of an array that depends on no input or has a single element: what a function may branch on."""
-        if array.size != 1 and array.current().pattern is not None:
+        if array.size != 1 and array.pattern is not None:
             raise ArgumentError(
                 f"sparse_jacobian: the function reads the values of a tensor of shape {list(array.shape)} that depends on its input, which would drop "
                 "a derivative. Compute with operations on tensors, read what was compared, bool((x > 0).any()), or read x.detach()."
             )
-        return host_array(array.current().value)
+        return host_array(array.value)
 
     def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The row on Tensors of the caller, noted or compared."""
@@ -84,8 +89,8 @@ class RowsLevel(Level):
             patterns = patterns_of(_row_run(op, arrays, statics, results))
         made = tuple(RowsArray(self, part, p if part.dtype.kind in "fc" else None) for part, p in zip(results, patterns, strict=True))
         if op.view:
-            for number, array in enumerate(made):
-                array.view = View(arrays[0], op, statics, number if isinstance(result, tuple) else None, arrays[0].version)
+            for array in made:
+                array.base = arrays[0] if arrays[0].base is None else arrays[0].base
         return made if isinstance(result, tuple) else made[0]
 
     def holds(self, data: Any) -> bool:
@@ -95,7 +100,7 @@ class RowsLevel(Level):
     def own(self, x: Any) -> Any:
         """An array as one of the level; numbers as they are."""
         if self.holds(x):
-            return x.current()
+            return x
         return self.adopt(make(x)) if isinstance(x, (np.ndarray, np.generic)) or hasattr(x, "__aiograd_device__") else x
 
     def note(self, name: str, arrays: Sequence[Any], indices: tuple[Any, ...], settings: tuple[Any, ...]) -> None:
@@ -113,8 +118,16 @@ class RowsLevel(Level):
         if self.expected is not None and len(self.rows) < len(self.expected):
             raise self._changed("the end")
 
+    def close(self) -> None:
+        """Forget the level: its arrays are used no more."""
+        unregister_device(self.name)
+        for reference, data in reversed(self.borrowed):
+            tensor = reference()
+            if tensor is not None and self.holds(tensor._data):
+                tensor._data = data
+
     def _value(self, x: RowsArray) -> Any:
-        return x.current().value if self.holds(x) else x
+        return x.value if self.holds(x) else x
 
     def _changed(self, found: str) -> TraceError:
         place, expected = len(self.rows), self.expected or ()
@@ -132,7 +145,7 @@ class RowsLayer(Layer):
 
     def __init__(self, level: RowsLevel, args: Sequence[Any], records: bool) -> None:
         self.level, self.args, self.records, self.tangents, self.inputs = level, args, records, [None] * len(args), 0
-        self.values = [arg._data.current().value if isinstance(arg, TensorCore) and level.holds(arg._data) else arg for arg in args]
+        self.values = [arg._data.value if isinstance(arg, TensorCore) and level.holds(arg._data) else arg for arg in args]
 
     def outputs(self, function: Any, context: Any, made: Sequence[Any], nesting: Any) -> list[Any]:
         """The outputs as Tensors of the level; the custom function is noted as a row."""
@@ -155,33 +168,19 @@ class RowsLayer(Layer):
 LAYERS[RowsLevel] = RowsLayer
 
 
-class View(NamedTuple):
-    """How an array was taken from another, when that was written `version` times."""
-
-    parent: RowsArray
-    op: Op
-    statics: dict[str, Any]
-    number: int | None
-    version: int
-
-    def of(self, array: Any, run: Callable[..., Any]) -> Any:
-        """The same view of an array."""
-        taken = run(array, **self.statics)
-        return taken if self.number is None else taken[self.number]
-
-
 class RowsArray(LevelArray):
     """An array of a `RowsLevel`: a Tensor of the caller and its pattern, None where it depends on no input or none is followed."""
 
-    __slots__ = ("value", "pattern", "view", "version")
+    __slots__ = ("value", "pattern", "base")
+    is_fixed = False
+    is_followed = True
 
     def __init__(self, level: RowsLevel, value: Any, pattern: Pattern | None) -> None:
         self.level = level
         self.value = value
         self.pattern = pattern
-        self.view: View | None = None
-        #: how often it was written
-        self.version = 0
+        #: the array that it is a view of
+        self.base = None
 
     @property
     def shape(self) -> Shape:
@@ -192,42 +191,36 @@ class RowsArray(LevelArray):
         return self.value.dtype  # type: ignore[no-any-return]
 
     @property
-    def base(self) -> Any:  # type: ignore[override]
-        """The array that it is a view of."""
-        if self.view is None:
-            return None
-        parent = self.view.parent
-        return parent if parent.base is None else parent.base
+    def flags(self) -> Any:
+        """Flags of the value's memory."""
+        return getattr(self.value._data, "flags", None) or _WRITEABLE
 
-    def current(self) -> RowsArray:
-        """The array, after what was written into those that it is a view of."""
-        view = self.view
-        if view is not None and view.parent.current().version != view.version:
-            fresh = view.of(view.parent, view.op)
-            self.value, self.pattern, self.version = fresh.value, fresh.pattern, self.version + 1
-            self.view = view._replace(version=view.parent.version)
-        return self
+    @property
+    def tangent(self) -> Any:
+        """Not None where the array depends on an input: it may not be sent or converted as a plain one."""
+        return self.pattern
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, LevelArray) and value.level.depth > self.level.depth:
             raise InPlaceError("sparse_jacobian: a value that an inner call of jvp() or vmap() made is written into an array. Write out of place.")
         given = self.level.own(value if hasattr(value, "__aiograd_device__") else np.asarray(value))
-        if not current_mode().tangents and isinstance(given, RowsArray):
+        if not current_mode().tangents:
             given = given.without_tangent()
         with ModeScope(tangents=True):  # the elements that are not written keep their derivative
-            self._become(self.level.run(_SETITEM, (self.current(), given), {"index": index}))
+            self._become(self.level.run(_SETITEM, (self, given), {"index": index}))
 
     def _become(self, changed: RowsArray) -> None:
-        view = self.view
-        if view is not None and view.op.name in ("expand", "diagonal"):
-            raise InPlaceError(f"sparse_jacobian: the function writes into the result of {view.op.name}(), which is read-only. Clone it first.")
-        self.value, self.pattern, self.version = changed.value, changed.pattern, self.version + 1
-        if view is not None:
-            parent = view.parent
-            positions = view.of(np.arange(parent.size).reshape(parent.shape), view.op.forward)
-            index = np.unravel_index(positions, parent.shape) if parent.ndim else ...
-            parent._become(self.level.run(_SETITEM, (parent, changed), {"index": index}))
-            self.view = view._replace(version=parent.version)
+        self.value, self.pattern = changed.value, changed.pattern
+
+    def lifted(self, data: Any) -> Any:
+        """Another array as one of the level; see `aiograd.tensors.core.follows_writes`."""
+        return self.level.own(data)
+
+    def take_part(self, part: RowsArray, index: Any, shape: Shape | None) -> None:
+        """Take over a view that was written: its elements are those at `index`, or all of them, in another shape."""
+        op, args, settings = (_SETITEM, (self, part), {"index": index}) if shape is None else (_RESHAPE, (part,), {"shape": shape})
+        with ModeScope(tangents=True):
+            self._become(self.level.run(op, args, settings))
 
     async def __aiograd_wait__(self) -> None:
         await self.value
@@ -237,7 +230,7 @@ class RowsArray(LevelArray):
 
     def without_tangent(self) -> Self:
         """The same values, which depend on no input."""
-        return type(self)(self.level, self.current().value.detach(), None)
+        return type(self)(self.level, self.value.detach(), None)
 
 
 def _row_run(op: Op, arrays: list[Any], statics: dict[str, Any], results: Sequence[Any]) -> RowRun:

@@ -18,7 +18,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.functional.batching.vmap import vmap
 from aiograd.functional.derivatives import Fn, call, jvp, vjp
 from aiograd.running.caller import type_found
-from aiograd.running.devices import register_device, unregister_device
+from aiograd.running.devices import register_device
 from aiograd.running.modes import enable_grad
 from aiograd.running.offloading import ready
 from aiograd.running.svg import svg_document
@@ -76,7 +76,7 @@ class JacobianPlan:
 
         async def watched(x: Any) -> Any:
             output = await _run(fn, x, levels, self._rows)
-            return (output._data.current().value if levels[-1].holds(output._data) else output).reshape(-1).astype(x.dtype)
+            return (output._data.value if levels[-1].holds(output._data) else output).reshape(-1).astype(x.dtype)
 
         async def product(x: Any, seed: Any) -> Any:
             return (await (jvp if self.mode == "forward" else vjp)(watched, x, seed))[1]
@@ -92,7 +92,7 @@ class JacobianPlan:
             return (await ready(found)).to("cpu").numpy().reshape(self.passes, -1)  # type: ignore[no-any-return]
         finally:  # not earlier: a checkpoint of the function runs parts of it again in the backward pass
             for level in levels:
-                unregister_device(level.name)
+                level.close()
 
     def svg(self) -> str:
         """The pattern, each entry in the color of the product that finds it, as the text of an SVG. Of a large one a cell shows several entries."""
@@ -144,9 +144,9 @@ async def jacobian_plan(fn: Fn, x: Any, *, mode: str = "auto") -> JacobianPlan:
     try:
         with enable_grad():
             output = await _run(fn, x.detach().clone(), levels, None)
+        followed = output._data.pattern if levels[0].holds(output._data) else None
     finally:
-        unregister_device(levels[0].name)
-    followed = output._data.pattern if levels[0].holds(output._data) else None
+        levels[0].close()
     pattern = sparse.csr_array((output.size, x.size), dtype=bool) if followed is None else followed.matrix()
     sides = {"forward": pattern, "reverse": pattern.T}
     shown = {name: _color_columns(sides[name]) for name in ([mode] if mode in sides else sides)}
@@ -204,7 +204,7 @@ def _check(what: str, fn: Any, x: Any, mode: Any) -> None:
 
 
 async def _run(fn: Fn, x: Any, levels: list[RowsLevel], expected: Any) -> Any:
-    """Run `fn` on arrays of a new level; the caller unregisters it."""
+    """Run `fn` on arrays of a new level; the caller closes it."""
     level = RowsLevel(expected)
     levels.append(level)
     register_device(level)
@@ -213,7 +213,6 @@ async def _run(fn: Fn, x: Any, levels: list[RowsLevel], expected: Any) -> Any:
     if not one or outputs[0].dtype.kind != "f":
         found = ", ".join(f"{output.dtype}{list(output.shape)}" for output in outputs)
         raise ArgumentTypeError(f"sparse_jacobian: the function returned {found}; expected one real Tensor. Join several with np.concatenate.")
-    level.own(outputs[0]._data)
     level.end()
     return outputs[0]
 
