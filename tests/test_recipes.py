@@ -159,6 +159,11 @@ def test_a_native_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("fused 1" in printed) is ("native_programs=1" in printed) is ag.kernels.native_available()
 
 
+def test_a_sparse_jacobian(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# heat.py"), {})
+    assert capsys.readouterr().out == after("# heat.py", "text")
+
+
 def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled_step.py"), {})
     printed = capsys.readouterr().out

@@ -113,7 +113,7 @@ class JacobianPlan:
             *(f'<path fill="hsl({(210 + color * 137.508) % 360:.0f} 60% {44 + color % 3 * 8}%)" d="{"".join(d)}"/>' for color, d in paths.items()),
             "</g>",
         ]
-        rules = ("text{font-size:13px;fill:#1f2328}", ".b{fill:#f6f8fa;stroke:#8c959f;stroke-width:1px;vector-effect:non-scaling-stroke}")
+        rules = ("text{font-size:13px;fill:#1f2328}", "path{shape-rendering:crispEdges}", ".b{fill:#f6f8fa;stroke:#8c959f;stroke-width:1px;vector-effect:non-scaling-stroke}")
         return svg_document("jacobian", f"Jacobian, {title}", (max(wide * side, 420.0) + 24, high * side + 48), rules, lines)
 
 

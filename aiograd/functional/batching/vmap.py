@@ -16,7 +16,6 @@ from aiograd.running.devices import register_device, unregister_device
 from aiograd.tensors.core import TensorCore, make
 
 
-
 class SharedLayer(Layer):
     """A custom function on arguments that are the same for all examples: it runs on the caller's Tensors, and so do its rules."""
 
