@@ -40,10 +40,11 @@ def _general(mode: Mode, *tensors: Any) -> None:
 
 def _compiled(op: Op) -> Quick:
     """The function for a row."""
-    if op.jvp != "rule" or op.fused is not None or op.variadic or op.statics or op.view or len(op.arrays) not in (1, 2) or op.outputs != 1:
-        return _general
     known = (*op.arrays, "out")
-    rules = [op.rules.get(name) for name in op.arrays]
+    own = callable(op.jvp) and len(op.arrays) == 1
+    if not (own or op.jvp == "rule") or op.fused is not None or op.variadic or op.statics or op.view or len(op.arrays) > 2 or op.outputs != 1:
+        return _general
+    rules: list[Any] = [op.jvp] if own else [op.rules.get(name) for name in op.arrays]
     if any(rule is None or not set(rule_names(rule)) <= set(known) for rule in rules):
         return _general
     pushes = [_push(rule, known) for rule in rules if rule is not None]

@@ -345,7 +345,7 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def refuse(ctx: FunctionCtx, grads: Sequence[Any], outputs: Any) -> Any:
-        if any(map(has_tangent, leaves_of((grads, ctx._values), TensorCore))):
+        if any(map(has_tangent, leaves_of((grads, ctx.saved_tensors), TensorCore))):
             raise OnceDifferentiableError(f"trying to differentiate a function that was marked with @once_differentiable: {rule.__qualname__}")
         if not current_mode().grad:
             return outputs

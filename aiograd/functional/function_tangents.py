@@ -30,7 +30,7 @@ from aiograd.functional.function_node import FunctionCtx, nested
 from aiograd.graph.node import _next_sequence
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, follows_writes, make, outside
 from aiograd.tensors.inplace import check_in_place, store
 from aiograd.tensors.levels import Level, LevelArray
 from aiograd.tensors.passes import grad
@@ -261,3 +261,52 @@ def layers_of(args: Sequence[Any]) -> list[Layer]:
         layers.append(layer)
         args = layers[-1].values
         records = deepest.records
+
+
+def through_nodes(tensors: Sequence[Any], run: Callable[[dict[int, Any]], Any], outputs_of: Callable[[Any], list[Any]]) -> tuple[Any, dict[int, Any]]:
+    """Run a call that records nodes of another library on the values of Tensors that forward mode follows; its tangents are those nodes' transposed.
+
+    Args:
+        tensors: the Tensors among the arguments.
+        run: calls with other Tensors in place of those with these ids, and returns the result.
+        outputs_of: the Tensors in a result.
+
+    Returns:
+        The result, and by the ids of its Tensors those that take their places.
+
+    Raises:
+        NoRuleError: a pass is recorded through the call at the same time, or another call of forward mode is around it.
+    """
+    layer = layers_of(tensors)[0]
+    level = layer.level
+    if any(tensor._node is not None for tensor in tensors if follows_writes(tensor._data)) and current_mode().grad or len(layers_of(layer.values)):
+        raise NoRuleError("forward mode goes through another library's modules once: not over a backward pass through one, nor twice")
+    wanted = [i for i, tangent in enumerate(layer.tangents) if tangent is not None]
+    values = list(layer.values)
+    for i in wanted:
+        if values[i]._node is None:
+            values[i] = outside(values[i]).requires_grad_()
+    with ModeScope(grad=True):
+        result = run({id(tensor): value for tensor, value in zip(tensors, values, strict=True)})
+    outputs = outputs_of(result)
+    carriers = [k for k, output in enumerate(outputs) if output._node is not None] if wanted else []
+
+    async def push(tangents: list[Any]) -> list[Any]:
+        given = [make(t) if t is not None and not isinstance(t, TensorCore) else t for t in tangents]
+        roots = [outputs[k] for k in carriers]
+        targets = [values[i] for i, t in zip(wanted, given, strict=True) if t is not None]
+        with ModeScope(grad=True):
+            zeros = [make(np.zeros_like(root._data)).requires_grad_() for root in roots]
+            pulled = await grad(roots, targets, zeros, create_graph=True, retain_graph=True, allow_unused=True)
+        pairs = [(g, t) for g, t in zip(pulled, [t for t in given if t is not None], strict=True) if g is not None and g._node is not None]
+        if not pairs:
+            return [None] * len(outputs)
+        with ModeScope(grad=level.records):
+            seeds, vectors = zip(*pairs, strict=True)
+            found = iter(await grad(seeds, zeros, vectors, retain_graph=True, create_graph=level.records, allow_unused=True))
+        made = [next(found) if k in carriers else None for k in range(len(outputs))]
+        return [None if t is None else level.own(t) for t in made]
+
+    places = defer(level, push, [layer.tangents[i] for i in wanted], len(outputs), carriers) if carriers else [None] * len(outputs)
+    own = (output if level.records else outside(output) for output in outputs)
+    return result, {id(o): level.dual(value, place, layer.inputs) for o, value, place in zip(outputs, own, places, strict=True)}

@@ -187,7 +187,10 @@ def _tanh_bend(x1: Array, x2: Array, x3: Array, /) -> Array:
     return out * x3 * -2.0
 
 
-tanh = define("tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)}, complex="holomorphic", cost=1.5)
+tanh = define(
+    "tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)},
+    jvp=lambda t, out: _tanh_slope(t, out), complex="holomorphic", cost=1.5
+)
 tanh_slope: Op = define(
     "tanh_slope",
     _tanh_slope,

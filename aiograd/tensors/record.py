@@ -175,7 +175,7 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
         if name == "cpu" or name == found:
             continue
         if found != "cpu":
-            depths = [there.depth if isinstance(there, devices.AdoptsTensors) else -1 for there in map(devices.device, (found, name))]
+            depths = [getattr(devices.device(there), "depth", -1) for there in (found, name)]
             if depths == [-1, -1]:
                 raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
             if depths[0] > depths[1]:
@@ -196,9 +196,9 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
             continue
         tensor = tensors[i]
         there = devices.device(device)
-        if isinstance(there, devices.AdoptsTensors):
-            tensors[i] = make(there.adopt(tensor))
-            if tensor._node is not None and there.takes_graph(tensor):
+        if devices.adopts(device):
+            tensors[i] = make(there.adopt(tensor))  # type: ignore[union-attr]
+            if tensor._node is not None and there.takes_graph(tensor):  # type: ignore[union-attr]
                 tensors[i]._node, tensors[i]._nr = tensor._node, tensor._nr
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
