@@ -71,4 +71,4 @@ def test_pictures_of_different_kinds_have_different_classes() -> None:
         root, *others = elements(picture)
         for style in (element.text for element in others if element.tag == f"{SVG}style"):
             by_style.setdefault(root.get("class"), set()).add(style)
-    assert len(by_style) == 2 and all(len(styles) == 1 for styles in by_style.values())
+    assert len(by_style) == 3 and all(len(styles) == 1 for styles in by_style.values())

@@ -2,11 +2,11 @@
 
 Note [Two uses of one level]
     `jacobian_plan` runs the function with patterns, and keeps the list of rows. A product with a plan runs it without patterns, compares each row
-    with that list, and leaves the derivative to the level or the graph around it: the arrays hold Tensors of the caller, as those of `vmap` do.
+    with that list, and leaves the derivative to the level or the graph around it: the arrays hold Tensors of the caller, as in `vmap`.
 
 Note [Writing in place]
-    A write makes a new value for the array and, as in forward mode, for those that it is a view of; other views take theirs when they are used next. So
-    neither the caller's Tensors nor their graph are changed. A Tensor of others that is written gets an array of the level until that is closed.
+    A write makes new values for the array and, as in forward mode, for the base of a view; other views take theirs at their next use. So neither the
+    caller's Tensors nor their graph are changed. A Tensor of others that is written gets an array of the level until that is closed.
 
 Rejected: reading the pattern off the recorded graph of an ordinary pass. A node keeps what its rules name, which is not all that a pattern needs.
 """
@@ -66,10 +66,10 @@ class RowsLevel(Level):
         return RowsArray(self, tensor, None)
 
     def to_host(self, array: RowsArray) -> Any:
-        """The values, of an array that depends on no input or has a single element: what a function may branch on."""
+        """The values, of an array that depends on no input or has a single element: a function may branch on these."""
         if array.size != 1 and array.pattern is not None:
             raise ArgumentError(
-                f"sparse_jacobian: the function reads the values of a tensor of shape {list(array.shape)} that depends on its input, which would drop "
+                f"sparse_jacobian: the function reads the values of a tensor of shape {list(array.shape)} that depends on its input. That would drop "
                 "a derivative. Compute with operations on tensors, read what was compared, bool((x > 0).any()), or read x.detach()."
             )
         return host_array(array.value)
@@ -131,10 +131,10 @@ class RowsLevel(Level):
 
     def _changed(self, found: str) -> TraceError:
         place, expected = len(self.rows), self.expected or ()
+        wanted = _described(expected[place]) if place < len(expected) else "the end"
         return TraceError(
-            f"sparse_jacobian: the function runs other rows than when its plan was made. Row {place} is {found}, expected "
-            f"{_described(expected[place]) if place < len(expected) else 'the end'}. Rows, shapes and integer indices of a plan are fixed: make another "
-            "plan at this point with jacobian_plan()."
+            f"sparse_jacobian: the function runs other rows than when its plan was made. Row {place} is {found}, expected {wanted}. Rows, shapes and "
+            "integer indices of a plan are fixed: make another plan at this point with jacobian_plan()."
         )
 
 

@@ -1,7 +1,7 @@
 """`jacobian_plan` and `sparse_jacobian`: the entries of a sparse Jacobian from a few products.
 
 Note [Colors]
-    Columns without a row in common may have one color: in the product with the sum of their unit vectors each row shows the entry of one column alone.
+    Columns without a row in common may have one color: in the product with the sum of their unit vectors each row shows the entry of one column.
     Coloring is greedy, columns with the most entries first; the colors of a row's columns are the bits of one number.
 
 Source: Curtis, Powell, Reid (1974); Coleman and Moré (1983).
@@ -89,7 +89,7 @@ class JacobianPlan:
                 await watched(x)
                 return seeds
             found = await vmap(product, in_dims=(None, 0))(x, make(seeds).to(x.device))
-            return (await ready(found)).to("cpu").numpy().reshape(self.passes, -1)  # type: ignore[no-any-return]
+            return (await ready(found)).to("cpu").numpy().reshape(self.passes, -1)
         finally:  # not earlier: a checkpoint of the function runs parts of it again in the backward pass
             for level in levels:
                 level.close()
@@ -113,7 +113,10 @@ class JacobianPlan:
             *(f'<path fill="hsl({(210 + color * 137.508) % 360:.0f} 60% {44 + color % 3 * 8}%)" d="{"".join(d)}"/>' for color, d in paths.items()),
             "</g>",
         ]
-        rules = ("text{font-size:13px;fill:#1f2328}", "path{shape-rendering:crispEdges}", ".b{fill:#f6f8fa;stroke:#8c959f;stroke-width:1px;vector-effect:non-scaling-stroke}")
+        rules = (
+            "text{font-size:13px;fill:#1f2328}", "path{shape-rendering:crispEdges}",
+            ".b{fill:#f6f8fa;stroke:#8c959f;vector-effect:non-scaling-stroke}",
+        )
         return svg_document("jacobian", f"Jacobian, {title}", (max(wide * side, 420.0) + 24, high * side + 48), rules, lines)
 
 
@@ -124,7 +127,7 @@ async def jacobian_plan(fn: Fn, x: Any, *, mode: str = "auto") -> JacobianPlan:
     ``x**2`` depends on x at 0, too. So the plan serves other points. Cancelling stops `fn`.
 
     Args:
-        fn: ``def`` or ``async def`` of one Tensor that returns one, both real. It may branch on what it reads of single elements.
+        fn: ``def`` or ``async def`` of one Tensor that returns one, both real. It may branch on single elements that it reads.
         x: a point.
         mode: ``forward``: products with columns; ``reverse``: with rows; ``auto``: whichever needs fewer.
 
@@ -163,7 +166,7 @@ async def sparse_jacobian(fn: Fn, x: Any, *, plan: JacobianPlan | None = None, m
     Args:
         fn: ``def`` or ``async def`` of one Tensor that returns one, both real.
         x: the point.
-        plan: what `jacobian_plan` returned for `fn`, or for a function that runs the same rows; without one `fn` runs once more.
+        plan: the plan for `fn`, or for a function that runs the same rows; without one `fn` runs once more.
         mode: as in `jacobian_plan`; with a plan, ``auto`` or the plan's.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What each row of the op tables does to the sets of its arguments.
+"""How each row of the op tables changes the sets of its arguments.
 
 A rule depends on shapes, settings and integer indices, never on values. It takes a `RowRun` and returns the pattern of the result, or a list of them.
 A row without a rule unites everything: each of its elements may depend on all elements of its arguments.
@@ -106,7 +106,7 @@ def _numbered(shape: Shape) -> Array:
 
 
 def _mixed(axes_of: Callable[[RowRun, int], Sequence[int]]) -> Rule:
-    """The rule of rows whose results mix some axes of each argument; a result has as many axes, or those before the mixed ones and perhaps others."""
+    """The rule of rows that mix some axes of each argument. A result has as many axes, or the axes before the mixed ones and perhaps others."""
 
     def fit(pattern: Pattern | None, shape: Shape, run: RowRun) -> Pattern | None:
         if pattern is None:
@@ -169,7 +169,7 @@ def _einsum(run: RowRun) -> Any:
         if pattern is None:
             return None
         thin = pattern.united([a for a, letter in enumerate(term) if letter not in output])
-        # letters of the result that the term lacks become axes of length 1, those that it has more go
+        # letters that only the result has become axes of length 1, letters that only the term has go
         sets = thin.sets[(*(slice(None) if letter in output else 0 for letter in term), *(None for letter in output if letter not in term))]
         letters = [*(letter for letter in term if letter in output), *(letter for letter in output if letter not in term)]
         return thin.moved(sets.transpose([letters.index(letter) for letter in output]))
@@ -178,7 +178,7 @@ def _einsum(run: RowRun) -> Any:
 
 
 def _windows(run: RowRun) -> Any:
-    """Convolution and pooling: what a window sees of all channels of its group; and the weight and bias of its channel."""
+    """Convolution and pooling: the elements of a window, of all channels of its group; and the weight and bias of its channel."""
     x, *others = run.patterns
     (n, channels, *plane), size = run.results[0], run.statics["kernel_size"] if "kernel_size" in run.statics else run.shapes[1][2:]
     if x is not None:
