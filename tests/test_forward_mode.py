@@ -14,7 +14,14 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import (
-    ArgumentTypeError, GradcheckError, GradientError, GraphError, InPlaceError, NoRuleError, OnceDifferentiableError, UnusedInputError,
+    ArgumentTypeError,
+    GradcheckError,
+    GradientError,
+    GraphError,
+    InPlaceError,
+    NoRuleError,
+    OnceDifferentiableError,
+    UnusedInputError,
 )
 from aiograd.running.devices import known_devices
 from aiograd.tensors.passes import start_grad

@@ -1,7 +1,7 @@
 """How rows run on dual arrays: the forward on the values, and the tangent that the row's declaration makes; see Note [Tangents] in `aiograd.ops.op`.
 
 Note [One forward]
-    Values are computed by the row that an eager call runs, with its fused kernels where it has them, so their bits are those of the plain forward.
+    Values are computed by the row that an eager call runs, with its fused kernels where it has them, bit by bit as in the plain forward.
     The tangent then takes saved values and residuals as a backward would, and the same kernels.
 """
 
@@ -82,8 +82,8 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
     outs = (call.out,) if op.outputs == 1 else call.out
     made: Any = (None,) * len(outs)
     if op.differentiable and any(t is not None for t in tangents) and current_mode().tangents:
-        carriers = range(len(outs)) if op.differentiable_outputs is None else op.differentiable_outputs
-        carriers = [i for i in carriers if outs[i].dtype.kind in "fc"]
+        able = range(len(outs)) if op.differentiable_outputs is None else op.differentiable_outputs
+        carriers = [i for i in able if outs[i].dtype.kind in "fc"]
         if carriers:
             made = _push_or_defer(level, call, tangents, carriers)
     results = [DualArray(level, out, t, inputs if t is not None else 0) for out, t in zip(outs, made, strict=True)]
@@ -115,7 +115,7 @@ def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[st
 
 
 def _push_or_defer(level: ForwardLevel, call: RowCall, tangents: list[Any], carriers: Sequence[int]) -> list[Any]:
-    """The tangents of the outputs, None for those that are no `carriers`."""
+    """The tangents of the outputs; None for an output without one."""
     if level.deferred or any(t.__class__ is Pending for t in tangents):
         return defer(level, functools.partial(push, level, call, carriers), tangents, len(_outs(call)), carriers)
     return push(level, call, carriers, tangents)
@@ -131,7 +131,7 @@ def defer(
         function: computes tangents, or an awaitable of them, from `tangents`.
         tangents: those it is given, None for zeros.
         outputs: how many it makes.
-        carriers: numbers of those that are wanted.
+        carriers: numbers of the results that are kept.
 
     Returns:
         The place of each output's tangent, None for one that is not wanted.
@@ -153,7 +153,7 @@ def _known(tangent: Any, _: list[Any]) -> tuple[Any]:
 
 
 def _outs(call: RowCall) -> Sequence[Any]:
-    return (call.out,) if call.op.outputs == 1 else call.out  # type: ignore[no-any-return]
+    return (call.out,) if call.op.outputs == 1 else call.out
 
 
 def push(level: ForwardLevel, call: RowCall, carriers: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
@@ -221,7 +221,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _part(call: RowCall, i: int, tangent: Any, way: Any) -> Any:
-    """What the tangent of argument `i` adds to that of the output."""
+    """The part of the output's tangent that comes from argument `i`."""
     op = call.op
     if callable(way):
         return way(tangent, *map(call.named, rule_names(way)))

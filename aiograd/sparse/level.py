@@ -173,7 +173,6 @@ class RowsArray(LevelArray):
 
     __slots__ = ("value", "pattern", "base")
     is_fixed = False
-    is_followed = True
 
     def __init__(self, level: RowsLevel, value: Any, pattern: Pattern | None) -> None:
         self.level = level
@@ -196,9 +195,14 @@ class RowsArray(LevelArray):
         return getattr(self.value._data, "flags", None) or _WRITEABLE
 
     @property
-    def tangent(self) -> Any:
-        """Not None where the array depends on an input: it may not be sent or converted as a plain one."""
-        return self.pattern
+    def is_followed(self) -> bool:
+        """True if a derivative may come from it; see `aiograd.tensors.followed`."""
+        return self.dtype.kind in "fc"
+
+    @property
+    def plain(self) -> Any:
+        """The values alone."""
+        return host_array(self.value)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if isinstance(value, LevelArray) and value.level.depth > self.level.depth:
@@ -213,7 +217,7 @@ class RowsArray(LevelArray):
         self.value, self.pattern = changed.value, changed.pattern
 
     def lifted(self, data: Any) -> Any:
-        """Another array as one of the level; see `aiograd.tensors.core.follows_writes`."""
+        """Another array as one of the level."""
         return self.level.own(data)
 
     def take_part(self, part: RowsArray, index: Any, shape: Shape | None) -> None:

@@ -7,6 +7,7 @@ A row without a rule unites everything: each of its elements may depend on all e
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -145,25 +146,24 @@ def _scanned(run: RowRun) -> Any:
 
 
 def _matmul(run: RowRun) -> Any:
-    first, second = run.patterns
-    alone = [len(shape) == 1 for shape in run.shapes]  # a vector has no axis of its own in the result
-    if first is not None:
-        first = first.united((-1,))
-        first = first.moved(first.sets[..., 0] if alone[1] else first.sets[..., :1])
-    if second is not None:
-        second = second.united((-1 if alone[1] else -2,))
-        second = second.moved(second.sets[..., 0] if alone[1] else second.sets[..., 0, :] if alone[0] else second.sets)
-    return union((first, second), run.results[0])
+    first, second = map(len, run.shapes)
+    batch = string.ascii_lowercase[: max(first, second, 2) - 2]
+    left, right = "Y" * (first > 1), "X" * (second > 1)  # a vector has no axis of its own in the result
+    return _product(run, (f"{batch[len(batch) - max(first - 2, 0) :]}{left}Z", f"{batch[len(batch) - max(second - 2, 0) :]}Z{right}"), batch + left + right)
 
 
 def _linear(run: RowRun) -> Any:
-    x, weight, bias = (*run.patterns, None)[:3]
-    weight = weight and weight.united((-1,))
-    return union((x and x.united((-1,)), weight and weight.moved(weight.sets[:, 0]), bias), run.results[0])
+    batch = string.ascii_lowercase[: len(run.shapes[0]) - 1]
+    return _product(run, (batch + "Z", "XZ", "X"), batch + "X")
 
 
 def _einsum(run: RowRun) -> Any:
     terms, output = run.static("subscripts").split("->")
+    return _product(run, terms.split(","), output)
+
+
+def _product(run: RowRun, terms: Sequence[str], output: str) -> Any:
+    """A product of arguments with axes that these letters name, summed over letters that the result lacks."""
 
     def aligned(pattern: Pattern | None, term: str) -> Pattern | None:
         if pattern is None:
@@ -174,7 +174,7 @@ def _einsum(run: RowRun) -> Any:
         letters = [*(letter for letter in term if letter in output), *(letter for letter in output if letter not in term)]
         return thin.moved(sets.transpose([letters.index(letter) for letter in output]))
 
-    return union([aligned(p, term) for p, term in zip(run.patterns, terms.split(","), strict=True)], run.results[0])
+    return union([aligned(p, term) for p, term in zip(run.patterns, terms, strict=False)], run.results[0])
 
 
 def _windows(run: RowRun) -> Any:
