@@ -41,6 +41,7 @@ PATTERNS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "integer indices": (lambda x: x[np.array([5, 0, 5])], "000001 100000 000001"),
     "joined": (lambda x: ag.concat([x[4:], ag.zeros(1, dtype=np.float64), x[:1]]), "000010 000001 000000 100000"),
     "padded and rolled": (lambda x: ag.roll(np.pad(x[:2], 1), 1), "000000 000000 100000 010000"),
+    "padded with a number": (lambda x: np.pad(x[:2], 1, constant_values=3.0), "000000 100000 010000 000000"),
     "a triangle": (lambda x: ag.tril(x[:4].reshape(2, 2)), "100000 000000 001000 000100"),
     "a product": (lambda x: x.reshape(2, 3) @ MATRIX[:, :2], "111000 111000 000111 000111"),
     "two factors": (lambda x: x[:2].reshape(2, 1) @ x[2:4].reshape(1, 2), "101000 100100 011000 010100"),
@@ -180,6 +181,12 @@ async def gradient(x: Any) -> Any:
     return found
 
 
+async def own_pass(x: Any) -> Any:
+    v = (x * 1.0).requires_grad_()
+    (found,) = await ag.grad((v[1:] * v[:-1] ** 2).sum(), [v], create_graph=True)
+    return found
+
+
 def written(x: Any) -> Any:
     y = x * 1.0
     y[1:] -= x[:-1]
@@ -232,6 +239,7 @@ async def slow(x: Any) -> Any:
 FUNCTIONS: dict[str, Any] = {
     "async": slow,
     "a gradient": gradient,
+    "a pass of its own": own_pass,
     "writes in place": written,
     "writes into views of zeros": filled,
     "fills a buffer": buffered,

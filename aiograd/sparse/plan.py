@@ -145,8 +145,7 @@ async def jacobian_plan(fn: Fn, x: Any, *, mode: str = "auto") -> JacobianPlan:
     _check("jacobian_plan", fn, x, mode)
     sparse, levels = scipy_sparse(), list[RowsLevel]()
     try:
-        with enable_grad():
-            output = await _run(fn, x.detach().clone(), levels, None)
+        output = await _run(fn, x.detach().clone(), levels, None)
         followed = output._data.pattern if levels[0].holds(output._data) else None
     finally:
         levels[0].close()
@@ -212,7 +211,8 @@ async def _run(fn: Fn, x: Any, levels: list[RowsLevel], expected: Any) -> Any:
     levels.append(level)
     register_device(level)
     pattern = Pattern.of_inputs(x.shape) if expected is None else None
-    outputs, one = await call(fn, (make(RowsArray(level, x, pattern)),), "sparse_jacobian")
+    with enable_grad():  # for passes of its own
+        outputs, one = await call(fn, (make(RowsArray(level, x, pattern)),), "sparse_jacobian")
     if not one or outputs[0].dtype.kind != "f":
         found = ", ".join(f"{output.dtype}{list(output.shape)}" for output in outputs)
         raise ArgumentTypeError(f"sparse_jacobian: the function returned {found}; expected one real Tensor. Join several with np.concatenate.")
