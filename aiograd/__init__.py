@@ -86,6 +86,10 @@ _HOMES = {
     "hessian": "functional.derivatives",
     "jacobian": "functional.derivatives",
     "jacobian_plan": "sparse.plan",
+    "jacfwd": "functional.derivatives",
+    "linearize": "functional.linearization",
+    "hvp": "functional.linearization",
+    "jacrev": "functional.derivatives",
     "jvp": "functional.derivatives",
     "load": "saving.serialization",
     "load_metadata": "saving.serialization",
@@ -127,12 +131,16 @@ if _typing.TYPE_CHECKING:
     from aiograd.functional.batching.vmap import vmap as vmap
     from aiograd.functional.checkpointing import checkpoint as checkpoint
     from aiograd.functional.derivatives import hessian as hessian
+    from aiograd.functional.derivatives import jacfwd as jacfwd
     from aiograd.functional.derivatives import jacobian as jacobian
+    from aiograd.functional.derivatives import jacrev as jacrev
     from aiograd.functional.derivatives import jvp as jvp
     from aiograd.functional.derivatives import value_and_grad as value_and_grad
     from aiograd.functional.derivatives import vjp as vjp
     from aiograd.functional.gradient_check import gradcheck as gradcheck
     from aiograd.functional.gradient_check import gradgradcheck as gradgradcheck
+    from aiograd.functional.linearization import hvp as hvp
+    from aiograd.functional.linearization import linearize as linearize
     from aiograd.nn.stateless import functional_call as functional_call
     from aiograd.running import accelerator as accelerator
     from aiograd.running import scalars as scalars

@@ -23,12 +23,13 @@ Source: PyTorch ``distributed/autograd/utils.cpp`` for the autograd metadata of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from aiograd.coordination.device_copies import on_host
+from aiograd.coordination.device_copies import LevelArrayError
 from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed import failpoints
@@ -36,19 +37,21 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.discovery import predict_edges
 from aiograd.distributed.autograd.leases import ContextLeases
+from aiograd.distributed.call_names import label, late, named
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
 from aiograd.distributed.messages.fields import NESTED, NO_TRACE
-from aiograd.distributed.messages.library import LIBRARY, CallMethod, CreateAdapter, CreateObject
+from aiograd.distributed.messages.library import LIBRARY, CallMethod, CreateAdapter
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import Contact, RemoteRef
 from aiograd.distributed.observing import observe, trace_context
-from aiograd.distributed.payload import NotOnHostError, Packing, Unpacking, UnsendableError, device_tensors, explain
+from aiograd.distributed.payload import Unpacking, UnsendableError, explain
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Exposed
+from aiograd.distributed.tangents import DeferredCallError, call_later, new_levels, pack, unpack_tangents
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.run import current_engine
 from aiograd.errors import (
@@ -62,6 +65,7 @@ from aiograd.errors import (
     ReferenceLostError,
     RemoteError,
 )
+from aiograd.forward.dual import ForwardLevel
 from aiograd.graph.edge_edits import EDGE_EDITS
 from aiograd.graph.node import _next_sequence
 from aiograd.running.modes import ModeScope, current_mode
@@ -129,28 +133,39 @@ class Calls:
         mode = current_mode()
         grad, profiler = mode.grad, mode.profiler
         try:
-            packing, (wire_args, wire_kwargs) = await self._pack((args, kwargs), grad, function.startswith(EXACT))
+            packing, (wire_args, wire_kwargs) = await pack((args, kwargs), grad, self._encoding(function), None, crosses=True)
         except (UnsendableError, RecursionError) as error:
-            raise explain(error, f"calling {_label(function, args)} on {peer}", _named(function, args, kwargs)) from None
+            raise explain(error, f"calling {label(function, args)} on {peer}", named(function, args, kwargs)) from None
+        except DeferredCallError as deferred:
+            return await call_later(lambda value: self.call(peer, function, value[0], value[1], timeout), (args, kwargs), deferred.level)
         sent = packing.differentiable
+        if packing.tangents is not None:
+            if grad and context is not None and not packing.records:
+                raise LevelArrayError(
+                    f"calling {label(function, args)} on {peer} in a context, with tangents and while gradients are recorded: a backward pass within "
+                    "forward mode cannot go on on another worker. Take the remote call out of the part that is differentiated twice."
+                )
+            grad = packing.records
         if context is None:
             if sent:
                 raise NoContextError(
-                    f"calling {_label(function, args)} on {peer} with arguments that require grad outside of any context: their gradients could "
+                    f"calling {label(function, args)} on {peer} with arguments that require grad outside of any context: their gradients could "
                     "never come back. Call inside `async with worker.context()`, or under no_grad() if none are wanted, or detach() the arguments."
                 )
             principal = None if scope is None else scope.principal
             try:
-                with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
+                with self.observe("call", function, label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
                     trace = trace_context(None if function.startswith(UNOBSERVED) else profiler)
-                    answer: CallResult = await core.ask(peer, FunctionCall(function, wire_args, wire_kwargs, grad, None, trace), seconds, principal)
+                    message = FunctionCall(function, wire_args, wire_kwargs, grad, None, trace, packing.tangents)
+                    answer: CallResult = await core.ask(peer, message, seconds, principal)
             except DeadlineError as error:
-                raise _late(error, f"calling {_label(function, args)} on {peer}") from None
-            return Unpacking(self.reference).unpack(answer.value)
+                raise late(error, f"calling {label(function, args)} on {peer}") from None
+            unpacking = Unpacking(self.reference)
+            return unpack_tangents(unpacking, unpacking.unpack(answer.value), answer.tangents, packing.levels, packing.inputs)()
         context.check_open()
         place = (*(scope.place if scope is not None else ()), -number)
         if len(place) > NESTED:
-            what = f"calling {_label(function, args)} on {peer}"
+            what = f"calling {label(function, args)} on {peer}"
             raise LimitError(f"{what}: calls are nested {NESTED} deep already; do functions call each other for ever?")
         send = None
         if sent:
@@ -165,23 +180,23 @@ class Calls:
         context.known_workers.add(peer)
         try:
             about = {"server.address": peer, "aiograd.context": context.id}
-            with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **about) as seen:
+            with self.observe("call", function, label(function, args), peer, profiler, "CLIENT", **about) as seen:
                 seen.nbytes = sum(tensor.size * tensor.dtype.itemsize for tensor in sent)
-                call = FunctionCall(function, wire_args, wire_kwargs, grad, header, trace_context(profiler))
+                call = FunctionCall(function, wire_args, wire_kwargs, grad, header, trace_context(profiler), packing.tangents)
                 answer = await core.ask(peer, call, seconds, context.principal)
         except BaseException as error:
             if send is not None:
                 context.send_nodes.pop(send.edge, None)  # the edge has no other half, or none that is used
-            what = f"calling {_label(function, args)} on {peer}"
+            what = f"calling {label(function, args)} on {peer}"
             if error.__class__ is DeadlineError:
-                raise _late(error, what) from None
+                raise late(error, what) from None
             if context.is_released and isinstance(error, RemoteError) and error.code == "cancelled":
                 raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
             raise
         context.opened_at.add(peer)
         edge = answer.edge
         unpacking = Unpacking(self.reference)
-        result = unpacking.unpack(answer.value)
+        whole = unpack_tangents(unpacking, unpacking.unpack(answer.value), answer.tangents, packing.levels, packing.inputs)
         if unpacking.differentiable:
             context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
@@ -190,7 +205,7 @@ class Calls:
             collect = current_mode().collect
             if collect is not None:
                 collect(recv)
-        return result
+        return whole()
 
     def observe(
         self, category: str, function: str, label: str, peer: str, profiler: Any, kind: SpanKindName, parent: str | None = None, **about: Any
@@ -200,18 +215,9 @@ class Calls:
             return observe(Meter(), category, label, peer, None)
         return observe(self.core.meter, category, label, peer, profiler, kind, parent, **about)
 
-    async def _pack(self, value: Any, records: bool, is_exact: bool) -> tuple[Packing, Any]:
-        """A value as it is sent, and its packing."""
-        encoding = Encoding.PLAIN if is_exact else self.core.encoding
-        try:
-            packing = Packing(records, encoding, {})
-            return packing, packing.pack(value)
-        except NotOnHostError:
-            hosted = {}
-            for tensor in device_tensors(value):
-                hosted[id(tensor)] = await on_host(tensor._data)
-            packing = Packing(records, encoding, hosted)
-            return packing, packing.pack(value)
+    def _encoding(self, function: str) -> Encoding:
+        """The wire encoding of the tensors of a call."""
+        return Encoding.PLAIN if function.startswith(EXACT) else self.core.encoding
 
     # ---------------------------------------------------------------- references in values
 
@@ -238,7 +244,7 @@ class Calls:
         core = self.core
         what = f"{ref.type_name}.post"
         try:
-            _, values = await self._pack(posted, False, False)
+            _, values = await pack(posted, False, core.encoding)
         except (UnsendableError, RecursionError) as error:
             raise explain(error, f"sending to {what} on {ref.owner}", [("values", posted)]) from None
         profiler = current_mode().profiler
@@ -247,7 +253,7 @@ class Calls:
                 post = Post(ref.to_wire(), values, waits, trace_context(profiler))
                 await core.ask(ref.owner, post, core.time_for(timeout), core.acting_principal())
             except DeadlineError as error:
-                raise _late(error, f"sending to {what} on {ref.owner}") from None
+                raise late(error, f"sending to {what} on {ref.owner}") from None
 
     async def _call_all(self, refs: Sequence[RemoteRef], method: str, args: list[Any], timeout: float | None) -> list[Any]:
         """See `RemoteRef.call_all`."""
@@ -255,7 +261,10 @@ class Calls:
         messages: dict[str, FunctionCall] = {}
         for ref in refs:
             if ref.owner != core.name and ref.owner not in messages:
-                _, packed = await self._pack([ref, method, args, {}], False, False)
+                try:
+                    _, packed = await pack([ref, method, args, {}], False, core.encoding)
+                except (UnsendableError, RecursionError) as error:
+                    raise explain(error, f"calling {ref.type_name}.{method} on {ref.owner}", named("", args, {})) from None
                 messages[ref.owner] = FunctionCall(CallMethod.form.name, packed, {}, False, None)
         found = await core.multicast.spread(messages, core.time_for(timeout), core.acting_principal())
         results: list[Any] = []
@@ -285,7 +294,7 @@ class Calls:
         """Serve a `FunctionCall`."""
         failpoints.reach("fwd.before_receive")
         core = self.core
-        function, args, kwargs, grad, header, trace = call.function, call.args, call.kwargs, call.grad, call.header, call.trace or NO_TRACE
+        function, grad, header, trace = call.function, call.grad, call.header, call.trace or NO_TRACE
         target = LIBRARY[function] if function in self.builtins else core.service.find_function(function)
         context: Context | None = None
         place: tuple[float, ...] = ()
@@ -300,17 +309,17 @@ class Calls:
         profiler = None if function.startswith(UNOBSERVED) else core.recorder(caller, trace)
         modes: dict[str, Any] = {"grad": grad, "profiler": profiler}
         about: dict[str, Any] = {"client.address": caller.name} if context is None else {"client.address": caller.name, "aiograd.context": context.id}
-        serving = self.observe("serve", function, _label(function, args), caller.name, profiler, "SERVER", trace.parent, **about)
+        serving = self.observe("serve", function, label(function, call.args), caller.name, profiler, "SERVER", trace.parent, **about)
         if context is None:
             with ModeScope(**modes), serving:
-                return await self._serve(caller, target, args, kwargs, None, 0, grad)
+                return await self._serve(caller, target, call, None, 0)
         task = asyncio.current_task()
         context.calls[task] = None
         try:
             if grad:
                 modes["collect"] = context.recorder(place)
             with ModeScope(**modes), serving:
-                return await self._serve(caller, target, args, kwargs, context, edge, grad)
+                return await self._serve(caller, target, call, context, edge)
         except asyncio.CancelledError:
             if core.is_closing:
                 raise core.closed_error("CALL") from None
@@ -320,11 +329,21 @@ class Calls:
             del task  # an error's traceback keeps this frame, and a task that is cancelled keeps the error
 
     async def _serve(
-        self, caller: PeerIdentity, target: Exposed | type[WireMessage], args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int,
-        grad: bool,
+        self, caller: PeerIdentity, target: Exposed | type[WireMessage], call: FunctionCall, context: Context | None, edge: int
+    ) -> CallResult:
+        if not call.tangents:
+            return await self._run(caller, target, call, context, edge, ())
+        with contextlib.ExitStack() as stack, ModeScope(grad=False):  # see Note [Recorded tangents] in `tangents`
+            return await self._run(caller, target, call, context, edge, new_levels(call.tangents, call.grad, stack))
+
+    async def _run(
+        self, caller: PeerIdentity, target: Exposed | type[WireMessage], call: FunctionCall, context: Context | None, edge: int,
+        levels: Sequence[ForwardLevel],
     ) -> CallResult:  # fmt: skip
+        grad = call.grad
         unpacking = Unpacking(self.reference)
-        args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
+        args, kwargs = unpacking.unpack(call.args), unpacking.unpack(call.kwargs)
+        whole = unpack_tangents(unpacking, (args, kwargs), call.tangents, levels, {}) if levels else None
         received = unpacking.differentiable
         if received:
             if context is None or edge == 0 or not grad:
@@ -332,6 +351,8 @@ class Calls:
             if edge in context.recv_nodes:
                 raise ProtocolError(f"arguments that claim gradients as message {edge}, which has come before", code="edge")
             context.add_recv(received, edge, caller.name)
+        if whole is not None:
+            args, kwargs = whole()
         failpoints.reach("fwd.after_receive")
         if isinstance(target, Exposed):
             running: Coroutine[Any, Any, Any] = self.invoke(target, args, kwargs)
@@ -345,13 +366,13 @@ class Calls:
         await ready(result)
         failpoints.reach("fwd.before_reply")
         try:
-            is_exact = not isinstance(target, Exposed) and target.form.name.startswith(EXACT)
-            packing, wire = await self._pack(result, grad and context is not None, is_exact)
+            encoding = self._encoding(call.function)
+            packing, wire = await pack(result, grad and context is not None, encoding, levels, crosses=bool(levels))
         except (UnsendableError, RecursionError) as error:
             raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable
         if not sent or context is None:
-            return CallResult(wire, 0)
+            return CallResult(wire, 0, None, packing.tangents)
         context.check_open()
         context.known_workers.add(caller.name)
         send = context.add_send(sent, caller.name)
@@ -359,7 +380,7 @@ class Calls:
         if scope is not None:
             context.recorder(scope.place)(send)
         send.behind, send.edits = predict_edges(send, context), EDGE_EDITS.count
-        return CallResult(wire, send.edge, send.behind)
+        return CallResult(wire, send.edge, send.behind, packing.tangents)
 
     @property
     def stuck(self) -> int:
@@ -416,34 +437,3 @@ class _ExecutorCall:
             raise RemoteError(f"{kind} in a function that ran on a thread: {error}", type_name=kind) from error
         finally:
             self.is_running = False
-
-
-def _late(error: DeadlineError, what: str) -> DeadlineError:
-    """The error with the name of the function; a DeadlineError that the function itself raised is returned as it is."""
-    return error if error.path else DeadlineError(f"{what}: {error}")
-
-
-def _label(function: str, args: list[Any]) -> str:
-    """The name of the called function for messages and spans; for functions of references, the class or method behind them.
-
-    Args:
-        function: as in the message.
-        args: of any types and any number: they are not checked yet.
-    """
-    if not function.startswith("aiograd.reference."):
-        return function
-    first, method = (*args, None, None)[:2]
-    if function == CreateObject.form.name and isinstance(first, str):
-        return f"{first:.80}"
-    if isinstance(first, RemoteRef | WireReference):
-        method = method if function == CallMethod.form.name else function.rpartition(".")[2]
-        if isinstance(method, str):
-            return f"{first.type_name:.80}.{method:.80}"
-    return function
-
-
-def _named(function: str, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-    """The arguments as the caller knows them."""
-    if function in (CreateObject.form.name, CallMethod.form.name):
-        args, kwargs = args[-2:]
-    return [*((f"argument {i}", arg) for i, arg in enumerate(args)), *((f"argument {name!r}", arg) for name, arg in kwargs.items())]

@@ -11,12 +11,13 @@ Note [Parameters are copied]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import CoroutineType
 from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.device_copies import STAYS, LevelArrayError, level_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
@@ -50,6 +51,11 @@ def explain(error: UnsendableError | RecursionError, what: str, values: Iterable
     found = error.value
     kind = type(found)
     place = next((name + path for name, value in values if (path := _path_to(found, value)) is not None), "a value")
+    if isinstance(found, TensorCore):
+        return LevelArrayError(
+            f"{what}: {place} is a tensor of {level_of(found._data)}, shape {list(found.shape)}, which stands for more than one value; only a plain "
+            f"one can be sent. {STAYS}"
+        )
     if kind is dict:
         key = next(key for key in found if key.__class__ is not str)  # type: ignore[attr-defined]
         return ArgumentTypeError(f"{what}: {place} has a key of type {type(key).__name__}; the keys of a dict that is sent are str")
@@ -103,12 +109,19 @@ class Packing:
         hosted: host copies of Tensors that live on devices, by ``id``.
     """
 
-    __slots__ = ("records", "encoding", "hosted", "differentiable", "_memo")
+    __slots__ = ("records", "encoding", "hosted", "differentiable", "tangents", "levels", "inputs", "_memo")
+
+    #: the tangents beside the values, their levels and the inputs that they come from; see `aiograd.distributed.tangents`
+    tangents: list[Any] | None
+    levels: Sequence[Any]
+    inputs: Mapping[Any, int]
 
     def __init__(self, records: bool, encoding: Encoding, hosted: Mapping[int, Any]) -> None:
         self.records = records
         self.encoding = encoding
         self.hosted = hosted
+        self.tangents = None
+        self.levels, self.inputs = (), {}
         #: Tensors that require grad, each once, in order
         self.differentiable: list[Any] = []
         self._memo: dict[int, WireTensor] = {}
@@ -172,6 +185,11 @@ class Unpacking:
         #: Tensors that the sender marked as differentiable, each once, in order
         self.differentiable: list[Any] = []
         self._memo: dict[int, Any] = {}
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The Tensors so far, each once, in the order in which they appeared."""
+        return list(self._memo.values())
 
     def unpack(self, value: Any) -> Any:
         """The value with Tensors (outside of any graph as yet) and RemoteRefs in place."""

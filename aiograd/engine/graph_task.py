@@ -24,7 +24,7 @@ from aiograd.engine.ledger import Ledger
 from aiograd.engine.pass_futures import PassFutures
 from aiograd.engine.pass_hooks import GraphTaskRunner, PassHooks
 from aiograd.engine.pass_view import PassView
-from aiograd.engine.placement import RulePlacement
+from aiograd.engine.placement import RulePlacement, examples_of
 from aiograd.engine.plan import DISCOVER_STRIDE, BackwardPlan
 from aiograd.engine.renumbering import RecordedNodes
 from aiograd.engine.selection import Selection
@@ -118,8 +118,8 @@ class GraphTask(PassView):
         self.hooks = hooks
         #: True if the options allow a walk; the graph may still forbid it
         self.may_walk = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
-        if create_graph:  # `grad` of one root; leaves that accumulate are not told apart by numbers
-            self.may_walk = self.may_walk and plan.__class__ is Selection and not accumulate and len(roots) == 1
+        if create_graph:  # `grad` of one root; leaves that accumulate are not told apart by numbers, and a batch takes longer than its node says
+            self.may_walk = self.may_walk and plan.__class__ is Selection and not accumulate and len(roots) == 1 and examples_of(seeds) == 1
         self.staged = StagedCommit()
         self.released = ReleasedVariables()
         if not keep_graph:

@@ -17,7 +17,10 @@ Source of the limits: an executor round trip costs about 60 µs, and one slice o
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from aiograd.graph.node import Node
 from aiograd.running.types import Shape
@@ -35,6 +38,11 @@ CHEAP_NS_PER_ELEMENT = 20.0
 STAGE_NS_PER_BYTE = 0.15
 #: the same before the gradient has arrived, so for the widest real dtype
 STAGE_NS_PER_ELEMENT = 8 * STAGE_NS_PER_BYTE
+
+
+def examples_of(grads: Sequence[Any]) -> int:
+    """The number of examples that gradients stand for: 1 but for Tensors of a level with a batch, see `aiograd.tensors.levels`."""
+    return max([getattr(getattr(grad, "_data", None), "examples", 1) for grad in grads], default=1)
 
 
 class RulePlacement:
@@ -96,7 +104,8 @@ class RulePlacement:
             return size * STAGE_NS_PER_BYTE > self.inline_ns
         if node.is_builtin and node.num_inputs:
             key = node.cost_key()  # type: ignore[attr-defined]
-            return (node.estimate() if key is None else self._estimate(key, node)) > self.inline_ns  # type: ignore[attr-defined]
+            estimate = node.estimate() if key is None else self._estimate(key, node)  # type: ignore[attr-defined]
+            return estimate > self.inline_ns or (grads[0].__class__ is not np.ndarray and estimate * examples_of(grads) > self.inline_ns)
         return bool(getattr(node, "wants_executor", False))
 
     def _estimate(self, key: Any, node: Node) -> float:

@@ -21,6 +21,7 @@ from aiograd.ops.op import Fused, Op, Rule, nothing, rule_names
 from aiograd.ops.slice_gradient import dense
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode
+from aiograd.tensors.attach import has_rule
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.levels import split_arguments
 
@@ -96,7 +97,12 @@ def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[st
         with ModeScope(grad=True):
             return RowCall(op, arrays, statics, op(*arrays, **statics), {}, None)
     fused = None
-    if all(isinstance(x, _HOST) for x in arrays):
+    is_host = True
+    for x in arrays:
+        if x.__class__ is not np.ndarray and not isinstance(x, _HOST):
+            is_host = False
+            break
+    if is_host:
         fused = op.fused
         if fused is None:
             result = op.forward(*arrays, **statics)
@@ -195,13 +201,16 @@ def fitted(tangent: Any, out: Any) -> Any:
 
 def _tangents(call: RowCall, tangents: Sequence[Any]) -> Any:
     op = call.op
-    _check_rules(op, call, tangents)
+    _check_rules(op, tangents)
     way = op.jvp
     if way is None:
         return transposed(call, tangents)
     if callable(way):
         plain = len(op.arrays) == 1 and not op.variadic
-        return way(tangents[0] if plain else tuple(tangents), *map(call.named, rule_names(way)))
+        names = op.pushers.get("names")
+        if names is None:
+            names = op.pushers["names"] = rule_names(way)
+        return way(tangents[0] if plain else tuple(tangents), *map(call.named, names))
     if way == "linear":
         filled = [np.zeros_like(x) if t is None and x is not None else t for x, t in zip(call.arrays, tangents, strict=True)]
         return op(*filled, **call.statics)
@@ -260,12 +269,12 @@ def _rule_of(op: Op, fused: Fused | None, i: int) -> tuple[Rule, tuple[str, ...]
     return found  # type: ignore[no-any-return]
 
 
-def _check_rules(op: Op, call: RowCall, tangents: Sequence[Any]) -> None:
+def _check_rules(op: Op, tangents: Sequence[Any]) -> None:
     """Raise where an argument has a tangent and the row no derivative by it."""
     if op.variadic:
         return
     for name, tangent in zip(op.arrays, tangents, strict=False):
-        if tangent is not None and name not in op.rules and not any(name in arguments for arguments in op.joint):
+        if tangent is not None and name not in op.rules and not has_rule(op, name):
             raise NoRuleError(f"{op.name}: its argument {name!r} has a tangent, and the row has no derivative by it. Use detach() of it.")
 
 

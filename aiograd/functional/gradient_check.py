@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, GradcheckError
-from aiograd.functional.derivatives import call, jvp
+from aiograd.functional.arguments import call
+from aiograd.functional.derivatives import jvp
 from aiograd.functional.function import Function
 from aiograd.ops import ROWS
 from aiograd.running.caller import warn_caller

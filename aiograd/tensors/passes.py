@@ -177,13 +177,20 @@ def start_grad(
     wanted = [_input_edge(what, i, item) for i, item in enumerate(listed)]
     check_can_run(what)
     keep = create_graph if retain_graph is None else retain_graph
-    return _grad(roots, seeds, listed, wanted, keep, create_graph, allow, materialize_grads, run)
+    records = create_graph
+    if not create_graph:
+        for seed, edge in zip(seeds, roots, strict=True):
+            if seed.__class__ is not np.ndarray and _is_batched(seed, edge):
+                seeds, records = list(map(make, seeds)), True  # rules for Tensors: kernels take plain arrays
+                break
+    return _grad(roots, seeds, listed, wanted, keep, create_graph, allow, materialize_grads, run, records)
 
 
 async def _grad(
-    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool, run: Any
-) -> tuple[Any, ...]:
-    options = {"inputs": wanted, "require_inputs": not allow_unused, "keep_graph": keep_graph, "create_graph": create_graph}
+    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool, run: Any,
+    records: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    options = {"inputs": wanted, "require_inputs": not allow_unused, "keep_graph": keep_graph, "create_graph": records}
     running = current_engine().run_new(roots, seeds, **options) if run is None else run(new_graph_task(roots, seeds, **options))
     del roots, seeds
     results = await running
@@ -309,6 +316,13 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
     if not create_graph:
         return gradient._data
     return gradient.clone() if what == "backward()" else gradient  # an array of the caller is never stored as a .grad
+
+
+def _is_batched(seed: Any, edge: tuple[Node, int]) -> bool:
+    """True if the gradient of a root lives on a device other than the root's, with operations that take the root's Tensors as they are."""
+    name = devices.device_name_of(seed)
+    metadata = edge[0].metadata_of(edge[1])
+    return metadata is not None and name != metadata.device and devices.adopts(name)
 
 
 def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:

@@ -84,14 +84,14 @@ def _call_general(
 ) -> Any:
     """The second half of `call` for devices, several outputs, or a mode other than plain."""
     device = _device_of(op, arrays)
+    if device != "cpu":
+        _move_along(op, tensors, arrays, args, device)
     records = False
     if mode.grad and op.differentiable:
         for tensor in tensors:
             if tensor is not None and tensor._node is not None:
                 records = True
                 break
-    if device != "cpu":
-        _move_along(op, tensors, arrays, args, device)
     fused = op.fused if device == "cpu" else devices.device(device).fused(op.name)  # type: ignore[union-attr]
     profiler = mode.profiler
     started = profiler.begin_forward() if profiler is not None else None

@@ -16,7 +16,7 @@ import pytest
 from aiograd.coordination.message_code import Bound
 from aiograd.coordination.message_form import WireMessage, encode, encode_answer, message, parse, parse_answer
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.messages.calls import AskWaits, CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage
+from aiograd.distributed.messages.calls import AskWaits, CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage, SentTangent
 from aiograd.distributed.messages.fields import TraceContext
 from aiograd.distributed.messages.groups import (
     GIVEN_UP,
@@ -98,6 +98,7 @@ CONTENT = PieceContent(b'["barrier","",0,[]]', 1, 0, 2, [ARRAY])
 REQUEST_EXAMPLES: list[WireMessage] = [
     FunctionCall("triple", [1, "x"], {"k": 2.0}, True, HEADER, TRACE),
     FunctionCall("triple", [1], {}, False, None),
+    FunctionCall("triple", [ARRAY], {}, False, None, None, [SentTangent(0, 0, ARRAY)]),
     Mark(KEY, "a", 7, [1, 2], UP),
     Mark(KEY, "a", 7, [1, 2]),
     Gradient(KEY, "a", 7, Bundle(3, [ARRAY, None], 0), SMART | CREATE, ["b", "c"], [3, 4], (-5, -1), TRACE),
@@ -126,6 +127,7 @@ REQUEST_EXAMPLES: list[WireMessage] = [
 ANSWER_EXAMPLES: list[tuple[type[WireMessage], Any]] = [
     (FunctionCall, CallResult(4, 0)),
     (FunctionCall, CallResult(ARRAY, 6, [3])),
+    (FunctionCall, CallResult(ARRAY, 0, None, [SentTangent(0, 0, ARRAY)])),
     (Mark, Marked(["b"], [1])),
     (Gradient, GradientsTaken(["b"], [Bundle(3, [ARRAY], 0)], False)),
     (AskWaits, WireTensor(np.frombuffer(b'{"waits":[]}', np.uint8), False)),

@@ -29,6 +29,18 @@ class CallHeader(WireMessage):
     opens: bool
 
 
+@message(code="tangent")
+class SentTangent(WireMessage):
+    """The tangent of a tensor in a call or its answer; see Note [Tangents beside the arguments] in `aiograd.distributed.tangents`."""
+
+    #: number of the level, the outermost first
+    level: Count
+    #: number of the tensor
+    of: Count
+    #: the tangent, of the shape and dtype of the tensor
+    value: Any
+
+
 @message(code="answer")
 class CallResult(WireMessage):
     """The answer to `FunctionCall`."""
@@ -39,6 +51,8 @@ class CallResult(WireMessage):
     edge: Count
     #: edges of the caller that are all that is behind the result, where that is known
     behind: list[int] | None = None
+    #: the tangents of the result, where the call had some
+    tangents: list[SentTangent] | None = None
 
 
 @message(
@@ -55,6 +69,8 @@ class FunctionCall(WireMessage):
     #: None outside of a context
     header: CallHeader | None
     trace: TraceContext | None = None
+    #: the tangents of the arguments, within forward mode
+    tangents: list[SentTangent] | None = None
 
 
 @message(kind=11, name="POST", code="post", answer=None)

@@ -19,6 +19,10 @@ from aiograd.tensors.followed import without_tangent
 from aiograd.tensors.levels import Level, LevelArray
 
 
+class ValueOfBatchError(ArgumentError):
+    """The value of a batched array was asked for, which differs from example to example."""
+
+
 class BatchLevel(Level):
     """One call of a function that `vmap` made: the device its arrays live on."""
 
@@ -42,7 +46,7 @@ class BatchLevel(Level):
         """The values of an array that is the same for all examples; refuse others."""
         if not array.batched:
             return host_array(array.value)
-        raise ArgumentError("vmap: the function reads the value of a tensor, which differs from example to example; use where() in place of if")
+        raise ValueOfBatchError("vmap: the function reads the value of a tensor, which differs from example to example; use where() in place of if")
 
     def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The row by its batching rule, or in a loop over the examples."""
@@ -74,6 +78,11 @@ class BatchedArray(LevelArray):
     def dtype(self) -> np.dtype[Any]:
         """Type of the elements."""
         return self.value.dtype  # type: ignore[no-any-return]
+
+    @property
+    def examples(self) -> int:  # type: ignore[override]
+        """The length of the batch, with those of levels outside."""
+        return (self.level.size if self.batched else 1) * getattr(self.value._data, "examples", 1)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         given = value if isinstance(value, BatchedArray) else self.level.from_host(np.asarray(value))
