@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -76,6 +77,9 @@ class ForwardLevel(Level):
         self.is_open = False
         #: True while the short way of rows may be taken
         self.is_lean = False
+        #: the caller's profile, which gets the call as a scope
+        self.profiler: Any = None
+        self.began = 0
         #: Tensors of others that are written within the call, each with its own array
         self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
@@ -83,11 +87,14 @@ class ForwardLevel(Level):
         register_device(self)
         self.is_open = True
         self.is_lean = not (self.records or self.follows or self.deferred)
+        self.profiler, self.began = current_mode().profiler, perf_counter_ns()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.is_open = self.is_lean = False
         unregister_device(self.name)
+        if self.profiler is not None:
+            self.profiler.add("jvp", "scope", "jvp", self.began, perf_counter_ns())
         for reference, data in reversed(self.borrowed):
             tensor = reference()
             if tensor is not None and tensor._data.__class__ is DualArray and tensor._data.level is self:

@@ -184,7 +184,8 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
     origin = base_of(tensor)._data
     if follows_writes(origin) and origin.is_fixed:
         raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use clone() first.")
-    if (isinstance(data, np.ndarray) or follows_writes(data)) and not data.flags.writeable:
+    flags = getattr(data, "flags", None) if follows_writes(data) else data.flags if isinstance(data, np.ndarray) else None
+    if flags is not None and not flags.writeable:
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
         return
