@@ -13,7 +13,6 @@ Rejected: reading the pattern off the recorded graph of an ordinary pass. A node
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -54,8 +53,6 @@ class RowsLevel(Level):
         self.rows: list[Any] = []
         #: True once the function has returned; a checkpoint may run parts of it again
         self.ended = False
-        #: Tensors of others that are written within the run, each with its own array
-        self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
     def from_host(self, array: np.ndarray[Any, Any]) -> RowsArray:
         """Values that depend on no input."""
@@ -121,10 +118,7 @@ class RowsLevel(Level):
     def close(self) -> None:
         """Forget the level: its arrays are used no more."""
         unregister_device(self.name)
-        for reference, data in reversed(self.borrowed):
-            tensor = reference()
-            if tensor is not None and self.holds(tensor._data):
-                tensor._data = data
+        self.give_back()
 
     def _value(self, x: RowsArray) -> Any:
         return x.value if self.holds(x) else x
@@ -208,12 +202,11 @@ class RowsArray(LevelArray):
         if isinstance(value, LevelArray) and value.level.depth > self.level.depth:
             raise InPlaceError("sparse_jacobian: a value that an inner call of jvp() or vmap() made is written into an array. Write out of place.")
         given = self.level.own(value if hasattr(value, "__aiograd_device__") else np.asarray(value))
-        if not current_mode().tangents:
-            given = given.without_tangent()
-        with ModeScope(tangents=True):  # the elements that are not written keep their derivative
-            self._become(self.level.run(_SETITEM, (self, given), {"index": index}))
+        self._become(_SETITEM, (self, given if current_mode().tangents else given.without_tangent()), {"index": index})
 
-    def _become(self, changed: RowsArray) -> None:
+    def _become(self, op: Op, args: tuple[Any, ...], settings: dict[str, Any]) -> None:
+        with ModeScope(tangents=True):  # under no_grad the elements that are not written keep their derivative
+            changed = self.level.run(op, args, settings)
         self.value, self.pattern = changed.value, changed.pattern
 
     def lifted(self, data: Any) -> Any:
@@ -222,9 +215,7 @@ class RowsArray(LevelArray):
 
     def take_part(self, part: RowsArray, index: Any, shape: Shape | None) -> None:
         """Take over a view that was written: its elements are those at `index`, or all of them, in another shape."""
-        op, args, settings = (_SETITEM, (self, part), {"index": index}) if shape is None else (_RESHAPE, (part,), {"shape": shape})
-        with ModeScope(tangents=True):
-            self._become(self.level.run(op, args, settings))
+        self._become(*((_SETITEM, (self, part), {"index": index}) if shape is None else (_RESHAPE, (part,), {"shape": shape})))
 
     async def __aiograd_wait__(self) -> None:
         await self.value

@@ -29,7 +29,7 @@ def scipy_sparse() -> Any:
     """
     try:
         import scipy.sparse
-    except ModuleNotFoundError:
+    except ImportError:
         raise MissingExtraError("sparse_jacobian: its result is a matrix of SciPy, which is not installed: pip install 'aiograd[scipy]'") from None
     return scipy.sparse
 

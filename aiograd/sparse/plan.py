@@ -9,6 +9,7 @@ Source: Curtis, Powell, Reid (1974); Coleman and Moré (1983).
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,13 +151,13 @@ async def jacobian_plan(fn: Fn, x: Any, *, mode: str = "auto") -> JacobianPlan:
     finally:
         levels[0].close()
     pattern = sparse.csr_array((output.size, x.size), dtype=bool) if followed is None else followed.matrix()
-    sides = {"forward": pattern, "reverse": pattern.T}
-    shown = {name: _color_columns(sides[name]) for name in ([mode] if mode in sides else sides)}
-    passes = {name: int(colors.max()) + 1 if pattern.nnz else 0 for name, colors in shown.items()}
-    best = min(passes, key=passes.__getitem__)
-    for array in (shown[best], pattern.data, pattern.indices, pattern.indptr):
+    found = [(*_color_columns(pattern), "forward")] if mode != "reverse" else []
+    if mode == "reverse" or (mode == "auto" and found[0][0] > np.bincount(pattern.indices, minlength=1).max()):  # rows may need fewer
+        found.append((*_color_columns(pattern.T), "reverse"))
+    passes, colors, best = min(found, key=operator.itemgetter(0))
+    for array in (colors, pattern.data, pattern.indices, pattern.indptr):
         array.setflags(write=False)
-    return JacobianPlan(pattern, shown[best], passes[best], best, fn, x.shape, tuple(levels[0].rows))
+    return JacobianPlan(pattern, colors, passes, best, fn, x.shape, tuple(levels[0].rows))
 
 
 async def sparse_jacobian(fn: Fn, x: Any, *, plan: JacobianPlan | None = None, mode: str = "auto") -> Any:
@@ -225,7 +226,8 @@ def _rows_of(pattern: Any) -> Array:
     return np.repeat(np.arange(pattern.shape[0]), np.diff(pattern.indptr))
 
 
-def _color_columns(pattern: Any) -> Array:
+def _color_columns(pattern: Any) -> tuple[int, Array]:
+    """The number of colors, and the color of each column."""
     columns = pattern.tocsc()
     rows, starts = columns.indices.tolist(), columns.indptr.tolist()
     colors, used = np.zeros(pattern.shape[1], np.int64), [0] * pattern.shape[0]
@@ -238,4 +240,4 @@ def _color_columns(pattern: Any) -> Array:
         for row in mine:
             used[row] |= free
         colors[column] = free.bit_length() - 1
-    return colors
+    return int(colors.max()) + 1 if pattern.nnz else 0, colors

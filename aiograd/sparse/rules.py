@@ -149,7 +149,8 @@ def _matmul(run: RowRun) -> Any:
     first, second = map(len, run.shapes)
     batch = string.ascii_lowercase[: max(first, second, 2) - 2]
     left, right = "Y" * (first > 1), "X" * (second > 1)  # a vector has no axis of its own in the result
-    return _product(run, (f"{batch[len(batch) - max(first - 2, 0) :]}{left}Z", f"{batch[len(batch) - max(second - 2, 0) :]}Z{right}"), batch + left + right)
+    ours, theirs = (batch[len(batch) - max(ndim - 2, 0) :] for ndim in (first, second))
+    return _product(run, (f"{ours}{left}Z", f"{theirs}Z{right}"), batch + left + right)
 
 
 def _linear(run: RowRun) -> Any:
