@@ -73,7 +73,7 @@ device = _DeviceName
 _PARTS = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
-    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "testing",
+    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "sparse", "testing",
     "transaction", "utils", "viz", "implicit",
 )  # fmt: skip
 _HOMES = {
@@ -85,6 +85,7 @@ _HOMES = {
     "gradgradcheck": "functional.gradient_check",
     "hessian": "functional.derivatives",
     "jacobian": "functional.derivatives",
+    "jacobian_plan": "sparse.plan",
     "jacfwd": "functional.derivatives",
     "linearize": "functional.linearization",
     "hvp": "functional.linearization",
@@ -95,6 +96,7 @@ _HOMES = {
     "log": "running.scalars",
     "multinomial": "distributions.drawing",
     "save": "saving.serialization",
+    "sparse_jacobian": "sparse.plan",
     "value_and_grad": "functional.derivatives",
     "vjp": "functional.derivatives",
     "vmap": "functional.batching.vmap",
@@ -116,6 +118,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import profiler as profiler
     from aiograd import saving as saving
     from aiograd import serving as serving
+    from aiograd import sparse as sparse
     from aiograd import stats as stats
     from aiograd import testing as testing
     from aiograd import transaction as transaction
@@ -149,6 +152,8 @@ if _typing.TYPE_CHECKING:
     from aiograd.saving.serialization import load_metadata as load_metadata
     from aiograd.saving.serialization import save as save
     from aiograd.saving.training_state import TrainingState as TrainingState
+    from aiograd.sparse.plan import jacobian_plan as jacobian_plan
+    from aiograd.sparse.plan import sparse_jacobian as sparse_jacobian
 else:
     __getattr__, __dir__ = _on_first_use(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()}, modules=_PARTS)
 

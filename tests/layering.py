@@ -36,8 +36,8 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
             "engine transaction data.ledger",
-            "tensors functional forward running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
-            "serving.batcher",
+            "tensors sparse functional forward running.random running.offloading running.scalars array_functions autograd coordination "
+            "serving.batching serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
             "compiler profiler implicit viz testing data stats saving.training_state dashboard interop utils serving running.accelerator",
             "__init__ __main__ running.cli",
@@ -77,13 +77,13 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "einops": ("interop.einops",),
     "sklearn": ("running.cli.demo",),
     "tqdm": ("running.cli.demo", "running.progress"),
-    "scipy": (),
+    "scipy": ("sparse",),
 }  # fmt: skip
 
 #: what every run of pytest in an environment imports, so that it imports the rest where it is used
 LATE = "testing.plugin."
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset("prometheus_client uvloop numba llvmlite ray threadpoolctl ml_dtypes cuda numba_cuda sklearn starlette tqdm".split())
+OPTIONAL = frozenset("prometheus_client uvloop numba llvmlite ray threadpoolctl ml_dtypes cuda numba_cuda scipy sklearn starlette tqdm".split())
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (

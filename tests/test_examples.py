@@ -118,6 +118,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
             (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
             (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
+            (["sparse_newton.py", "--side", "12", "--steps", "2"], "each step to a residual of 1e-09"),
             (["followers.py"], "every answer had the bits of its version"),
             (["hyperparameters.py", "--steps", "6"], "have the same bits as those of one process"),
             (["neural_ode.py", "--steps", "10"], "the adjoint gives the gradients of the unrolled solver"),

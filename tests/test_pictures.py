@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
@@ -31,11 +32,15 @@ def timeline() -> str:
     return ag.pipeline.simulate(schedule, ag.pipeline.Costs(1, 1, 1, 0)).svg()
 
 
+def jacobian() -> str:
+    return asyncio.run(ag.jacobian_plan(lambda x: x[1:] * x[:-1], ag.tensor(np.ones(4)))).svg()
+
+
 def icon() -> str:
     return (Path(ag.__file__).parent / "dashboard" / "static" / "icon.svg").read_text()
 
 
-PICTURES = (graph, program, timeline, icon)
+PICTURES = (graph, program, timeline, jacobian, icon)
 
 
 def elements(picture: Callable[[], str]) -> list[Any]:
@@ -66,4 +71,4 @@ def test_pictures_of_different_kinds_have_different_classes() -> None:
         root, *others = elements(picture)
         for style in (element.text for element in others if element.tag == f"{SVG}style"):
             by_style.setdefault(root.get("class"), set()).add(style)
-    assert len(by_style) == 2 and all(len(styles) == 1 for styles in by_style.values())
+    assert len(by_style) == 3 and all(len(styles) == 1 for styles in by_style.values())

@@ -165,6 +165,11 @@ def test_a_compiled_function_in_forward_mode(capsys: pytest.CaptureFixture[str])
     assert "recordings=1, runs=3" in printed and "d_i0" in printed
 
 
+def test_a_sparse_jacobian(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# heat.py"), {})
+    assert capsys.readouterr().out == after("# heat.py", "text")
+
+
 def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled_step.py"), {})
     printed = capsys.readouterr().out

@@ -19,7 +19,6 @@ Note [Pending tangents]
 from __future__ import annotations
 
 import inspect
-import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Self
@@ -80,8 +79,6 @@ class ForwardLevel(Level):
         #: the caller's profile, which gets the call as a scope
         self.profiler: Any = None
         self.began = 0
-        #: Tensors of others that are written within the call, each with its own array
-        self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
     def __enter__(self) -> Self:
         register_device(self)
@@ -95,10 +92,7 @@ class ForwardLevel(Level):
         unregister_device(self.name)
         if self.profiler is not None:
             self.profiler.add("jvp", "scope", "jvp", self.began, perf_counter_ns())
-        for reference, data in reversed(self.borrowed):
-            tensor = reference()
-            if tensor is not None and tensor._data.__class__ is DualArray and tensor._data.level is self:
-                tensor._data = data
+        self.give_back()
 
     def input(self, primal: Any, tangent: Any, number: int) -> Any:
         """An input of the function as a Tensor of the level."""

@@ -33,7 +33,7 @@ from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore, make, outside
 from aiograd.tensors.followed import follows_writes
 from aiograd.tensors.inplace import check_in_place, store
-from aiograd.tensors.levels import LevelArray
+from aiograd.tensors.levels import Level, LevelArray
 from aiograd.tensors.passes import grad
 
 
@@ -48,7 +48,7 @@ class Layer:
 
     __slots__ = ("level", "args", "values", "tangents", "inputs", "records")
 
-    def __init__(self, level: ForwardLevel, args: Sequence[Any], records: bool) -> None:
+    def __init__(self, level: Any, args: Sequence[Any], records: bool) -> None:
         level.check()
         self.level = level
         self.args = args
@@ -242,8 +242,12 @@ def needs_of(layer: Layer) -> tuple[bool, ...]:
     )
 
 
+#: by the kind of level what follows a custom function there; None where forward runs on arrays of the level itself
+LAYERS: dict[type[Level], Callable[[Any, Sequence[Any], bool], Layer | None]] = {ForwardLevel: Layer}
+
+
 def layers_of(args: Sequence[Any]) -> list[Layer]:
-    """The levels of forward mode that follow the arguments, the innermost first; arguments of `vmap` within them stay as they are."""
+    """The levels of `LAYERS` that follow the arguments, the innermost first; batches of `vmap` within them stay as they are."""
     layers: list[Layer] = []
     records = current_mode().grad
     while True:
@@ -252,9 +256,10 @@ def layers_of(args: Sequence[Any]) -> list[Layer]:
             data = arg._data if isinstance(arg, TensorCore) else None
             if isinstance(data, LevelArray) and (deepest is None or data.level.depth > deepest.depth):
                 deepest = data.level
-        if not isinstance(deepest, ForwardLevel):
+        layer = LAYERS[type(deepest)](deepest, args, records) if type(deepest) in LAYERS else None
+        if layer is None:
             return layers
-        layers.append(Layer(deepest, args, records))
+        layers.append(layer)
         args = layers[-1].values
         records = deepest.records
 
@@ -275,6 +280,8 @@ def through_nodes(tensors: Sequence[Any], run: Callable[[dict[int, Any]], Any], 
     """
     layer = layers_of(tensors)[0]
     level = layer.level
+    if not isinstance(level, ForwardLevel):
+        raise NoRuleError("another library's modules take no part in vmap() and sparse_jacobian(); use jvp() or jacobian()")
     if (any(tensor._node is not None for tensor in tensors if follows_writes(tensor._data)) and current_mode().grad) or len(layers_of(layer.values)):
         raise NoRuleError("forward mode goes through another library's modules once: not over a backward pass through one, nor twice")
     wanted = [i for i, tangent in enumerate(layer.tangents) if tangent is not None]

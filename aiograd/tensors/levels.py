@@ -10,6 +10,7 @@ Note [Levels]
 from __future__ import annotations
 
 import itertools
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -40,6 +41,15 @@ class Level:
         #: of two calls of which one is made within the other, the inner one has the higher number
         self.depth = next(_numbers)
         self.name = f"{self.kind}:{self.depth}"
+        #: Tensors of others that are written within the call, each with its own array
+        self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
+
+    def give_back(self) -> None:
+        """Give Tensors of others that were written their own arrays."""
+        for reference, data in reversed(self.borrowed):
+            tensor = reference()
+            if tensor is not None and getattr(tensor._data, "level", None) is self:
+                tensor._data = data
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Run at once."""

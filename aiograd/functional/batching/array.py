@@ -14,7 +14,7 @@ from aiograd.errors import ArgumentError
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import current_mode
 from aiograd.running.types import Shape
-from aiograd.tensors.core import make
+from aiograd.tensors.core import host_array, make
 from aiograd.tensors.followed import without_tangent
 from aiograd.tensors.levels import Level, LevelArray
 
@@ -43,7 +43,9 @@ class BatchLevel(Level):
         return BatchedArray(self, tensor, False)
 
     def to_host(self, array: BatchedArray) -> Any:
-        """Refuse: there is a value for every example."""
+        """The values of an array that is the same for all examples; refuse others."""
+        if not array.batched:
+            return host_array(array.value)
         raise ValueOfBatchError("vmap: the function reads the value of a tensor, which differs from example to example; use where() in place of if")
 
     def run(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

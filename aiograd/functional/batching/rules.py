@@ -24,14 +24,14 @@ from aiograd.tensors.record import call
 Rule = Callable[[BatchLevel, Op, list[Any], dict[str, Any]], Any]
 
 #: rows that broadcast, beside ufuncs
-_BROADCAST = (
+BROADCAST = (
     "pow abs sgn rsqrt relu gelu silu elu leaky_relu softplus softsign sigmoid log_sigmoid clamp erf erfc erfinv log_ndtr logit gammaln gamma "
     "digamma zeta bessel_i0 bessel_i1 bessel_i0e bessel_i1e bessel_j0 bessel_j1 bessel_y0 bessel_y1 sinc xlogy "
     "bessel_jv bessel_yn bessel_iv bessel_ive bessel_k0 bessel_k1 rgamma gammasgn gammainc gammaincc betainc betaincc stdtr erfcx ndtri "
     "exprel rel_entr where mask round real imag angle conj clone to_copy nan_to_num complex isclose clamp_min "
     "clamp_max"
 ).split()
-_REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
+REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
 _ALONG_AN_AXIS = "softmax log_softmax cumsum cumprod sort argsort topk unbind split shift".split()
 
 
@@ -195,8 +195,8 @@ def _einsum(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_BROADCAST, _broadcast),
-    **dict.fromkeys(_REDUCTIONS, _reduce),
+    **dict.fromkeys(BROADCAST, _broadcast),
+    **dict.fromkeys(REDUCTIONS, _reduce),
     **dict.fromkeys(_ALONG_AN_AXIS, _along),
     **dict.fromkeys(("argmax", "argmin"), _index_of),
     **dict.fromkeys(("cat", "stack"), _join),

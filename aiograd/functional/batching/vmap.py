@@ -11,8 +11,34 @@ from aiograd.array_functions import conversion, manipulation
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.functional.batching import rules as rules
 from aiograd.functional.batching.array import BatchedArray, BatchLevel
+from aiograd.functional.function_tangents import LAYERS, Layer
 from aiograd.running.devices import register_device, unregister_device
 from aiograd.tensors.core import TensorCore, make
+
+
+class SharedLayer(Layer):
+    """A custom function on arguments that are the same for all examples: it runs on the caller's Tensors, and so do its rules."""
+
+    __slots__ = ()
+
+    def __init__(self, level: BatchLevel, args: Sequence[Any], records: bool) -> None:
+        self.level, self.args, self.records, self.tangents, self.inputs = level, args, records, [None] * len(args), 0
+        self.values = [arg._data.value if _is_of(level, arg) else arg for arg in args]
+
+    def outputs(self, function: Any, context: Any, made: Sequence[Any], nesting: Any) -> list[Any]:
+        """The outputs as Tensors of the level."""
+        return [make(self.level.adopt(out)) if isinstance(out, TensorCore) else out for out in made]
+
+
+def _is_of(level: BatchLevel, arg: Any) -> bool:
+    return isinstance(arg, TensorCore) and isinstance(arg._data, BatchedArray) and arg._data.level is level
+
+
+def _layer(level: BatchLevel, args: Sequence[Any], records: bool) -> SharedLayer | None:
+    return None if any(_is_of(level, arg) and arg._data.batched for arg in args) else SharedLayer(level, args, records)
+
+
+LAYERS[BatchLevel] = _layer
 
 Dims = int | None | Sequence[int | None]
 
