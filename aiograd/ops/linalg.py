@@ -97,6 +97,14 @@ def _recorded_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
     return _matmul_x1(g, x2, x1_shape)
 
 
+def _factors_x1(g: Array, x2: Array) -> tuple[Array, Array]:
+    return (unsqueeze(g, axis=0), unsqueeze(x2, axis=0)) if x2.ndim == 1 else (_rows(swapped(g)), _rows(swapped(x2)))
+
+
+def _factors_x2(g: Array, x1: Array) -> tuple[Array, Array]:
+    return (unsqueeze(x1, axis=0), unsqueeze(g, axis=0)) if x1.ndim == 1 else (_rows(x1), _rows(g))
+
+
 def _matmul_cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     inner = inputs[0][-1] if inputs[0] else 1
     return 2.0 * math.prod(output) * inner / GEMM_RATE
@@ -110,6 +118,7 @@ matmul: Op = define(
     recorded={"x1": _recorded_x1},
     complex="holomorphic",
     cost=_matmul_cost,
+    norm={"x1": _factors_x1, "x2": _factors_x2},
     numpy=(np.matmul, np.linalg.matmul),
 )
 

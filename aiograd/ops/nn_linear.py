@@ -62,5 +62,6 @@ linear = define(
     bias=lambda g: np.sum(as_rows(g), axis=0),
     recorded={"x": lambda g, weight, x_shape: g @ weight if len(x_shape) == 2 else _x(g, weight, x_shape)},
     cost=_cost,
+    norm={"weight": lambda g, x: (as_rows(g), as_rows(x))},
     fused=Fused(lambda x, weight, bias: (_linear(x, weight, bias),), (), {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))}),
 )

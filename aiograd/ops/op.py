@@ -73,6 +73,7 @@ class Op:
     __slots__ = (
         "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
         "differentiable_outputs", "view", "complex", "cost", "fused", "recorded", "recorder", "lean", "binder",
+        "norm",
     )
 
     def __init__(
@@ -109,6 +110,8 @@ class Op:
         self.lean: dict[tuple[bool, ...], Any] = {}
         #: likewise: splits a call's arguments into arrays and static arguments
         self.binder: Callable[..., tuple[list[Any], dict[str, Any]]] | None = None
+        #: per array argument that a gradient of outer products belongs to, its factors; see `define`
+        self.norm: Mapping[str, Rule] = MappingProxyType({})
         self._check_rules(self.rules, self.joint)
         self._check_rules(self.recorded, {})
         if fused is not None:
@@ -180,6 +183,7 @@ def define(
     fused: Fused | None = None,
     recorded: Mapping[str, Rule] | None = None,
     numpy: Sequence[Callable[..., Any]] = (),
+    norm: Mapping[str, Rule] | None = None,
     **rules: Rule,
 ) -> Op:
     """Add a row to the table and return its `Op`.
@@ -202,6 +206,9 @@ def define(
         recorded: rules for Tensors, where a pass records a graph, in place of those for the same arguments: the same formulas by rows of their
             own, so that fewer nodes are recorded. They name the same values as the plain rules.
         numpy: numpy functions this row answers for when they are called on Tensors.
+        norm: for arguments whose gradient, where they are matrices, is a sum of outer products over t: rules that return the factors, a (T, m) and
+            b (T, n). The norm of the gradient follows without it (`aiograd.grad_norms_per_sample`). Integers a (T,) stand for rows of zeros with a
+            one there.
 
     Raises:
         TypeError: a rule names something the row does not have; ValueError: the name is taken.
@@ -212,6 +219,9 @@ def define(
         name, forward, rules, joint or {}, outputs=outputs, differentiable_outputs=differentiable_outputs, view=view, complex=complex,
         cost=cost, fused=fused, recorded=recorded or {},
     )
+    if norm:
+        op._check_rules(norm, {})
+        op.norm = dict(norm)
     ROWS[name] = op
     if isinstance(forward, np.ufunc):
         UFUNCS[forward] = op

@@ -184,6 +184,17 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
     return found
 
 
+def taken_over(tensor: Any, other: Any) -> Any:
+    """A Tensor that a row takes together with `other` as a setting: on the device of `other`, where that takes Tensors as they are."""
+    there = devices.device(other.device)
+    return _adopted(there, tensor) if isinstance(there, devices.AdoptsTensors) and tensor.device == "cpu" else tensor
+
+
+def _adopted(there: devices.AdoptsTensors, tensor: Any) -> Any:
+    adopted = there.adopt(tensor)
+    return adopted if isinstance(adopted, TensorCore) else make(adopted)
+
+
 def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, ...], device: str) -> None:
     """Move the arguments of a row that runs on a device and that are not there, host arrays but for a device that adopts others', to this device.
 
@@ -197,7 +208,7 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         tensor = tensors[i]
         there = devices.device(device)
         if isinstance(there, devices.AdoptsTensors):
-            tensors[i] = make(there.adopt(tensor))
+            tensors[i] = _adopted(there, tensor)
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
         elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.array_functions.searching import where
 from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import ModeScope
@@ -31,6 +32,8 @@ _BROADCAST = (
     "clamp_max"
 ).split()
 _REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
+#: rows with rules for settings that differ from example to example
+_OF_SETTINGS = frozenset("embedding embedding_grad cross_entropy".split())
 _ALONG_AN_AXIS = "softmax log_softmax cumsum cumprod sort argsort topk unbind split shift".split()
 
 
@@ -39,7 +42,7 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     arrays = [_of_level(level, x) for x in args]
     count = len(arrays) if op.variadic else len(op.arrays)
     statics = {**dict(zip(op.statics, arrays[count:], strict=False)), **kwargs}
-    arrays = arrays[:count]
+    arrays, statics = arrays[:count], map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
     batched = any(isinstance(x, BatchedArray) and x.batched for x in (*arrays, *leaves_of(statics, BatchedArray)))
     with ModeScope(grad=level.records):
         if not batched:
@@ -47,7 +50,9 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
             result = call(op, tuple(plain[0]), plain[1])
         else:
             rule = RULES.get(op.name) or (_broadcast if isinstance(op.forward, np.ufunc) and op.outputs == 1 else None)
-            result = NotImplemented if rule is None or leaves_of(statics, BatchedArray) else rule(level, op, arrays, statics)
+            if leaves_of(statics, BatchedArray) and op.name not in _OF_SETTINGS:
+                rule = None
+            result = NotImplemented if rule is None else rule(level, op, arrays, statics)
             if result is NotImplemented:
                 result = _loop(level, op, arrays, statics)
     return tuple(BatchedArray(level, r, batched) for r in result) if isinstance(result, tuple) else BatchedArray(level, result, batched)
@@ -196,6 +201,48 @@ def _einsum(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any
     return call(op, tuple(x.value for x in arrays), {"subscripts": f"{marked}->{letter}{output}"})
 
 
+def _same(*arrays: Any) -> bool:
+    """True if each is the same for all examples."""
+    return not any(isinstance(x, BatchedArray) and x.batched for x in arrays)
+
+
+def _linear(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    return call(op, tuple(getattr(x, "value", x) for x in arrays), statics) if _same(*arrays[1:]) else NotImplemented
+
+
+def _embedding(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    return call(op, (arrays[0].value,), {**statics, "indices": statics["indices"].value}) if _same(arrays[0]) else NotImplemented
+
+
+def _embedding_grad(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    """The tables of all examples in one, a row of each for the padding."""
+    indices, count, padding = statics["indices"], statics["num_embeddings"], statics.get("padding_idx")
+    spread = _spread(level, indices if isinstance(indices, BatchedArray) else BatchedArray(level, make(np.asarray(indices)), False))
+    kept = spread if padding is None else where(spread == padding, count, spread)
+    shifted = kept + np.arange(level.size).reshape(-1, *(1,) * (spread.ndim - 1)) * (count + 1)
+    rows = _spread(level, arrays[0])
+    table = call(op, (rows,), {"indices": shifted, "num_embeddings": level.size * (count + 1)})
+    return table.reshape(level.size, count + 1, rows.shape[-1])[:, :count]
+
+
+def _cross_entropy(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    """A loss per example, of logits (C,); the mean of one loss that does not count is NaN."""
+    target, reduction = statics["target"], _defaulted(op, statics, "reduction")
+    if arrays[0].ndim != 1 or statics.get("weight") is not None or not isinstance(target, BatchedArray):
+        return NotImplemented
+    classes = _spread(level, target)
+    losses = call(op, (_spread(level, arrays[0]),), {**statics, "target": classes, "reduction": "none"})
+    return losses if reduction != "mean" else losses * where(classes == _defaulted(op, statics, "ignore_index"), math.nan, 1.0)
+
+
+def _elementwise_loss(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    if len({x.ndim for x in arrays}) != 1:
+        return NotImplemented
+    losses = call(op, tuple(_spread(level, x) for x in arrays), {**statics, "reduction": "none"})
+    reduction, axes = _defaulted(op, statics, "reduction"), tuple(range(1, losses.ndim))
+    return losses if reduction == "none" or not axes else losses.mean(axes) if reduction == "mean" else losses.sum(axes)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_BROADCAST, _broadcast),
     **dict.fromkeys(_REDUCTIONS, _reduce),
@@ -212,5 +259,10 @@ RULES: dict[str, Rule] = {
     "getitem": _getitem,
     "matmul": _matmul,
     "einsum": _einsum,
+    "linear": _linear,
+    "embedding": _embedding,
+    "embedding_grad": _embedding_grad,
+    "cross_entropy": _cross_entropy,
+    **dict.fromkeys(("mse_loss", "huber_loss", "smooth_l1_loss"), _elementwise_loss),
 }
 RUN.append(run)
