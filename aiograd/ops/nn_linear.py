@@ -54,6 +54,11 @@ def _weight(g: Array, x: Array) -> Array:
     return product(as_rows(g).T, as_rows(x))
 
 
+def _factors_bias(g: Array) -> tuple[Array, Array]:
+    rows = as_rows(g)
+    return np.ones((rows.shape[0], 1), rows.dtype), rows
+
+
 linear = define(
     "linear",
     _linear,
@@ -62,6 +67,6 @@ linear = define(
     bias=lambda g: np.sum(as_rows(g), axis=0),
     recorded={"x": lambda g, weight, x_shape: g @ weight if len(x_shape) == 2 else _x(g, weight, x_shape)},
     cost=_cost,
-    norm={"weight": lambda g, x: (as_rows(g), as_rows(x))},
+    norm={"weight": lambda g, x: (as_rows(g), as_rows(x)), "bias": _factors_bias},
     fused=Fused(lambda x, weight, bias: (_linear(x, weight, bias),), (), {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))}),
 )

@@ -206,9 +206,9 @@ def define(
         recorded: rules for Tensors, where a pass records a graph, in place of those for the same arguments: the same formulas by rows of their
             own, so that fewer nodes are recorded. They name the same values as the plain rules.
         numpy: numpy functions this row answers for when they are called on Tensors.
-        norm: for arguments whose gradient, where they are matrices, is a sum of outer products over t: rules that return the factors, a (T, m) and
-            b (T, n). The norm of the gradient follows without it (`aiograd.grad_norms_per_sample`). Integers a (T,) stand for rows of zeros with a
-            one there.
+        norm: for arguments whose gradient, where they are vectors or matrices, is a sum of outer products over t: rules that return the factors,
+            a (T, m) and b (T, n). The norm of the gradient follows without it (`aiograd.grad_norms_per_sample`). Integers a (T,) stand for rows of
+            zeros with a one there.
 
     Raises:
         TypeError: a rule names something the row does not have; ValueError: the name is taken.

@@ -30,6 +30,8 @@ from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
 from aiograd.tensors.tensor import Tensor
 
+#: numbers of noise that are drawn at a time
+_BLOCK = 1 << 16
 _SETTINGS = ("noise_multiplier", "max_grad_norm", "sample_rate", "dataset_size")
 
 
@@ -87,6 +89,7 @@ class Private:
         self.generator = Generator() if generator is None else generator
         self.steps = 0
         self.delta = 0.1 / self.dataset_size
+        self._expected = self.sample_rate * self.dataset_size
 
     async def step(self, loss: Callable[..., Any], batch: Any, *, chunk_size: int | None = None) -> Tensor:
         """Take a step; an empty batch is one, with noise alone.
@@ -120,7 +123,7 @@ class Private:
                     f"Private.step: the gradients of {len(wrong)} are not finite, examples {wrong[:5].tolist()}; nothing has changed. "
                     "Leave these examples out of the data set, or mend the loss."
                 )
-            weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm)
+            weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm) / self._expected
             for i, each in enumerate(gradients):
                 if each is not None:
                     total = each.weighted(weights)
@@ -137,12 +140,13 @@ class Private:
 
     def _take(self, params: list[Any], totals: list[Any]) -> None:
         generator, gradients = self.generator.clone(), {}
-        for i, p in enumerate(params):
-            noised = generator.normal(p.shape, std=self.noise_multiplier * self.max_grad_norm, dtype=p.dtype)._data
-            if totals[i] is not None:
-                noised += totals[i]
-                totals[i] = None
-            noised /= self.sample_rate * self.dataset_size
+        std = self.noise_multiplier * self.max_grad_norm / self._expected
+        for p, total in zip(params, totals, strict=True):
+            noised = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
+            flat = noised.reshape(-1)
+            for start in range(0, noised.size, _BLOCK):
+                part = flat[start : start + _BLOCK]
+                part += generator.normal(part.shape, std=std, dtype=p.dtype)._data
             gradients[p] = make(noised).to(p.device)
         put_back = _undo(self.optimizer)
         try:

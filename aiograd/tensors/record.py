@@ -202,13 +202,14 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
     its gradient is moved back. A function that is being compiled records every move, so that a program repeats it.
     """
     mode = current_mode()
+    there = devices.device(device)
+    adopting: devices.AdoptsTensors | None = there if isinstance(there, devices.AdoptsTensors) else None
     for i, array in enumerate(arrays):
         if array is None or (array.__class__ is not _ndarray and devices.device_name_of(array) == device):
             continue
         tensor = tensors[i]
-        there = devices.device(device)
-        if isinstance(there, devices.AdoptsTensors):
-            tensors[i] = _adopted(there, tensor)
+        if adopting is not None:
+            tensors[i] = _adopted(adopting, tensor)
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
         elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):

@@ -14,13 +14,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.errors import ArgumentError
-from aiograd.ops.op import ROWS, Op
+from aiograd.ops.op import ROWS, UFUNCS, Op
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
@@ -28,6 +29,12 @@ from aiograd.tensors.core import make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 
 _numbers = itertools.count()
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+def recording(records: bool) -> AbstractContextManager[Any]:
+    """A block in which a graph is recorded, or none; entering it costs little where it changes nothing."""
+    return _AS_IT_IS if current_mode().grad is records else ModeScope(grad=records)
 
 
 class BatchLevel:
@@ -169,11 +176,13 @@ class BatchedArray(NDArrayOperatorsMixin):
         return self.level.to_host(self)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        with ModeScope(grad=False):
+        if method == "__call__" and not kwargs and ufunc in UFUNCS:
+            return self.__aiograd_op__(UFUNCS[ufunc], inputs, kwargs)
+        with recording(False):
             return _bare(array_ufunc(ufunc, method, tuple(map(_tensor, inputs)), kwargs))
 
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
-        with ModeScope(grad=False):
+        with recording(False):
             return _bare(array_function(function, map_tree(make, args, BatchedArray), map_tree(make, kwargs, BatchedArray)))
 
     def __aiograd_op__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -41,6 +41,8 @@ from aiograd.tensors.op_node import OpNode
 from aiograd.tensors.passes import grad
 
 Loss = Callable[..., Any]
+#: below this, squares of float32 may have been rounded to 0
+_SMALL = 1e-25
 
 
 class PerSampleLevel(BatchLevel):
@@ -48,20 +50,18 @@ class PerSampleLevel(BatchLevel):
 
     Args:
         size: examples.
-        params: the Tensors of the caller that are differentiated by; other leaves are constants.
     """
 
-    def __init__(self, size: int, params: Sequence[Any]) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__(size)
         self.records = False
-        self._params = {id(p._node) for p in params if p.is_leaf}
         #: by the place in the caller's graph: the Tensor, its leaf, and how often it had been modified when the loss read it
         self.leaves: dict[tuple[int, int], tuple[Any, Any, int]] = {}
 
     def adopt(self, tensor: Any) -> Any:
         """A leaf of the level for a Tensor that requires grad, the same at every use; else an array as for `vmap`."""
-        if not tensor.requires_grad or (tensor.is_leaf and id(tensor._node) not in self._params):
-            return super().adopt(tensor.detach())
+        if not tensor.requires_grad:
+            return super().adopt(tensor)
         key = (id(tensor._node), tensor._nr)
         if key not in self.leaves:
             self.leaves[key] = (tensor, make(super().adopt(tensor.detach())).requires_grad_(), counter_of(tensor)[0])
@@ -102,7 +102,8 @@ class Factors(NamedTuple):
     def weighted(self, weights: Any) -> Any:
         """The sum of the gradients, each times its weight (B,)."""
         a, b = self.a, (self.b * weights.astype(self.b.dtype)[:, None, None]).reshape(-1, self.b.shape[-1])
-        return scatter_rows(b, a.reshape(-1), self.shape[0]) if a.dtype.kind in "iu" else a.reshape(-1, a.shape[-1]).T @ b
+        total = scatter_rows(b, a.reshape(-1), self.shape[0]) if a.dtype.kind in "iu" else a.reshape(-1, a.shape[-1]).T @ b
+        return total.reshape(self.shape)
 
 
 class Formed(NamedTuple):
@@ -120,8 +121,14 @@ class Formed(NamedTuple):
 
 
 def _squares(x: Any) -> Any:
+    """The sum of squares of each example, (B,) of float64; sums that leave the range of the dtype are made anew."""
     flat = x.reshape(len(x), -1)
-    return np.einsum("bi,bi->b", flat, flat, dtype=np.float64)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        sums = np.vecdot(flat, flat).astype(np.float64)
+    again = ~((sums > _SMALL) & (sums < math.inf))
+    if again.any():
+        sums[again] = [np.vdot(row, row) for row in flat[again].astype(np.float64)]
+    return sums
 
 
 Gradients = Formed | Factors | None
@@ -228,7 +235,7 @@ async def gradients_of_examples(
         loss, params, batch: see `grad_per_sample`; (B, ...) each, B at least 1.
         may_factor: False: `Formed` gradients only.
     """
-    level, draws = PerSampleLevel(len(batch[0]), params), Draws()
+    level, draws = PerSampleLevel(len(batch[0])), Draws()
     register_device(level)
     try:
         with enable_grad(), draws.recording():
@@ -255,13 +262,14 @@ async def gradients_of_examples(
 async def _pull_back(call: str, level: PerSampleLevel, value: Any, params: Sequence[Any], may_factor: bool) -> list[Gradients]:
     derived = [(tensor, leaf) for tensor, leaf, _ in level.leaves.values() if not tensor.is_leaf]
     reached = {id(node) for node, _, _ in _edges([tensor._node for tensor, _ in derived])}
-    leaves = {id(tensor._node): leaf for tensor, leaf, _ in level.leaves.values() if tensor.is_leaf}
+    wanted_nodes = {id(p._node) for p in params}
+    leaves = {id(tensor._node): leaf for tensor, leaf, _ in level.leaves.values() if tensor.is_leaf and id(tensor._node) in wanted_nodes}
     uses: dict[int, list[tuple[Any, int]]] = {}
     for child, node, i in _edges([value._node]):
         uses.setdefault(id(child), []).append((node, i))
     factored: dict[int, list[tuple[Any, Any, Any]]] = {}
     for key, leaf in leaves.items():
-        products = _products(uses.get(id(leaf._node), [])) if may_factor and leaf.ndim == 2 and key not in reached else []
+        products = _products(uses.get(id(leaf._node), [])) if may_factor and leaf.ndim <= 2 and key not in reached else []
         if products:
             factored[key] = products
     whole = {id(leaf._node): leaf for key, leaf in leaves.items() if key not in factored} | {id(leaf._node): leaf for _, leaf in derived}

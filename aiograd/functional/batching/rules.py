@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.array_functions.searching import where
-from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
+from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel, recording
 from aiograd.ops.op import ROWS, Op
-from aiograd.running.modes import ModeScope
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
 from aiograd.tensors.record import call
@@ -44,7 +43,7 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     statics = {**dict(zip(op.statics, arrays[count:], strict=False)), **kwargs}
     arrays, statics = arrays[:count], map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
     batched = any(isinstance(x, BatchedArray) and x.batched for x in (*arrays, *leaves_of(statics, BatchedArray)))
-    with ModeScope(grad=level.records):
+    with recording(level.records):
         if not batched:
             plain = map_tree(lambda x: x.value, (arrays, statics), BatchedArray)
             result = call(op, tuple(plain[0]), plain[1])
