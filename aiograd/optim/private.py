@@ -112,49 +112,53 @@ class Private:
         tell_compiler("takes a private step")
         params, chunks = checked("Private.step", loss, self._params(), batch, chunk_size)
         versions = [counter_of(p)[0] for p in params]
-        losses = [np.zeros(0, params[0].dtype)]
-        totals: list[Any] = [None] * len(params)
+        losses: list[Any] = []
+        totals = dict.fromkeys(params)
         for chunk in chunks:
-            values, gradients = await gradients_of_examples("Private.step", loss, params, chunk)
-            norms = norms_of(gradients, len(values))
-            if not np.isfinite(norms).all():
-                wrong = np.flatnonzero(~np.isfinite(norms)) + sum(map(len, losses))
-                raise NaNGradientError(
-                    f"Private.step: the gradients of {len(wrong)} are not finite, examples {wrong[:5].tolist()}; nothing has changed. "
-                    "Leave these examples out of the data set, or mend the loss."
-                )
-            weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm) / self._expected
-            for i, each in enumerate(gradients):
-                if each is not None:
-                    total = each.weighted(weights)
-                    totals[i] = total if totals[i] is None else totals[i] + total
-            losses.append(values)
+            losses.append(await self._add_clipped(loss, chunk, totals, sum(map(len, losses))))
         if versions != [counter_of(p)[0] for p in params]:
             raise ModifiedError("Private.step: a parameter was modified while the step computed its gradients; take one step at a time")
-        del gradients, values  # before noise and copies are made
-        self._take(params, totals)
-        return asarray(np.concatenate(losses))
+        self._take(totals)
+        return asarray(np.concatenate(losses) if losses else np.zeros(0, params[0].dtype))
+
+    async def _add_clipped(self, loss: Callable[..., Any], chunk: list[Any], totals: dict[Any, Any], before: int) -> Any:
+        """Add the clipped gradients of some examples, `before` which others came; returns the losses."""
+        losses, gradients = await gradients_of_examples("Private.step", loss, list(totals), chunk)
+        norms = norms_of(gradients, len(losses))
+        if not np.isfinite(norms).all():
+            wrong = np.flatnonzero(~np.isfinite(norms)) + before
+            raise NaNGradientError(
+                f"Private.step: the gradients of {len(wrong)} are not finite, examples {wrong[:5].tolist()}; nothing has changed. "
+                "Leave these examples out of the data set, or mend the loss."
+            )
+        weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm) / self._expected
+        for p, each in zip(totals, gradients, strict=True):
+            if each is not None:
+                total = each.weighted(weights)
+                totals[p] = total if totals[p] is None else totals[p] + total
+        return losses
 
     def _params(self) -> list[Any]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
-    def _take(self, params: list[Any], totals: list[Any]) -> None:
+    def _take(self, totals: dict[Any, Any]) -> None:
         generator, gradients = self.generator.clone(), {}
         std = self.noise_multiplier * self.max_grad_norm / self._expected
-        for p, total in zip(params, totals, strict=True):
+        for p, total in totals.items():
             noised = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
             flat = noised.reshape(-1)
             for start in range(0, noised.size, _BLOCK):
                 part = flat[start : start + _BLOCK]
                 part += generator.normal(part.shape, std=std, dtype=p.dtype)._data
             gradients[p] = make(noised).to(p.device)
-        put_back = _undo(self.optimizer)
+        put_back, drawn = _undo(self.optimizer), self.generator.state_dict()
         try:
             self.optimizer.step(gradients)
             log("epsilon", self._epsilon(self.delta, self.steps + 1), self.steps + 1)
             self.generator.load_state_dict(generator.state_dict())
         except BaseException:
             put_back()
+            self.generator.load_state_dict(drawn)
             raise
         self.steps += 1
 

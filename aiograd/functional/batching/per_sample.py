@@ -123,8 +123,7 @@ class Formed(NamedTuple):
 def _squares(x: Any) -> Any:
     """The sum of squares of each example, (B,) of float64; sums that leave the range of the dtype are made anew."""
     flat = x.reshape(len(x), -1)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        sums = np.vecdot(flat, flat).astype(np.float64)
+    sums = np.vecdot(flat, flat).astype(np.float64)
     again = ~((sums > _SMALL) & (sums < math.inf))
     if again.any():
         sums[again] = [np.vdot(row, row) for row in flat[again].astype(np.float64)]
@@ -200,7 +199,8 @@ async def grad_norms_per_sample(loss: Loss, params: Any, batch: Any, *, chunk_si
 
 def norms_of(gradients: Sequence[Gradients], examples: int) -> Any:
     """The norm over all parameters, (B,) of float64."""
-    return np.sqrt(sum((each.squares() for each in gradients if each is not None), np.zeros(examples)))
+    with np.errstate(all="ignore"):
+        return np.sqrt(sum((each.squares() for each in gradients if each is not None), np.zeros(examples)))
 
 
 def checked(call: str, loss: Any, params: Any, batch: Any, chunk_size: Any) -> tuple[list[Any], list[list[Any]]]:
