@@ -40,7 +40,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -124,7 +124,6 @@ class FillsArrays(Protocol):
         """An array with this number everywhere."""
 
 
-@runtime_checkable
 class AdoptsTensors(Protocol):
     """Optional interface of a device: its operations take Tensors of other devices as they are, which keep their place in the graph there."""
 
@@ -134,6 +133,11 @@ class AdoptsTensors(Protocol):
 
     def adopt(self, tensor: Any) -> Array:
         """An array of the device that stands for a Tensor of another, or a Tensor with a graph of its own that holds one."""
+
+
+def adopts_tensors(device: object) -> TypeGuard[AdoptsTensors]:
+    """True of a device that is `AdoptsTensors`; asked for every row, so without the time that ``isinstance`` of a protocol takes."""
+    return hasattr(device, "adopt") and hasattr(device, "depth")
 
 
 _devices: dict[str, Device] = {}

@@ -175,7 +175,7 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
         if name == "cpu" or name == found:
             continue
         if found != "cpu":
-            depths = [there.depth if isinstance(there, devices.AdoptsTensors) else -1 for there in map(devices.device, (found, name))]
+            depths = [there.depth if devices.adopts_tensors(there) else -1 for there in map(devices.device, (found, name))]
             if depths == [-1, -1]:
                 raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
             if depths[0] > depths[1]:
@@ -187,7 +187,7 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
 def taken_over(tensor: Any, other: Any) -> Any:
     """A Tensor that a row takes together with `other` as a setting: on the device of `other`, where that takes Tensors as they are."""
     there = devices.device(other.device)
-    return _adopted(there, tensor) if isinstance(there, devices.AdoptsTensors) and tensor.device == "cpu" else tensor
+    return _adopted(there, tensor) if devices.adopts_tensors(there) and tensor.device == "cpu" else tensor
 
 
 def _adopted(there: devices.AdoptsTensors, tensor: Any) -> Any:
@@ -203,7 +203,7 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
     """
     mode = current_mode()
     there = devices.device(device)
-    adopting: devices.AdoptsTensors | None = there if isinstance(there, devices.AdoptsTensors) else None
+    adopting = there if devices.adopts_tensors(there) else None
     for i, array in enumerate(arrays):
         if array is None or (array.__class__ is not _ndarray and devices.device_name_of(array) == device):
             continue

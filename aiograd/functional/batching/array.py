@@ -186,8 +186,11 @@ class BatchedArray(NDArrayOperatorsMixin):
             return _bare(array_function(function, map_tree(make, args, BatchedArray), map_tree(make, kwargs, BatchedArray)))
 
     def __aiograd_op__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        levels = [x.level for x in leaves_of((args, kwargs), BatchedArray)]
-        return RUN[0](max(levels, key=lambda level: level.depth), op, args, kwargs)
+        level = self.level
+        for x in leaves_of((args, kwargs) if kwargs else args, BatchedArray):
+            if x.level.depth > level.depth:
+                level = x.level
+        return RUN[0](level, op, args, kwargs)
 
 
 def _tensor(value: Any) -> Any:

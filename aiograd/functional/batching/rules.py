@@ -41,15 +41,19 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
     arrays = [_of_level(level, x) for x in args]
     count = len(arrays) if op.variadic else len(op.arrays)
     statics = {**dict(zip(op.statics, arrays[count:], strict=False)), **kwargs}
-    arrays, statics = arrays[:count], map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
-    batched = any(isinstance(x, BatchedArray) and x.batched for x in (*arrays, *leaves_of(statics, BatchedArray)))
+    arrays = arrays[:count]
+    settings = leaves_of(statics, BatchedArray) if statics else ()
+    if settings:
+        statics = map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
+        settings = leaves_of(statics, BatchedArray)
+    batched = any([isinstance(x, BatchedArray) and x.batched for x in (*arrays, *settings)])
     with recording(level.records):
         if not batched:
             plain = map_tree(lambda x: x.value, (arrays, statics), BatchedArray)
             result = call(op, tuple(plain[0]), plain[1])
         else:
             rule = RULES.get(op.name) or (_broadcast if isinstance(op.forward, np.ufunc) and op.outputs == 1 else None)
-            if leaves_of(statics, BatchedArray) and op.name not in _OF_SETTINGS:
+            if settings and op.name not in _OF_SETTINGS:
                 rule = None
             result = NotImplemented if rule is None else rule(level, op, arrays, statics)
             if result is NotImplemented:
