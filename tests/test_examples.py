@@ -112,6 +112,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["load_service.py"], "give the URL"),
             (["split_learning.py", "--epochs", "1"], "RemoteError: Error on Node"),
             (["resume.py"], "the same bits"),
+            (["private_training.py", "--steps", "20"], "the step that failed changed nothing: True"),
             (["slow_links.py", "--rounds", "8", "--steps", "8", "--mbit", "4"], "home0, home2, home3, home4; all have the same bits: True"),
             (["data_parallel_pipeline.py", "--steps", "8"], "the weights have the same bits as those of one process"),
             (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),

@@ -1,7 +1,7 @@
 """Private: DP-SGD, steps that promise differential privacy for the examples.
 
 Note [A private step is a transaction]
-    Losses and passes of a step write nothing. What follows has no await: noise is drawn from a clone of the generator, the optimizer steps, epsilon
+    Losses and passes of a step write nothing. After them there is no await: noise is drawn from a clone of the generator, the optimizer steps, epsilon
     is logged; where one of these fails, parameters and the optimizer's state are put back. The generator and the count go on last. So a step that
     raises or is cancelled has spent nothing.
 
@@ -43,7 +43,7 @@ class Private:
     others: `aiograd.data.PoissonSampler` draws such batches. After every step ``ag.log`` gets "epsilon", at `delta`.
 
     Args:
-        optimizer: whose parameters that require grad are trained; any with a step that is not awaited.
+        optimizer: trains its parameters that require grad; any with a step that is not awaited.
         noise_multiplier: at least 0; with 0 nothing is private.
         max_grad_norm: above 0.
         sample_rate: probability of an example to be in a batch, above 0 and at most 1.
@@ -128,8 +128,8 @@ class Private:
         if not np.isfinite(norms).all():
             wrong = np.flatnonzero(~np.isfinite(norms)) + before
             raise NaNGradientError(
-                f"Private.step: the gradients of {len(wrong)} are not finite, examples {wrong[:5].tolist()}; nothing has changed. "
-                "Leave these examples out of the data set, or mend the loss."
+                f"Private.step: the gradients of examples {wrong[:5].tolist()} of the batch are not finite ({len(wrong)} in all); nothing has changed. "
+                "Leave them out of the data set, or mend the loss."
             )
         weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm) / self._expected
         for p, each in zip(totals, gradients, strict=True):
