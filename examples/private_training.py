@@ -3,8 +3,8 @@
     python examples/private_training.py
     python examples/private_training.py --noise 2 --steps 400
 
-Batches are drawn by `PoissonSampler`, gradients are clipped per example, and noise is added (DP-SGD). In the middle one example is broken: the step that
-meets it raises, and changes neither weights nor the privacy that is spent.
+Batches are drawn by `PoissonSampler`, gradients are clipped per example, and noise is added (DP-SGD). In the middle one example is broken: the step
+that meets it raises, and changes neither weights nor the privacy that is spent.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ async def main(noise: float, steps: int, rate: float) -> None:
 
     model = network()
     private = ag.optim.Private(
-        ag.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), noise_multiplier=noise, max_grad_norm=1.0, sample_rate=rate, dataset_size=len(training),
-        generator=ag.Generator(2),
+        ag.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), noise_multiplier=noise, max_grad_norm=1.0, sample_rate=rate,
+        dataset_size=len(training), generator=ag.Generator(2),
     )  # fmt: skip
     sampler = ag.data.PoissonSampler(len(training), rate, steps, generator=ag.Generator(1))
     for step, batch in enumerate(sampler):

@@ -1,8 +1,8 @@
 """Private: DP-SGD, steps that promise differential privacy for the examples.
 
 Note [A private step is a transaction]
-    Losses and passes of a step write nothing. After them there is no await: noise is drawn from a clone of the generator, the optimizer steps, epsilon
-    is logged; where one of these fails, parameters and the optimizer's state are put back. The generator and the count go on last. So a step that
+    Losses and passes of a step write nothing. After them there is no await: noise is drawn from a clone of the generator, the optimizer steps,
+    epsilon is logged; where one of these fails, parameters and the optimizer's state are put back. The generator and the count go on last. So a step that
     raises or is cancelled has spent nothing.
 
 Source: Abadi et al., Deep learning with differential privacy (2016).
@@ -128,8 +128,8 @@ class Private:
         if not np.isfinite(norms).all():
             wrong = np.flatnonzero(~np.isfinite(norms)) + before
             raise NaNGradientError(
-                f"Private.step: the gradients of examples {wrong[:5].tolist()} of the batch are not finite ({len(wrong)} in all); nothing has changed. "
-                "Leave them out of the data set, or mend the loss."
+                f"Private.step: the gradients of examples {wrong[:5].tolist()} of the batch are not finite ({len(wrong)} in all); nothing has "
+                "changed. Leave them out of the data set, or mend the loss."
             )
         weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm) / self._expected
         for p, each in zip(totals, gradients, strict=True):
