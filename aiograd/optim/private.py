@@ -2,8 +2,8 @@
 
 Note [A private step is a transaction]
     Losses and passes of a step write nothing. After them there is no await: noise is drawn from a clone of the generator, the optimizer steps,
-    epsilon is logged; where one of these fails, parameters and the optimizer's state are put back. The generator and the count go on last. So a step that
-    raises or is cancelled has spent nothing.
+    epsilon is logged; where one of these fails, parameters and the optimizer's state are put back. The generator and the count go on last. So a step
+    that raises or is cancelled has spent nothing.
 
 Source: Abadi et al., Deep learning with differential privacy (2016).
 """
