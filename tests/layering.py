@@ -36,7 +36,7 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
             "engine transaction data.ledger",
-            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
+            "tensors functional forward running.random running.offloading running.scalars array_functions autograd coordination serving.batching "
             "serving.batcher",
             "nn optim distributions parallel pipeline distributed cuda saving",
             "compiler profiler viz testing data stats saving.training_state dashboard interop utils serving running.accelerator",

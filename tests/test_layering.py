@@ -29,7 +29,7 @@ def test_the_documentation_shows_every_room() -> None:
 def test_the_top_of_the_package_can_be_taken_in() -> None:
     parts = (path for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists())
     names = [path.name for path in parts if not path.name.startswith("__")]
-    assert len(names) <= 30, sorted(names)
+    assert len(names) <= 33, sorted(names)
 
 
 LONGEST = 450

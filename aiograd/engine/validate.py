@@ -16,7 +16,7 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import Node
 from aiograd.ops.broadcasting import expandable, unbroadcast
 from aiograd.ops.slice_gradient import dense
-from aiograd.running.devices import device_name_of
+from aiograd.running.devices import adopts, device_name_of
 from aiograd.running.types import Array, Shape
 
 
@@ -104,7 +104,7 @@ def check_outputs(node: Node, outputs: Any, create_graph: bool) -> list[Array | 
         metadata = child.metadata_of(nr)
         if metadata is not None:
             device = device_of(array)
-            if device != metadata.device:
+            if device != metadata.device and not adopts(device):
                 raise DeviceMismatchError(
                     f"Function {node.name} returned a gradient at index {i} on device {device}; expected {metadata.device}. Move it with .to()."
                 )

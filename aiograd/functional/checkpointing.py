@@ -45,7 +45,7 @@ from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
-from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.core import TensorCore, counter_of, follows_writes, outside
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 
 P = ParamSpec("P")
@@ -75,6 +75,8 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """
     if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise ArgumentTypeError(f"checkpoint: expected a function, `def` or `async def`, found {_name(fn)}")
+    if any(follows_writes(tensor._data) and tensor._data.level.records for tensor in leaves_of((args, kwargs), TensorCore)):
+        return fn(*args, **kwargs)  # forward mode, whose tangents are recorded with the values
     region = _Region(fn, args, kwargs)
     with region.recording():
         result = fn(*args, **kwargs)
@@ -238,7 +240,7 @@ class _Region:
                     raise HookTypeError(f"unpack hook returned {type(value).__name__}; expected the Tensor that was packed")
             if argument.saved.is_modified:
                 raise argument.saved.modified(f"an argument of {self}")
-            value = value.detach()
+            value = outside(value)
             found[id(argument)] = value.requires_grad_() if argument.requires_grad else value
         return map_tree(lambda argument: found[id(argument)], tree, _Argument)
 
@@ -281,7 +283,7 @@ class _Caught:
 
     def pack(self, tensor: Any) -> int:
         """Keep the value; returns its number."""
-        entry = (tensor.detach(), Saved.of(tensor))
+        entry = (outside(tensor), Saved.of(tensor))
         with self.lock:
             self.values.append(entry)
             return len(self.values) - 1
@@ -356,8 +358,8 @@ class _Recomputation:
 
 
 def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
-    outside = tensor.detach()
-    value = outside if hooks is None else hooks.pack(outside)
+    alone = outside(tensor)
+    value = alone if hooks is None else hooks.pack(alone)
     return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
 
 

@@ -8,30 +8,33 @@ Note [The differentiated function]
     of the inputs. Without ``create_graph`` these stand-ins and the results are detached from the caller's graph; with it, stand-ins of
     inputs that require grad stay connected to them, and the results can be differentiated again.
 
-Note [Forward products from backward passes]
-    The product J u with a vector u needs no rules of its own: ``v ↦ vᵀJ`` is linear in v, and its own vjp at u is J u. So `jvp` costs two
-    backward passes for any size of the output, and is right wherever rules can be differentiated. Hessians are Jacobians of
-    gradients, for the same reason exact for every function made of rows.
+Note [Forward mode]
+    `jvp` runs ``fn`` once on dual arrays (`aiograd.forward`): every operation gives its value and its tangent. No graph is recorded for it; a pass
+    inside ``fn`` (`value_and_grad`, `vjp`) records its own, on dual arrays, and its results have tangents too. `detach` and `no_grad` stop tangents,
+    as they stop gradients, so that J is one matrix in both directions. Hessians are Jacobians of gradients, exact for every function made of rows.
 
 Rejected: rows of a Jacobian as concurrent passes. They compete for the same cores (independent expensive nodes of one pass run at the same
 time already), and hold all rows' intermediate gradients at once.
 
-Source: PyTorch ``autograd/functional.py``; the double-vjp trick is Jamie Townsend's (2017).
+Source: PyTorch ``autograd/functional.py`` and ``torch.func``.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
+from aiograd.forward.dual import ForwardLevel, Pending
 from aiograd.running.caller import type_found
-from aiograd.running.modes import enable_grad
+from aiograd.running.modes import ModeScope, enable_grad
 from aiograd.running.offloading import ready
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, make, outside
 from aiograd.tensors.passes import grad
 
 Fn = Callable[..., Any]
@@ -67,41 +70,47 @@ async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
 
 
 async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
-    """The product of the Jacobian of `fn` with a vector: ``J v``. Two backward passes; see Note [Forward products from backward passes].
+    """The product of the Jacobian of `fn` with a vector: ``J v``. One run of `fn`, no backward pass; see Note [Forward mode].
 
-    Cancelling stops the pass (or `fn`).
+    Cancelling stops `fn`.
 
     Args:
         fn: function of the inputs.
         inputs: a Tensor or a tuple of Tensors, real.
         v: one Tensor per input, of its shape; may be left out for a single input of one element.
         create_graph: let the results be differentiated.
-        strict: raise where an output does not depend on an input, instead of returning zeros.
+        strict: raise where no output depends on an input, instead of returning zeros.
 
     Returns:
         ``(outputs, products)``; `products` like the outputs of `fn`.
 
     Raises:
         ArgumentError, ShapeError: the arguments or the outputs of `fn` do not fit. UnusedInputError: with `strict`.
+        NoRuleError: `fn` runs an operation without a derivative.
 
     >>> x = ag.tensor([1.0, 2.0])
     >>> await ag.jvp(lambda x: x * x, x, ag.ones(2))
     (tensor([1., 4.]), tensor([2., 4.]))
     """
-    stand_ins, _ = _stand_ins("jvp", inputs, create_graph)
-    vectors = _vectors("jvp", v, stand_ins, "input")
-    with enable_grad():
-        outputs, one_output = await call(fn, stand_ins, "jvp")
-    _refuse_complex("jvp", (*stand_ins, *outputs))
-    dummies = tuple(make(np.zeros_like(output._data)).requires_grad_() for output in outputs)
-    pulled = await _pull_back("jvp", outputs, stand_ins, dummies, True, strict)
-    through = [(product, vector) for product, vector in zip(pulled, vectors, strict=True) if product.requires_grad]
-    products: Sequence[Any] = [None] * len(outputs)
-    if through:
-        wanted, directions = zip(*through, strict=True)
-        products = await grad(wanted, dummies, directions, create_graph=create_graph, allow_unused=True)
-    filled = tuple(_zeros(output) if product is None else product for output, product in zip(outputs, products, strict=True))
-    return _packed(_result(outputs, create_graph), one_output), _packed(_result(filled, create_graph), one_output)
+    values, _ = _stand_ins("jvp", inputs, create_graph, leaves=False)
+    _refuse_complex("jvp", values)
+    vectors = _vectors("jvp", v, values, "input")
+    with ForwardLevel(records=create_graph, follows=strict) as level:
+        duals = [level.input(value, vector, i) for i, (value, vector) in enumerate(zip(values, vectors, strict=True))]
+        with ModeScope(grad=False, tangents=True):
+            returned, one_output = await call(fn, duals, "jvp")
+        outputs, tangents, seen = zip(*map(level.parts, returned), strict=True)
+        _refuse_complex("jvp", outputs)
+        if strict:
+            reached = functools.reduce(operator.or_, seen)
+            for i in range(len(values)):
+                if not reached >> i & 1:
+                    raise UnusedInputError(f"jvp: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
+        known = await level.settle() if level.steps else {}
+    tangents = tuple([known[t.number] if isinstance(t, Pending) else t for t in tangents])
+    made = zip(outputs, tangents, strict=True)
+    products = tuple([_zeros(output) if t is None else t if isinstance(t, TensorCore) else make(t) for output, t in made])
+    return _packed(_result(outputs, create_graph), one_output), _packed(_result(products, create_graph), one_output)
 
 
 async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
@@ -259,8 +268,13 @@ def _scalar(what: str, outputs: tuple[Any, ...]) -> Any:
 # -------------------------------------------------------------------- arguments and results
 
 
-def _stand_ins(what: str, inputs: Any, create_graph: bool) -> tuple[tuple[Any, ...], bool]:
-    """The stand-ins for the inputs (see Note [The differentiated function]), and True if there was one input rather than a sequence."""
+def _stand_ins(what: str, inputs: Any, create_graph: bool, *, leaves: bool = True) -> tuple[tuple[Any, ...], bool]:
+    """The stand-ins for the inputs (see Note [The differentiated function]), and True if there was one input rather than a sequence.
+
+    Args:
+        what, inputs, create_graph: as of the caller.
+        leaves: they require grad.
+    """
     one = not isinstance(inputs, (tuple, list))
     listed = (inputs,) if one else tuple(inputs)
     if not listed:
@@ -275,7 +289,7 @@ def _stand_ins(what: str, inputs: Any, create_graph: bool) -> tuple[tuple[Any, .
             with enable_grad():
                 made.append(tensor.reshape(tensor.shape))  # type: ignore[attr-defined]
         else:
-            made.append(tensor.detach().requires_grad_())
+            made.append(outside(tensor).requires_grad_(leaves))
     return tuple(made), one
 
 
@@ -305,7 +319,7 @@ def _refuse_complex(what: str, tensors: Sequence[Any]) -> None:
 
 
 def _result(tensors: Sequence[Any], create_graph: bool) -> tuple[Any, ...]:
-    return tuple(tensors) if create_graph else tuple(tensor.detach() for tensor in tensors)
+    return tuple(tensors) if create_graph else tuple(outside(tensor) for tensor in tensors)
 
 
 def _packed(results: Any, one: bool) -> Any:

@@ -10,6 +10,7 @@ Source: PyTorch ``autograd/function.py``, ``python_function.cpp``.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import sys
@@ -21,12 +22,13 @@ import numpy as np
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.functional.function_node import FunctionCtx, FunctionNode, OutputPlaceholder
+from aiograd.functional.function_tangents import Layer, layers_of, needs_of
 from aiograd.graph.input_metadata import InputMetadata
 from aiograd.graph.node import Node
-from aiograd.running.modes import current_mode, no_grad
+from aiograd.running.modes import ModeScope, current_mode, no_grad
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.attach import note
-from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
+from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, has_tangent, make, refresh
 from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 
@@ -36,7 +38,8 @@ class Function:
 
     Either may be ``async def``; with an ``async def forward``, `apply` returns a coroutine. Forward runs without recording; it returns Tensors or
     arrays, which may be nested in tuples, lists and dicts. Backward gets one gradient per output, nested as the output is, and returns one per
-    argument of forward (None for none). Arguments that are no Tensors pass through.
+    argument of forward (None for none). Arguments that are no Tensors pass through. A static ``jvp(ctx, *tangents)`` is its rule in forward mode;
+    without one backward is transposed.
 
     >>> class Square(ag.Function):
     ...     @staticmethod
@@ -87,6 +90,19 @@ class Function:
         """
         raise NotImplementedError("You must implement either the backward or vjp method for your custom aiograd.Function to use it with backward.")
 
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Compute the tangents of the outputs, for `aiograd.jvp`; override. Without it ``backward`` is transposed.
+
+        Args:
+            ctx: the `FunctionCtx` that forward had, as in backward.
+            *tangents: one for each argument of forward, None where it has none.
+
+        Returns:
+            One for each output of forward, of its shape and dtype, None for zeros; of an ``async def`` a coroutine of them.
+        """
+        raise NotImplementedError("You must implement the jvp function for custom aiograd.Function to use it with forward mode.")
+
     @classmethod
     def rule(cls) -> Callable[..., Any]:
         """The function's ``backward``, or ``vjp``, its other name.
@@ -114,37 +130,76 @@ class Function:
         Returns:
             The outputs of forward, recorded, or a coroutine of them.
         """
+        layers: list[Layer] = []
         for arg in args:
-            if isinstance(arg, TensorCore) and arg._vc is not None:
-                refresh(arg)
+            if isinstance(arg, TensorCore):
+                if arg._vc is not None:
+                    refresh(arg)
+                if arg._data.__class__ is not np.ndarray and not layers:
+                    layers = layers_of(args)
         trace = current_mode().trace
         if trace is not None:
             return trace.applies(f"{cls.__name__}.apply", cls.apply, args, is_async=inspect.iscoroutinefunction(cls.forward))
-        context = FunctionCtx(tuple(isinstance(arg, TensorCore) and arg._node is not None for arg in args))
+        context = FunctionCtx(needs_of(layers[-1]) if layers else tuple(isinstance(arg, TensorCore) and arg._node is not None for arg in args))
         frame = sys._getframe(1)
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
         del frame
         if inspect.iscoroutinefunction(cls.forward):
-            return cls._apply_async(context, args, line)
+            return cls._apply_async(context, layers, args, line)
         profiler = current_mode().profiler
         began = None if profiler is None else profiler.begin_forward()
         with no_grad():
-            result = cls.forward(context, *args)
-        result = cls._record(context, args, result, line)
+            result = cls.forward(context, *(layers[-1].values if layers else args))
+        if layers:
+            result = cls._record_layers(context, layers, result, line)
+        else:
+            result = cls._record(context, args, result, line)
         if profiler is not None:
             profiler.end_forward(began, cls.__name__, *_made_by(cls, result))
         return result
 
     @classmethod
-    async def _apply_async(cls, context: FunctionCtx, args: tuple[Any, ...], line: str) -> Any:
+    async def _apply_async(cls, context: FunctionCtx, layers: list[Layer], args: tuple[Any, ...], line: str) -> Any:
         profiler = current_mode().profiler
         began = None if profiler is None else profiler.begin_forward()
         with no_grad():
-            result: Any = await cls.forward(context, *args)
-        result = cls._record(context, args, result, line)
+            result: Any = await cls.forward(context, *(layers[-1].values if layers else args))
+        if layers:
+            result = cls._record_layers(context, layers, result, line)
+        else:
+            result = cls._record(context, args, result, line)
         if profiler is not None:
             profiler.end_forward(began, cls.__name__, *_made_by(cls, result))
         return result
+
+    @classmethod
+    def _record_layers(cls, context: FunctionCtx, layers: list[Layer], result: Any, line: str) -> Any:
+        """Record forward's result for the caller, and give it its tangents on every level among the arguments."""
+        below, args = context, layers[-1].values
+        records = layers[-1].level.records
+        for layer in (*reversed(layers), None):
+            raw, nesting = _outputs_of(result, tuple(args))
+            kept = copy.copy(context)
+            context._needs = tuple(isinstance(arg, TensorCore) and arg._node is not None for arg in args)
+            with ModeScope(grad=records):
+                result = cls._record(context, tuple(args), _in_place(result, nesting, raw), line)
+            if layer is None:
+                break
+            made = _outputs_of(result, tuple(args))[0]
+            below = layer.completed(kept, raw, made)
+            outputs = layer.outputs(cls, below, made, nesting)
+            context, args, records = layer.context(below, made, outputs), layer.args, layer.records
+            result = _in_place(result, nesting, outputs)
+        return result
+
+    @classmethod
+    def has_jvp(cls) -> bool:
+        """True if the class defines ``jvp``.
+
+        Returns:
+            True or False.
+        """
+        return cls.jvp is not Function.jvp
 
     @classmethod
     def _record(cls, context: FunctionCtx, args: tuple[Any, ...], result: Any, line: str) -> Any:
@@ -290,6 +345,8 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def refuse(ctx: FunctionCtx, grads: Sequence[Any], outputs: Any) -> Any:
+        if any(map(has_tangent, leaves_of((grads, ctx.saved_tensors), TensorCore))):
+            raise OnceDifferentiableError(f"trying to differentiate a function that was marked with @once_differentiable: {rule.__qualname__}")
         if not current_mode().grad:
             return outputs
         edges: list[Any] = [(g._node, g._nr) for g in leaves_of(grads, TensorCore) if g._node is not None]
@@ -313,6 +370,7 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
                 outputs = await rule(ctx, *grads)
             return refuse(ctx, grads, outputs)
 
+        asynchronous.is_once_differentiable = True  # type: ignore[attr-defined]
         return asynchronous
 
     @functools.wraps(rule)
@@ -321,4 +379,5 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
             outputs = rule(ctx, *grads)
         return refuse(ctx, grads, outputs)
 
+    synchronous.is_once_differentiable = True  # type: ignore[attr-defined]
     return synchronous

@@ -26,7 +26,7 @@ from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.running import devices
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, counter_of, make
+from aiograd.tensors.core import TensorCore, counter_of, make, outside
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.saved_hooks import pack_value
 
@@ -172,7 +172,7 @@ class FunctionNode(Node):
         context = self.context.for_run(self, values)
         tensors = [self._as_tensor(grad, i, context._materialize) for i, grad in enumerate(grads)]
         if self.context._nesting is not None:
-            tensors = _nested(self.context._nesting, tensors)
+            tensors = nested(self.context._nesting, tensors)
         return self.function.rule()(context, *tensors)
 
     def _as_tensor(self, grad: Any, i: int, materialize: bool) -> Any:
@@ -207,7 +207,7 @@ class FunctionNode(Node):
             if tensor is None:
                 entries.append(None)
             elif hooks is not None:
-                packed = pack_value(tensor if nr is None else tensor.detach(), hooks)
+                packed = pack_value(tensor if nr is None else outside(tensor), hooks)
                 packed.is_output = nr in carriers
                 packed.place = (tensor._node, tensor._nr) if nr is None else (None, nr)
                 entries.append(packed)
@@ -257,7 +257,7 @@ class OutputPlaceholder:
         self.number = number
 
 
-def _nested(nesting: Any, grads: list[Any]) -> list[Any]:
+def nested(nesting: Any, grads: list[Any]) -> list[Any]:
     """Gradients as backward gets them: one for each entry of forward's result, None for an entry that is no output."""
     return [_grads_at(entry, grads) for entry in nesting] if isinstance(nesting, tuple) else [_grads_at(nesting, grads)]
 

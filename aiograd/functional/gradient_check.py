@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, GradcheckError
-from aiograd.functional.derivatives import call
+from aiograd.functional.derivatives import call, jvp
 from aiograd.functional.function import Function
+from aiograd.ops import ROWS
 from aiograd.running.caller import warn_caller
 from aiograd.running.modes import enable_grad
 from aiograd.tensors.core import TensorCore, host_array, make
@@ -47,6 +48,7 @@ async def gradcheck(
     rtol: float = 1e-3,
     nondet_tol: float = 0.0,
     check_undefined_grad: bool = True,
+    check_forward_ad: bool = False,
     raise_exception: bool = True,
 ) -> bool:
     """True if the gradients of `fn` agree with central differences: ``|analytic - numeric| <= atol + rtol * |numeric|`` everywhere.
@@ -61,6 +63,7 @@ async def gradcheck(
         atol, rtol: see above.
         nondet_tol: the largest absolute difference between two runs.
         check_undefined_grad: check outputs with None for a gradient; see Note [Further checks].
+        check_forward_ad: compare forward mode (`jvp`) with the differences too, one run per element of the inputs.
         raise_exception: raise instead of returning False.
 
     Returns:
@@ -75,7 +78,7 @@ async def gradcheck(
     """
     try:
         with enable_grad():
-            await _check(_Checked("gradcheck", fn, inputs), eps, atol, rtol, nondet_tol, check_undefined_grad)
+            await _check(_Checked("gradcheck", fn, inputs), eps, atol, rtol, nondet_tol, check_undefined_grad, check_forward_ad)
     except GradcheckError:
         if raise_exception:
             raise
@@ -187,13 +190,19 @@ class _Checked:
         return (await call(self.fn, self.leaves() if leaves is None else leaves, self.what, beside=True))[0]
 
 
-async def _check(checked: _Checked, eps: float, atol: float, rtol: float, nondet_tol: float, check_undefined_grad: bool) -> None:
+async def _check(
+    checked: _Checked, eps: float, atol: float, rtol: float, nondet_tol: float, check_undefined_grad: bool, check_forward_ad: bool = False
+) -> None:
     leaves = checked.leaves()
     every = await checked.outputs(leaves)
     numbers = [o for o, output in enumerate(every) if output.requires_grad]
     outputs = [every[o] for o in numbers]
     values = [_varying(output) for output in every]
     numeric = await _numeric(checked, values, eps)
+    if check_forward_ad:
+        for i in checked.wanted:
+            for o, block in (await _by_forward_mode(checked, i, every)).items():
+                _compare(checked.what, o, i, block, numeric[o][i], atol, rtol, mode="forward")
     if not outputs:
         for o, blocks in enumerate(numeric):
             for i, block in blocks.items():
@@ -252,6 +261,31 @@ async def _analytic(outputs: Sequence[Any], k: int, leaves: Sequence[Any]) -> li
     return blocks
 
 
+async def _by_forward_mode(checked: _Checked, i: int, outputs: Sequence[Any]) -> dict[int, Matrix]:
+    """The real Jacobians by input `i`, per floating output: a run in forward mode for every real part of the input."""
+    array = checked.values[i]
+    numbers = [o for o, output in enumerate(outputs) if output.dtype.kind in "fc"]
+    blocks = {o: np.zeros((_varying(outputs[o]).size, _real(array).size)) for o in numbers}
+    is_complex = array.dtype.kind == "c"
+
+    async def of_parts(*parts: Any) -> tuple[Any, ...]:
+        leaves = [leaf.detach() if isinstance(leaf, TensorCore) else leaf for leaf in checked.leaves()]
+        leaves[i] = ROWS["complex"](*parts) if is_complex else parts[0]
+        made = await checked.outputs(leaves)
+        return tuple([part for o in numbers for part in ((np.real(made[o]), np.imag(made[o])) if outputs[o].dtype.kind == "c" else (made[o],))])
+
+    like = checked.leaves()[i]
+    parts = [_like(np.ascontiguousarray(part), like) for part in ((array.real, array.imag) if is_complex else (array,))]
+    for column in range(_real(array).size):
+        position, of = divmod(column, len(parts))
+        tangents = [_seed(part, position if k == of else None, 1) for k, part in enumerate(parts)]
+        found = iter((await jvp(of_parts, tuple(parts), tuple(tangents)))[1])
+        for o in numbers:
+            rows = [host_array(next(found)).reshape(-1) for _ in range(1 + (outputs[o].dtype.kind == "c"))]
+            blocks[o][:, column] = np.stack(rows, -1).reshape(-1)
+    return blocks
+
+
 def _seed(output: Any, position: int | None, direction: complex) -> Any:
     """Zeros, with `direction` at a flat position."""
     host = np.zeros(output.shape, output.dtype)
@@ -288,8 +322,10 @@ def _differentiable(outputs: Sequence[Any]) -> list[Any]:
 # -------------------------------------------------------------------- comparisons
 
 
-def _compare(what: str, o: int, i: int, analytic: Matrix, numeric: Matrix, atol: float, rtol: float, remark: str = "") -> None:
-    """Raise where two Jacobians differ."""
+def _compare(
+    what: str, o: int, i: int, analytic: Matrix, numeric: Matrix, atol: float, rtol: float, remark: str = "", mode: str = "backward"
+) -> None:
+    """Raise where two Jacobians differ, of which `mode` gave the analytic one."""
     with np.errstate(invalid="ignore"):
         excess = np.abs(analytic - numeric) - (atol + rtol * np.abs(numeric))
     wrong = ~((excess <= 0) | (np.isnan(analytic) & np.isnan(numeric)))
@@ -301,10 +337,11 @@ def _compare(what: str, o: int, i: int, analytic: Matrix, numeric: Matrix, atol:
         f"  [{row}, {column}]  numerical {numeric[row, column]: .8g}   analytical {analytic[row, column]: .8g}"
         for row, column in zip(*np.unravel_index(order, wrong.shape), strict=True)
     )
+    in_mode, rule = ("", "backward") if mode == "backward" else (" in forward mode", "jvp")
     raise GradcheckError(
-        f"{what}: Jacobian mismatch for output {o} with respect to input {i}. {remark}{int(wrong.sum())} of {wrong.size} elements differ by more "
+        f"{what}: Jacobian mismatch for output {o} with respect to input {i}{in_mode}. {remark}{int(wrong.sum())} of {wrong.size} elements differ by more "
         f"than {atol:g} + {rtol:g} * |numerical|; the worst, at [flat index of the output, of the input] (complex numbers count as two):\n{shown}\n"
-        "Look at the backward of this input; near kinks and poles, or with cancellation, try other inputs or another eps."
+        f"Look at the {rule} of this input; near kinks and poles, or with cancellation, try other inputs or another eps."
     )
 
 

@@ -104,13 +104,16 @@ def _leaky_relu(x: Array, /, negative_slope: float = 0.01) -> Array:
     return where(x > 0, x, negative_slope * x)
 
 
-relu = define("relu", _relu, x=_relu_vjp, cost=0.7)
+relu = define("relu", _relu, x=_relu_vjp, jvp="rule", cost=0.7)
 gelu = define(
-    "gelu", _gelu, x=_gelu_vjp, cost=6.0, fused=Fused(_fused_gelu, (), {"x": lambda g, x, approximate: kernels.gelu_grad(g, x, approximate)})
+    "gelu", _gelu, x=_gelu_vjp,
+    jvp="rule", cost=6.0, fused=Fused(_fused_gelu, (), {"x": lambda g, x, approximate: kernels.gelu_grad(g, x, approximate)})
 )
-silu = define("silu", _silu, x=_silu_vjp, cost=4.0, fused=Fused(lambda x: (kernels.silu(x),), (), {"x": lambda g, x: kernels.silu_grad(g, x)}))
-elu = define("elu", _elu, x=lambda g, x, alpha: where(x > 0, g, g * (alpha * np.exp(np.minimum(x, 0)))), cost=3.0)
-leaky_relu = define("leaky_relu", _leaky_relu, x=lambda g, x, negative_slope: where(x > 0, g, g * negative_slope), cost=2.0)
+silu = define(
+    "silu", _silu, x=_silu_vjp, jvp="rule", cost=4.0, fused=Fused(lambda x: (kernels.silu(x),), (), {"x": lambda g, x: kernels.silu_grad(g, x)})
+)
+elu = define("elu", _elu, x=lambda g, x, alpha: where(x > 0, g, g * (alpha * np.exp(np.minimum(x, 0)))), jvp="rule", cost=3.0)
+leaky_relu = define("leaky_relu", _leaky_relu, x=lambda g, x, negative_slope: where(x > 0, g, g * negative_slope), jvp="rule", cost=2.0)
 
 
 def _softsign_vjp(g: Array, x: Array) -> Array:
@@ -119,4 +122,4 @@ def _softsign_vjp(g: Array, x: Array) -> Array:
 
 
 #: ``x / (1 + |x|)``
-softsign = define("softsign", lambda x, /: x / (1 + np.absolute(x)), x=_softsign_vjp, cost=2.0)
+softsign = define("softsign", lambda x, /: x / (1 + np.absolute(x)), x=_softsign_vjp, jvp="rule", cost=2.0)

@@ -201,11 +201,13 @@ def _over(y: Array, x: Array, at_zero: float) -> Array:
     return where(zero, at_zero, y / where(zero, 1, x))
 
 
-i0: Op = define("bessel_i0", _modified(0, scaled=False), x=lambda g, x: g * i1(x), cost=150.0, numpy=(np.i0,))
-i1: Op = define("bessel_i1", _modified(1, scaled=False), x=lambda g, x, out: g * (i0(x) - _over(out, x, 0.5)), cost=200.0)
-i0e: Op = define("bessel_i0e", _modified(0, scaled=True), x=lambda g, x, out: g * (i1e(x) - np.sign(x) * out), cost=150.0)
-i1e: Op = define("bessel_i1e", _modified(1, scaled=True), x=lambda g, x, out: g * (i0e(x) - _over(out, x, 0.5) - np.sign(x) * out), cost=200.0)
-j0: Op = define("bessel_j0", _first_kind(0), x=lambda g, x: -(g * j1(x)), cost=200.0)
-j1: Op = define("bessel_j1", _first_kind(1), x=lambda g, x, out: g * (j0(x) - _over(out, x, 0.5)), cost=250.0)
-y0: Op = define("bessel_y0", _second_kind(0), x=lambda g, x: -(g * y1(x)), cost=300.0)
-y1: Op = define("bessel_y1", _second_kind(1), x=lambda g, x, out: g * (y0(x) - out / x), cost=350.0)
+i0: Op = define("bessel_i0", _modified(0, scaled=False), x=lambda g, x: g * i1(x), jvp="rule", cost=150.0, numpy=(np.i0,))
+i1: Op = define("bessel_i1", _modified(1, scaled=False), x=lambda g, x, out: g * (i0(x) - _over(out, x, 0.5)), jvp="rule", cost=200.0)
+i0e: Op = define("bessel_i0e", _modified(0, scaled=True), x=lambda g, x, out: g * (i1e(x) - np.sign(x) * out), jvp="rule", cost=150.0)
+i1e: Op = define(
+    "bessel_i1e", _modified(1, scaled=True), x=lambda g, x, out: g * (i0e(x) - _over(out, x, 0.5) - np.sign(x) * out), jvp="rule", cost=200.0
+)
+j0: Op = define("bessel_j0", _first_kind(0), x=lambda g, x: -(g * j1(x)), jvp="rule", cost=200.0)
+j1: Op = define("bessel_j1", _first_kind(1), x=lambda g, x, out: g * (j0(x) - _over(out, x, 0.5)), jvp="rule", cost=250.0)
+y0: Op = define("bessel_y0", _second_kind(0), x=lambda g, x: -(g * y1(x)), jvp="rule", cost=300.0)
+y1: Op = define("bessel_y1", _second_kind(1), x=lambda g, x, out: g * (y0(x) - out / x), jvp="rule", cost=350.0)

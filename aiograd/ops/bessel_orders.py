@@ -280,15 +280,15 @@ def _order(name: str) -> Callable[[Any], Any]:
     return no_derivative(f"{name} by its order")
 
 
-jv: Op = define("bessel_jv", _jv, x1=_order("jv"), x2=lambda g, x1, x2: g * 0.5 * (jv(x1 - 1, x2) - jv(x1 + 1, x2)), cost=2000.0)
-yn: Op = define("bessel_yn", _yn, x1=_order("yn"), x2=lambda g, x1, x2: g * 0.5 * (yn(x1 - 1, x2) - yn(x1 + 1, x2)), cost=2000.0)
-iv: Op = define("bessel_iv", _iv, x1=_order("iv"), x2=lambda g, x1, x2: g * 0.5 * (iv(x1 - 1, x2) + iv(x1 + 1, x2)), cost=2000.0)
+jv: Op = define("bessel_jv", _jv, x1=_order("jv"), x2=lambda g, x1, x2: g * 0.5 * (jv(x1 - 1, x2) - jv(x1 + 1, x2)), jvp="rule", cost=2000.0)
+yn: Op = define("bessel_yn", _yn, x1=_order("yn"), x2=lambda g, x1, x2: g * 0.5 * (yn(x1 - 1, x2) - yn(x1 + 1, x2)), jvp="rule", cost=2000.0)
+iv: Op = define("bessel_iv", _iv, x1=_order("iv"), x2=lambda g, x1, x2: g * 0.5 * (iv(x1 - 1, x2) + iv(x1 + 1, x2)), jvp="rule", cost=2000.0)
 #: `iv` times ``exp(-|x2|)``
 ive: Op = define(
     "bessel_ive", lambda x1, x2, /: in_float64(_reflected(lambda v, x: _modified(v, x, True), 1.0), x1, x2),
-    x1=_order("ive"), x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out), cost=2000.0
+    x1=_order("ive"), x2=lambda g, x1, x2, out: g * (0.5 * (ive(x1 - 1, x2) + ive(x1 + 1, x2)) - np.sign(x2) * out), jvp="rule", cost=2000.0
 )
 #: the modified Bessel function of the second kind of order 0
-k0: Op = define("bessel_k0", lambda x, /: in_float64(_third_kind(0), x), x=lambda g, x: -(g * k1(x)), cost=400.0)
+k0: Op = define("bessel_k0", lambda x, /: in_float64(_third_kind(0), x), x=lambda g, x: -(g * k1(x)), jvp="rule", cost=400.0)
 #: the modified Bessel function of the second kind of order 1
-k1: Op = define("bessel_k1", lambda x, /: in_float64(_third_kind(1), x), x=lambda g, x, out: -(g * (k0(x) + out / x)), cost=500.0)
+k1: Op = define("bessel_k1", lambda x, /: in_float64(_third_kind(1), x), x=lambda g, x, out: -(g * (k0(x) + out / x)), jvp="rule", cost=500.0)

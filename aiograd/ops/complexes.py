@@ -23,6 +23,13 @@ def _angle_vjp(g: Array, x: Array) -> Array:
     return g * (1j * x) / where(square == 0, 1, square)
 
 
+def _angle_jvp(t: Array, x: Array) -> Array | None:
+    if x.dtype.kind != "c":
+        return None
+    square = np.real(x * np.conjugate(x))
+    return np.imag(t * np.conjugate(x)) / where(square == 0, 1, square)
+
+
 def _complex(real: Array, imag: Array, /) -> Array:
     """The complex numbers with these parts.
 
@@ -35,14 +42,14 @@ def _complex(real: Array, imag: Array, /) -> Array:
 
 
 conj = define("conj", np.conjugate, x=lambda g: conj_array(g), complex="explicit", cost=0.1)
-real = define("real", lambda x, /: np.real(x), x=lambda g: g, view=True, complex="explicit", cost=0.1, numpy=(np.real,))
+real = define("real", lambda x, /: np.real(x), x=lambda g: g, view=True, jvp="forward", complex="explicit", cost=0.1, numpy=(np.real,))
 #: the imaginary part of `x`; zeros where it is real
 imag = define(
     "imag", lambda x, /: np.imag(x),
-    x=lambda g, x_dtype: g * 1j if x_dtype.kind == "c" else zeros_like(g), view=True, complex="explicit", cost=0.2, numpy=(np.imag,)
+    x=lambda g, x_dtype: g * 1j if x_dtype.kind == "c" else zeros_like(g), view=True, jvp="forward", complex="explicit", cost=0.2, numpy=(np.imag,)
 )
-angle = define("angle", lambda x, /: np.angle(x), x=_angle_vjp, complex="explicit", cost=8.0)
-complex_ = define("complex", _complex, real=lambda g: np.real(g), imag=lambda g: np.imag(g), complex="explicit", cost=1.0)
+angle = define("angle", lambda x, /: np.angle(x), x=_angle_vjp, jvp=_angle_jvp, complex="explicit", cost=8.0)
+complex_ = define("complex", _complex, real=lambda g: np.real(g), imag=lambda g: np.imag(g), jvp="linear", complex="explicit", cost=1.0)
 
 
 @implements(np.angle)

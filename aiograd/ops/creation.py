@@ -96,8 +96,8 @@ def _astype_vjp(g: Array, x_dtype: Any) -> Array:
     return astype(g, dtype=x_dtype, copy=False)
 
 
-astype: Op = define("to_copy", _astype, x=_astype_vjp, complex="explicit", cost=0.5)
-clone = define("clone", lambda x, /: np.array(x, copy=True), x=lambda g: g, complex="explicit", cost=0.1)
+astype: Op = define("to_copy", _astype, x=_astype_vjp, jvp="forward", complex="explicit", cost=0.5)
+clone = define("clone", lambda x, /: np.array(x, copy=True), x=lambda g: g, jvp="forward", complex="explicit", cost=0.1)
 
 @implements(np.astype)
 def np_astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.ops.indexing import gather_adjoint
+from aiograd.ops.indexing import gather, gather_adjoint
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define
 from aiograd.ops.scan import linear_scan, shift
@@ -58,6 +58,10 @@ def _extremum_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array]
     return gather_adjoint(g[0], out[1], shape=x_shape, axis=axis)
 
 
+def _extremum_jvp(t: Array, out: tuple[Array, Array], axis: int) -> tuple[Array, None]:
+    return (gather(t, out[1], axis=axis) if t.shape else t), None
+
+
 def _logcumsumexp(x: Array, /, axis: int = -1) -> Array:
     """``log(cumsum(exp(x)))`` without overflow.
 
@@ -76,12 +80,19 @@ def _logcumsumexp_vjp(g: Array, x: Array, out: Array, axis: int) -> Array:
     return np.exp(_difference(x, out)) * linear_scan(g, np.exp(np.minimum(falls, 0.0)), axis=axis, reverse=True)
 
 
+def _logcumsumexp_jvp(t: Array, x: Array, out: Array, axis: int) -> Array:
+    if not x.shape:
+        return t
+    falls = _difference(shift(out, axis=axis, by=1), out)
+    return linear_scan(np.exp(_difference(x, out)) * t, np.exp(np.minimum(falls, 0.0)), axis=axis)  # type: ignore[no-any-return]
+
+
 def _difference(smaller: Array, larger: Array) -> Array:
     """``smaller - larger``, and -inf where both are."""
     nothing = np.isneginf(smaller)
     return where(nothing, smaller, where(nothing, 0.0, smaller) - where(nothing, 0.0, larger))
 
 
-cummax: Op = define("cummax", _cummax, x=_extremum_vjp, outputs=2, differentiable_outputs=(0,), cost=5.0)
-cummin: Op = define("cummin", _cummin, x=_extremum_vjp, outputs=2, differentiable_outputs=(0,), cost=5.0)
-logcumsumexp: Op = define("logcumsumexp", _logcumsumexp, x=_logcumsumexp_vjp, cost=20.0)
+cummax: Op = define("cummax", _cummax, x=_extremum_vjp, jvp=_extremum_jvp, outputs=2, differentiable_outputs=(0,), cost=5.0)
+cummin: Op = define("cummin", _cummin, x=_extremum_vjp, jvp=_extremum_jvp, outputs=2, differentiable_outputs=(0,), cost=5.0)
+logcumsumexp: Op = define("logcumsumexp", _logcumsumexp, x=_logcumsumexp_vjp, jvp=_logcumsumexp_jvp, cost=20.0)

@@ -28,6 +28,7 @@ from aiograd.ops.joining import cat
 from aiograd.ops.linalg import matmul
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, answer, define, implements
+from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import diagonal, diagonal_adjoint, matrix_transpose, tril, triu, unsqueeze
 from aiograd.running.types import Array, Shape
 
@@ -134,8 +135,18 @@ def _solve_vjp(g: Array, x1: Array, x2_shape: Shape, out: Array, needs: tuple[bo
     return (-(column * unsqueeze(out, axis=-2)) if needs[0] else None), g2
 
 
-inv: Op = define("inv", _inv, x=_inv_vjp, complex="holomorphic", cost=cubic, numpy=(np.linalg.inv,))
-solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, complex="holomorphic", cost=cubic, numpy=(np.linalg.solve,))
+def _solve_jvp(t: tuple[Array | None, Array | None], x1: Array, x2_shape: Shape, out: Array) -> Array:
+    vector = len(x2_shape) == 1
+    right = None if t[1] is None else unsqueeze(t[1], axis=-1) if vector else t[1]
+    if t[0] is not None:
+        moved = -matmul(t[0], unsqueeze(out, axis=-1) if vector else out)
+        right = moved if right is None else right + moved
+    solved = solve(x1, right)
+    return getitem(solved, index=(..., 0)) if vector else solved
+
+
+inv: Op = define("inv", _inv, x=_inv_vjp, jvp=lambda t, out: -matmul(matmul(out, t), out), complex="holomorphic", cost=cubic, numpy=(np.linalg.inv,))
+solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, jvp=_solve_jvp, complex="holomorphic", cost=cubic, numpy=(np.linalg.solve,))
 
 # Factorisations. See Note [Symmetric matrices].
 
@@ -147,8 +158,13 @@ def _cholesky_vjp(g: Array, out: Array) -> Array:
     return _hermitian(adjoint(solve(turned, adjoint(solve(turned, inner)))))
 
 
+def _cholesky_jvp(t: Array, out: Array) -> Array:
+    inner = tril(adjoint(solve(out, adjoint(solve(out, _hermitian(t))))))
+    return matmul(out, (inner + tril(inner, k=-1)) * 0.5)
+
+
 #: the lower triangular L with ``L @ L.H = x``, for positive definite matrices (..., N, N) given by their lower triangle
-cholesky_row = define("cholesky", lambda x, /: np.linalg.cholesky(x), x=_cholesky_vjp, complex="explicit", cost=cubic)
+cholesky_row = define("cholesky", lambda x, /: np.linalg.cholesky(x), x=_cholesky_vjp, jvp=_cholesky_jvp, complex="explicit", cost=cubic)
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
@@ -196,9 +212,21 @@ def _eigvalsh_vjp(g: Array, x: Array) -> Array:
     return matmul(vectors * unsqueeze(g, axis=-2), adjoint(vectors))
 
 
-eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, complex="explicit", cost=cubic)
+def _eigh_jvp(t: Array, out: tuple[Array, Array]) -> tuple[Array, Array]:
+    values, vectors = out
+    inner = matmul(matmul(adjoint(vectors), _hermitian(t)), vectors)
+    mixed = quotient(inner, gaps(unsqueeze(values, axis=-2) - unsqueeze(values, axis=-1), values))
+    return np.real(diagonal(inner)), matmul(vectors, tril(mixed, k=-1) + triu(mixed, k=1))
+
+
+def _eigvalsh_jvp(t: Array, x: Array) -> Array:
+    vectors = eigh_row(x)[1]
+    return np.real(sum_(conj(vectors) * matmul(_hermitian(t), vectors), axis=-2))
+
+
+eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, jvp=_eigh_jvp, complex="explicit", cost=cubic)
 #: eigenvalues, ascending, of Hermitian matrices (..., N, N) given by their lower triangle
-eigvalsh = define("eigvalsh", lambda x, /: np.linalg.eigvalsh(x), x=_eigvalsh_vjp, complex="explicit", cost=decomposed)
+eigvalsh = define("eigvalsh", lambda x, /: np.linalg.eigvalsh(x), x=_eigvalsh_vjp, jvp=_eigvalsh_jvp, complex="explicit", cost=decomposed)
 
 
 def eigh(x: Array, /) -> EighResult:
@@ -263,8 +291,13 @@ def _svdvals_vjp(g: Array, x: Array) -> Array:
     return matmul(u * unsqueeze(g, axis=-2), vh)
 
 
+def _svdvals_jvp(t: Array, x: Array) -> Array:
+    u, _, vh = svd_row(x)
+    return np.real(sum_(conj(u) * matmul(t, adjoint(vh)), axis=-2))
+
+
 svd_row: Op = define("svd", _svd, x=_svd_vjp, outputs=3, complex="explicit", cost=cubic)
-svdvals = define("svdvals", _svdvals, x=_svdvals_vjp, complex="explicit", cost=decomposed, numpy=(np.linalg.svdvals,))
+svdvals = define("svdvals", _svdvals, x=_svdvals_vjp, jvp=_svdvals_jvp, complex="explicit", cost=decomposed, numpy=(np.linalg.svdvals,))
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:

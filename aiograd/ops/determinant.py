@@ -103,16 +103,21 @@ def _slogdet_vjp(g: tuple[Array | None, Array | None], x: Array) -> Array | None
     return unsqueeze(g[1], axis=(-2, -1)) * matrix_transpose(inv(x))
 
 
-cofactors: Op = define("cofactors", _cofactors, x=lambda g, x: cofactors_grad(g, x), complex="holomorphic", cost=decomposed)
+cofactors: Op = define("cofactors", _cofactors, x=lambda g, x: cofactors_grad(g, x), jvp="rule", complex="holomorphic", cost=decomposed)
 cofactors_grad: Op = define(
-    "cofactors_grad", _cofactors_grad, y=lambda g, x: cofactors_grad(g, x), x=lambda g, y, x: _third(g, y, x), complex="holomorphic", cost=decomposed
+    "cofactors_grad", _cofactors_grad, y=lambda g, x: cofactors_grad(g, x), x=lambda g, y, x: _third(g, y, x),
+    jvp="rule", complex="holomorphic", cost=decomposed
 )
 #: the determinants of matrices (..., N, N)
 det: Op = define(
     "det", lambda x, /: np.linalg.det(x),
-    x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)
+    x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), jvp=lambda t, x: sum_(t * cofactors(x), axis=(-2, -1)),
+    complex="holomorphic", cost=decomposed, numpy=(np.linalg.det,)
 )
-slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=cubic)
+slogdet_row = define(
+    "slogdet", _slogdet, x=_slogdet_vjp, jvp=lambda t, x: (None, sum_(t * matrix_transpose(inv(x)), axis=(-2, -1))),
+    outputs=2, differentiable_outputs=(1,), cost=cubic
+)
 
 
 @implements(np.linalg.slogdet)

@@ -84,7 +84,7 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     return 2.0 * math.sqrt(float(math.prod(output)) * math.prod(inputs[0]) * math.prod(inputs[1])) / GEMM_RATE
 
 
-einsum_row: Op = define("einsum", _einsum, x1=_einsum_x1, x2=_einsum_x2, complex="holomorphic", cost=_cost)
+einsum_row: Op = define("einsum", _einsum, x1=_einsum_x1, x2=_einsum_x2, jvp="forward", complex="holomorphic", cost=_cost)
 
 
 def _parse(subscripts: str, shapes: Sequence[Shape]) -> tuple[list[str], str]:

@@ -66,7 +66,9 @@ positive = define("positive", np.positive, x=identity, complex="explicit", cost=
 square = define("square", np.square, x=lambda g, x: g * (x + x), complex="holomorphic", cost=0.6)
 reciprocal = define("reciprocal", np.reciprocal, x=lambda g, out: -(g * out * out), complex="holomorphic", cost=0.8)
 sqrt = define("sqrt", np.sqrt, x=lambda g, out: g / (out + out), complex="holomorphic", cost=1.0)
-rsqrt = define("rsqrt", lambda x, /: np.reciprocal(np.sqrt(x)), x=lambda g, out: -0.5 * (g * out * out * out), complex="holomorphic", cost=2.0)
+rsqrt = define(
+    "rsqrt", lambda x, /: np.reciprocal(np.sqrt(x)), x=lambda g, out: -0.5 * (g * out * out * out), jvp="rule", complex="holomorphic", cost=2.0
+)
 cbrt = define("cbrt", np.cbrt, x=lambda g, out: g / (3.0 * out * out), cost=2.0)
 remainder = define("remainder", np.remainder, x1=identity, x2=lambda g, x1, x2: -(g * np.floor_divide(x1, x2)), cost=20.0)
 fmod = define("fmod", np.fmod, x1=identity, x2=lambda g, x1, x2: -(g * np.trunc(x1 / x2)), cost=4.0)
@@ -77,6 +79,7 @@ divmod_ = define(
     differentiable_outputs=(1,),
     x1=lambda g: g[1],
     x2=lambda g, out: None if g[1] is None else -(g[1] * out[0]),
+    jvp=lambda t, out: (None, t[0] if t[1] is None else -(t[1] * out[0]) if t[0] is None else t[0] - t[1] * out[0]),
     cost=4.0,
 )
 ldexp = define("ldexp", np.ldexp, x1=lambda g, x2: np.ldexp(g, x2), cost=2.0)
@@ -132,7 +135,7 @@ def _pow_x2(g: Array, x1: Array, x2: Array, out: Array) -> Array:
     return g * (out * np.log(where(at_zero, 1, x1)))
 
 
-pow_ = define("pow", _pow, x1=_pow_x1, x2=_pow_x2, complex="holomorphic", cost=10.0, numpy=(np.power,))
+pow_ = define("pow", _pow, x1=_pow_x1, x2=_pow_x2, jvp="rule", complex="holomorphic", cost=10.0, numpy=(np.power,))
 float_power = define("float_power", np.float_power, x1=_pow_x1, x2=_pow_x2, complex="holomorphic", cost=15.0)
 
 # Exponentials and logarithms.
@@ -184,13 +187,16 @@ def _tanh_bend(x1: Array, x2: Array, x3: Array, /) -> Array:
     return out * x3 * -2.0
 
 
-tanh = define("tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)}, complex="holomorphic", cost=1.5)
+tanh = define(
+    "tanh", np.tanh, x=lambda g, out: g - g * out * out, recorded={"x": lambda g, out: tanh_slope(g, out)},
+    jvp=lambda t, out: _tanh_slope(t, out), complex="holomorphic", cost=1.5
+)
 tanh_slope: Op = define(
     "tanh_slope",
     _tanh_slope,
     joint={("x1", "x2"): _tanh_slope_vjp},
     recorded={"x1": lambda g, x2: tanh_slope(g, x2), "x2": lambda g, x1, x2: tanh_bend(g, x1, x2)},
-    complex="holomorphic",
+    jvp="rule", complex="holomorphic",
     cost=2.0,
 )
 tanh_bend: Op = define(
@@ -204,7 +210,7 @@ tanh_bend: Op = define(
         "x2": lambda g, x1, x3: tanh_bend(g, x1, x3),
         "x3": lambda g, x1, x2: tanh_bend(g, x1, x2),
     },
-    complex="holomorphic",
+    jvp="forward", complex="holomorphic",
     cost=2.0,
 )
 deg2rad = define("deg2rad", np.deg2rad, x=lambda g: np.deg2rad(g), cost=1.0, numpy=(np.radians,))
@@ -235,7 +241,7 @@ def _round(x: Array, /, decimals: int = 0) -> Array:
     return np.rint(x) if decimals == 0 and x.dtype.kind == "f" else np.round(x, decimals)
 
 
-round_ = define("round", _round, x=zero, cost=0.2, numpy=(np.rint,))
+round_ = define("round", _round, x=zero, jvp="rule", cost=0.2, numpy=(np.rint,))
 floor_divide = define("floor_divide", np.floor_divide)
 gcd = define("gcd", np.gcd)
 lcm = define("lcm", np.lcm)
@@ -263,10 +269,14 @@ def _abs_vjp(g: Array, x: Array) -> Array:
     return g * (sgn(x) if x.dtype.kind == "c" else np.sign(x))
 
 
-abs_ = define("abs", np.absolute, x=_abs_vjp, complex="explicit", cost=1.5)
+def _abs_jvp(t: Array, x: Array) -> Array:
+    return np.real(t * np.conjugate(sgn(x))) if x.dtype.kind == "c" else t * np.sign(x)
+
+
+abs_ = define("abs", np.absolute, x=_abs_vjp, jvp=_abs_jvp, complex="explicit", cost=1.5)
 fabs = define("fabs", np.fabs, x=lambda g, x: g * np.sign(x), cost=1.5)
 sign = define("sign", np.sign, x=zero, cost=0.2)
-sgn: Op = define("sgn", lambda x, /: np.sign(x), x=_sgn_vjp, complex="explicit", cost=2.0)
+sgn: Op = define("sgn", lambda x, /: np.sign(x), x=_sgn_vjp, jvp="rule", complex="explicit", cost=2.0)
 heaviside = define("heaviside", np.heaviside, x1=zero, x2=lambda g, x1: mask(g, x1 == 0), cost=1.0)
 nextafter = define("nextafter", np.nextafter, x1=identity, x2=zero, cost=0.2)
 copysign = define("copysign", np.copysign, x1=lambda g, x1, out: g * (np.sign(x1) * np.sign(out)), x2=zero, cost=2.0)
@@ -320,18 +330,18 @@ def _clamp_vjp(g: Array, x: Array, min: Any, max: Any) -> Array:
     return mask(g, inside if max is None else np.logical_and(inside, x <= max))
 
 
-clamp = define("clamp", _clamp, x=_clamp_vjp, cost=1.5)
+clamp = define("clamp", _clamp, x=_clamp_vjp, jvp="rule", cost=1.5)
 
 
 #: `x` limited from below by `limit`, which broadcasts with it
 clamp_min = define(
     "clamp_min", lambda x, limit, /: np.maximum(x, limit),
-    x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), cost=2.0
+    x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), jvp="rule", cost=2.0
 )
 #: `x` limited from above by `limit`, which broadcasts with it
 clamp_max = define(
     "clamp_max", lambda x, limit, /: np.minimum(x, limit),
-    x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), cost=2.0
+    x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), jvp="rule", cost=2.0
 )
 
 

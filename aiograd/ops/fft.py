@@ -58,11 +58,13 @@ def _irfft_vjp(g: Array, x_shape: tuple[int, ...], n: int, axis: int, norm: str)
     return rfft(g, axis=axis, norm=OTHER_NORM[norm]) * counts.reshape((-1,) + (1,) * (len(x_shape) - 1 - axis))
 
 
-fft: Op = define("fft", _fft, x=lambda g, axis, norm: fft(g, axis=axis, norm=norm), complex="holomorphic", cost=20.0)
-ifft: Op = define("ifft", _ifft, x=lambda g, axis, norm: ifft(g, axis=axis, norm=norm), complex="holomorphic", cost=20.0)
+fft: Op = define("fft", _fft, x=lambda g, axis, norm: fft(g, axis=axis, norm=norm), jvp="forward", complex="holomorphic", cost=20.0)
+ifft: Op = define("ifft", _ifft, x=lambda g, axis, norm: ifft(g, axis=axis, norm=norm), jvp="forward", complex="holomorphic", cost=20.0)
 #: the first half of `fft` of real `x`, the frequencies 0 to n // 2
-rfft: Op = define("rfft", lambda x, /, axis=-1, norm="backward": np.fft.rfft(x, axis=axis, norm=norm), x=_rfft_vjp, complex="explicit", cost=20.0)
-irfft: Op = define("irfft", _irfft, x=_irfft_vjp, complex="explicit", cost=20.0)
+rfft: Op = define(
+    "rfft", lambda x, /, axis=-1, norm="backward": np.fft.rfft(x, axis=axis, norm=norm), x=_rfft_vjp, jvp="forward", complex="explicit", cost=20.0
+)
+irfft: Op = define("irfft", _irfft, x=_irfft_vjp, jvp="forward", complex="explicit", cost=20.0)
 
 
 def _resized(x: Array, n: int | None, axis: int) -> Array:

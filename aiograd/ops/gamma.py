@@ -227,12 +227,12 @@ def _zeta(x1: Array, x2: Array, /) -> Array:
     return in_float64(function, x1, x2)
 
 
-gammaln: Op = define("gammaln", _gammaln, x=lambda g, x: g * digamma(x), cost=60.0)
-gamma: Op = define("gamma", _gamma, x=lambda g, x, out: g * out * digamma(x), cost=60.0)
-digamma: Op = define("digamma", _digamma, x=lambda g, x: g * zeta(2.0, x), cost=100.0)
-rgamma: Op = define("rgamma", _rgamma, x=_rgamma_vjp, cost=200.0)
-gammasgn: Op = define("gammasgn", _gammasgn, x=lambda g: zeros_like(g), cost=0.2)
-zeta: Op = define("zeta", _zeta, x2=lambda g, x1, x2: -(g * x1 * zeta(x1 + 1.0, x2)), cost=100.0)
+gammaln: Op = define("gammaln", _gammaln, x=lambda g, x: g * digamma(x), jvp="rule", cost=60.0)
+gamma: Op = define("gamma", _gamma, x=lambda g, x, out: g * out * digamma(x), jvp="rule", cost=60.0)
+digamma: Op = define("digamma", _digamma, x=lambda g, x: g * zeta(2.0, x), jvp="rule", cost=100.0)
+rgamma: Op = define("rgamma", _rgamma, x=_rgamma_vjp, jvp="rule", cost=200.0)
+gammasgn: Op = define("gammasgn", _gammasgn, x=lambda g: zeros_like(g), jvp="rule", cost=0.2)
+zeta: Op = define("zeta", _zeta, x2=lambda g, x1, x2: -(g * x1 * zeta(x1 + 1.0, x2)), jvp="rule", cost=100.0)
 
 
 def polygamma(n: int, x: Array, /) -> Array:

@@ -287,12 +287,12 @@ def _gamma_density(x1: Array, x2: Array) -> Array:
 
 
 gammainc: Op = define(
-    "gammainc", _gammainc, x1=no_derivative("gammainc by its first argument"), x2=lambda g, x1, x2: g * _gamma_density(x1, x2), cost=150.0
+    "gammainc", _gammainc, x1=no_derivative("gammainc by its first argument"), x2=lambda g, x1, x2: g * _gamma_density(x1, x2), jvp="rule", cost=150.0
 )
 #: the regularized upper incomplete gamma function, 1 less `gammainc` with full relative accuracy
 gammaincc: Op = define(
     "gammaincc", lambda x1, x2, /: in_float64(lambda a, x: _gammas(a, x)[1], x1, x2),
-    x1=no_derivative("gammaincc by its first argument"), x2=lambda g, x1, x2: -(g * _gamma_density(x1, x2)), cost=150.0
+    x1=no_derivative("gammaincc by its first argument"), x2=lambda g, x1, x2: -(g * _gamma_density(x1, x2)), jvp="rule", cost=150.0
 )
 betainc: Op = define(
     "betainc",
@@ -300,7 +300,7 @@ betainc: Op = define(
     x1=no_derivative("betainc by its first argument"),
     x2=no_derivative("betainc by its second argument"),
     x3=lambda g, x1, x2, x3: g * _beta_density(x1, x2, x3),
-    cost=250.0,
+    jvp="rule", cost=250.0,
 )
 #: 1 less `betainc`, with full relative accuracy
 betaincc: Op = define(
@@ -308,8 +308,8 @@ betaincc: Op = define(
     x1=no_derivative("betaincc by its first argument"),
     x2=no_derivative("betaincc by its second argument"),
     x3=lambda g, x1, x2, x3: -(g * _beta_density(x1, x2, x3)),
-    cost=250.0,
+    jvp="rule", cost=250.0,
 )
 stdtr: Op = define(
-    "stdtr", _stdtr, x1=no_derivative("stdtr by its degrees of freedom"), x2=lambda g, x1, x2: g * _student_density(x1, x2), cost=250.0
+    "stdtr", _stdtr, x1=no_derivative("stdtr by its degrees of freedom"), x2=lambda g, x1, x2: g * _student_density(x1, x2), jvp="rule", cost=250.0
 )

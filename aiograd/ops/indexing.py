@@ -121,10 +121,14 @@ def _getitem_vjp(g: Array, x_shape: Shape, index: Any) -> Array:
     return getitem_adjoint(g, index=index, shape=x_shape)
 
 
-getitem: Op = define("getitem", _getitem, x=_getitem_vjp, view=True, complex="explicit", cost=0.5)
-getitem_adjoint: Op = define("getitem_adjoint", _getitem_adjoint, g=lambda g, index: getitem(g, index=index), complex="explicit", cost=0.1)
-index_: Op = define("index", _index, x=lambda g, x_shape, index: index_adjoint(g, index=index, shape=x_shape), complex="explicit", cost=3.0)
-index_adjoint: Op = define("index_adjoint", _index_adjoint, g=lambda g, index: index_(g, index=index), complex="explicit", cost=3.0)
+getitem: Op = define("getitem", _getitem, x=_getitem_vjp, view=True, jvp="forward", complex="explicit", cost=0.5)
+getitem_adjoint: Op = define(
+    "getitem_adjoint", _getitem_adjoint, g=lambda g, index: getitem(g, index=index), jvp="forward", complex="explicit", cost=0.1
+)
+index_: Op = define(
+    "index", _index, x=lambda g, x_shape, index: index_adjoint(g, index=index, shape=x_shape), jvp="forward", complex="explicit", cost=3.0
+)
+index_adjoint: Op = define("index_adjoint", _index_adjoint, g=lambda g, index: index_(g, index=index), jvp="forward", complex="explicit", cost=3.0)
 
 
 # Assignment, as a function.
@@ -157,7 +161,9 @@ def _setitem_value(g: Array, value_shape: Shape, x_shape: Shape, index: Any) -> 
     return part
 
 
-setitem: Op = define("setitem", _setitem, x=lambda g, index: setitem(g, 0, index=index), value=_setitem_value, complex="explicit", cost=1.0)
+setitem: Op = define(
+    "setitem", _setitem, x=lambda g, index: setitem(g, 0, index=index), value=_setitem_value, jvp="linear", complex="explicit", cost=1.0
+)
 
 
 # Elements along one axis.
@@ -224,22 +230,32 @@ def _scatter(x: Array, indices: Array, value: Array, /, axis: int = -1) -> Array
     return out
 
 
-take: Op = define("take", _take, x=lambda g, indices, x_shape, axis: take_adjoint(g, indices, shape=x_shape, axis=axis), complex="explicit", cost=3.0)
-take_adjoint: Op = define("take_adjoint", _take_adjoint, g=lambda g, indices, axis: take(g, indices, axis=axis), complex="explicit", cost=3.0)
+def _scatter_jvp(t: tuple[Array | None, ...], x: Array, indices: Array, axis: int) -> Array:
+    return scatter(np.zeros_like(x) if t[0] is None else t[0], indices, 0 if t[2] is None else t[2], axis=axis)  # type: ignore[no-any-return]
+
+
+take: Op = define(
+    "take", _take, x=lambda g, indices, x_shape, axis: take_adjoint(g, indices, shape=x_shape, axis=axis), jvp="forward", complex="explicit", cost=3.0
+)
+take_adjoint: Op = define(
+    "take_adjoint", _take_adjoint, g=lambda g, indices, axis: take(g, indices, axis=axis), jvp="forward", complex="explicit", cost=3.0
+)
 #: elements of `x` along `axis`, chosen separately for each position on the other axes (``take_along_axis``)
 gather: Op = define(
     "gather", lambda x, indices, /, axis=-1: np.take_along_axis(x, indices, axis),
     x=lambda g, indices, x_shape, axis: gather_adjoint(g, indices, shape=x_shape, axis=axis),
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=5.0,
 )
-gather_adjoint: Op = define("gather_adjoint", _gather_adjoint, g=lambda g, indices, axis: gather(g, indices, axis=axis), complex="explicit", cost=5.0)
+gather_adjoint: Op = define(
+    "gather_adjoint", _gather_adjoint, g=lambda g, indices, axis: gather(g, indices, axis=axis), jvp="forward", complex="explicit", cost=5.0
+)
 scatter: Op = define(
     "scatter",
     _scatter,
     x=lambda g, indices, axis: scatter(g, indices, 0, axis=axis),
     value=lambda g, indices, axis: gather(g, indices, axis=axis),
-    complex="explicit",
+    jvp=_scatter_jvp, complex="explicit",
     cost=5.0,
 )
 

@@ -98,13 +98,13 @@ cat: Op = define(
     _cat,
     arrays=_cat_vjp,
     recorded={"arrays": lambda g, arrays_shape, axis: tuple([g[index] for index in _places(arrays_shape, axis)])},
-    complex="explicit",
+    jvp="linear", complex="explicit",
     cost=0.1,
 )
 #: arrays of one shape joined along a new axis
-stack: Op = define("stack", lambda *arrays, axis=0: np.stack(arrays, axis), arrays=_stack_vjp, complex="explicit", cost=0.1)
-split = define("split", _split, x=_split_vjp, outputs=None, view=True, complex="explicit", cost=0.5)
-unbind: Op = define("unbind", _unbind, x=_unbind_vjp, outputs=None, view=True, complex="explicit", cost=1.5)
+stack: Op = define("stack", lambda *arrays, axis=0: np.stack(arrays, axis), arrays=_stack_vjp, jvp="linear", complex="explicit", cost=0.1)
+split = define("split", _split, x=_split_vjp, outputs=None, view=True, jvp="forward", complex="explicit", cost=0.5)
+unbind: Op = define("unbind", _unbind, x=_unbind_vjp, outputs=None, view=True, jvp="forward", complex="explicit", cost=1.5)
 
 
 def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
@@ -150,11 +150,14 @@ def _inside(shape: Shape, pad_width: tuple[tuple[int, int], ...]) -> tuple[slice
 
 
 #: `x` laid side by side, ``repetitions[i]`` times along axis i; the shorter of the two gets ones in front
-tile = define("tile", lambda x, /, repetitions: np.tile(x, repetitions), x=_tile_vjp, complex="explicit", cost=0.5)
+tile = define("tile", lambda x, /, repetitions: np.tile(x, repetitions), x=_tile_vjp, jvp="forward", complex="explicit", cost=0.5)
 #: each element along `axis` repeated as often
-repeat_interleave = define("repeat_interleave", lambda x, /, repeats, axis: np.repeat(x, repeats, axis), x=_repeat_vjp, complex="explicit", cost=0.5)
-constant_pad = define(
-    "constant_pad", _constant_pad, x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)), complex="explicit", cost=0.2
+repeat_interleave = define(
+    "repeat_interleave", lambda x, /, repeats, axis: np.repeat(x, repeats, axis), x=_repeat_vjp, jvp="forward", complex="explicit", cost=0.5
+)
+constant_pad: Op = define(
+    "constant_pad", _constant_pad, x=lambda g, x_shape, pad_width: getitem(g, index=_inside(x_shape, pad_width)),
+    jvp=lambda t, pad_width: constant_pad(t, pad_width=pad_width), complex="explicit", cost=0.2
 )
 
 

@@ -119,7 +119,7 @@ matmul: Op = define(
     x1=_matmul_x1,
     x2=_matmul_x2,
     recorded={"x1": _recorded_x1},
-    complex="holomorphic",
+    jvp="forward", complex="holomorphic",
     cost=_matmul_cost,
     norm={"x1": _factors_x1, "x2": _factors_x2},
     numpy=(np.matmul, np.linalg.matmul),
@@ -141,7 +141,7 @@ vecdot = define(
     _vecdot,
     x1=lambda g, x2, axis: unsqueeze(conj(g), axis=axis) * x2,
     x2=lambda g, x1, axis: unsqueeze(g, axis=axis) * x1,
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=1.0,
     numpy=(np.vecdot,),
 )
@@ -162,7 +162,8 @@ def _cross(x1: Array, x2: Array, /, axis: int = -1) -> Array:
 
 
 cross: Op = define(
-    "cross", _cross, x1=lambda g, x2, axis: cross(x2, g, axis=axis), x2=lambda g, x1, axis: cross(g, x1, axis=axis), complex="holomorphic", cost=5.0
+    "cross", _cross, x1=lambda g, x2, axis: cross(x2, g, axis=axis), x2=lambda g, x1, axis: cross(g, x1, axis=axis),
+    jvp="forward", complex="holomorphic", cost=5.0
 )
 
 

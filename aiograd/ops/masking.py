@@ -62,14 +62,14 @@ def _mask(x: Array, condition: Array, /) -> Array:
     return np.bitwise_and(x.view(unsigned), bits, out=bits).view(x.dtype)
 
 
-mask: Op = define("mask", _mask, x=lambda g, condition: mask(g, condition), condition=nothing, complex="explicit", cost=0.6)
+mask: Op = define("mask", _mask, x=lambda g, condition: mask(g, condition), condition=nothing, jvp="forward", complex="explicit", cost=0.6)
 where = define(
     "where",
     _where,
     x1=lambda g, condition: mask(g, condition),
     x2=lambda g, condition: mask(g, np.logical_not(condition)),
     condition=nothing,
-    complex="explicit",
+    jvp="rule", complex="explicit",
     cost=1.5,
 )
 
@@ -95,7 +95,7 @@ def _nan_to_num(x: Array, /, nan: float = 0.0, posinf: float | None = None, negi
     return np.nan_to_num(x, copy=True, nan=nan, posinf=posinf, neginf=neginf)
 
 
-nan_to_num = define("nan_to_num", _nan_to_num, x=lambda g, x: mask(g, np.isfinite(x)), cost=1.5)
+nan_to_num = define("nan_to_num", _nan_to_num, x=lambda g, x: mask(g, np.isfinite(x)), jvp="rule", cost=1.5)
 
 
 @implements(np.nan_to_num)

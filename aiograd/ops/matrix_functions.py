@@ -92,6 +92,11 @@ def _eigvals_vjp(g: Array, x: Array) -> Array:
     return solve(adjoint(vectors), matmul(diagonal_matrix(g), adjoint(vectors)))
 
 
+def _eigvals_jvp(t: Array, x: Array) -> Array:
+    vectors = eig_row(x)[1]
+    return diagonal(solve(vectors, matmul(t, vectors)))
+
+
 #: Padé's approximant of order 13 to the exponential, (26 - k)! / ((13 - k)! k!) over the term of k = 0
 _PADE = tuple(math.comb(13, k) / math.perm(26, k) for k in range(14))
 #: 1-norm of the matrices for which it has full precision
@@ -122,17 +127,16 @@ def _expm(x: Array, /) -> Array:
     return out.astype(wanted, copy=False)
 
 
-def _expm_vjp(g: Array, x: Array) -> Array:
-    turned = matrix_transpose(x)
-    n = turned.shape[-1]
-    g, turned = (v if v.dtype == np.result_type(g, turned) else v + zeros_like(v, dtype=np.result_type(g, turned)) for v in (g, turned))
-    block = cat(cat(turned, g, axis=-1), cat(zeros_like(turned), turned, axis=-1), axis=-2)
+def _expm_jvp(t: Array, x: Array) -> Array:
+    n = x.shape[-1]
+    t, x = (v if v.dtype == np.result_type(t, x) else v + zeros_like(v, dtype=np.result_type(t, x)) for v in (t, x))
+    block = cat(cat(x, t, axis=-1), cat(zeros_like(x), x, axis=-1), axis=-2)
     return getitem(expm(block), index=(..., slice(0, n), slice(n, None)))
 
 
 eig_row: Op = define("eig", _eig, x=_eig_vjp, outputs=2, complex="explicit", cost=cubic)
-eigvals = define("eigvals", _eigvals, x=_eigvals_vjp, complex="explicit", cost=cubic, numpy=(np.linalg.eigvals,))
-expm: Op = define("expm", _expm, x=_expm_vjp, complex="holomorphic", cost=cubic)
+eigvals = define("eigvals", _eigvals, x=_eigvals_vjp, jvp=_eigvals_jvp, complex="explicit", cost=cubic, numpy=(np.linalg.eigvals,))
+expm: Op = define("expm", _expm, x=lambda g, x: _expm_jvp(g, matrix_transpose(x)), jvp=_expm_jvp, complex="holomorphic", cost=cubic)
 
 
 @implements(np.linalg.eig)

@@ -93,6 +93,23 @@ def _attention_vjp(
     return dq, dk, dv, dscores if needs[3] else None
 
 
+def _attention_jvp(t: tuple[Array | None, ...], q: Array, k: Array, v: Array, mask: Array, is_causal: bool, scale: float | None) -> Array:
+    weights, factor = _weights(q, k, mask, is_causal, scale), attention_scale(q, scale)
+    parts = [] if t[0] is None else [np.matmul(t[0] * factor, _mT(k))]
+    if t[1] is not None:
+        parts.append(np.matmul(q * factor, _mT(t[1])))
+    if t[3] is not None:
+        parts.append(t[3])
+    through = None if t[2] is None else np.matmul(weights, t[2])
+    if not parts:
+        return through
+    dscores = parts[0]
+    for part in parts[1:]:
+        dscores = dscores + part
+    moved = np.matmul(softmax_vjp(dscores, weights, -1), v)
+    return moved if through is None else moved + through
+
+
 def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     q, k, v = inputs[:3]
     return math.prod(q[:-1]) * k[-2] * (2.0 * (q[-1] + v[-1]) / GEMM_RATE + 2.0)
@@ -119,6 +136,6 @@ scaled_dot_product_attention = define(
     "scaled_dot_product_attention",
     _attention,
     joint={("q", "k", "v", "mask"): _attention_vjp},
-    cost=_cost,
+    jvp=_attention_jvp, cost=_cost,
     fused=Fused(_fused_attention, ("shift",), joint={("q", "k", "v", "mask"): _fused_attention_vjp}),
 )

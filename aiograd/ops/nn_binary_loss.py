@@ -48,4 +48,4 @@ def _target(g: Array, x: Array) -> Array:
     return g * (off - on)
 
 
-binary_cross_entropy = define("binary_cross_entropy", _binary_cross_entropy, x=_x, target=_target, cost=6.0)
+binary_cross_entropy = define("binary_cross_entropy", _binary_cross_entropy, x=_x, target=_target, jvp="rule", cost=6.0)

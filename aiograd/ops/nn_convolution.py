@@ -78,7 +78,7 @@ im2col = define(
     x=lambda g, x_shape, kernel_size, stride, padding, dilation: col2im(
         g, output_size=tuple(x_shape[2:]), kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
-    cost=1.5,
+    jvp="forward", cost=1.5,
 )
 col2im: Op = define(
     "col2im",
@@ -86,7 +86,7 @@ col2im: Op = define(
     columns=lambda g, kernel_size, stride, padding, dilation: im2col(
         g, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
-    cost=1.0,
+    jvp="forward", cost=1.0,
 )
 
 
@@ -198,13 +198,25 @@ def _conv2d_weight(g: Array, x: Array, weight_shape: Shape, stride: Pair, paddin
     return conv2d_weight_grad(x, g, kernel_size=size, stride=stride, padding=padding, dilation=dilation, groups=groups)
 
 
-conv2d = define(
+def _conv2d_jvp(t: tuple[Array | None, ...], x: Array, weight: Array, stride: Pair, padding: Pair, dilation: Pair, groups: int) -> Array:
+    out: Array | None = None
+    for first, second in ((t[0], weight), (x, t[1])):
+        if first is not None and second is not None:
+            part = conv2d(first, second, stride=stride, padding=padding, dilation=dilation, groups=groups)
+            out = part if out is None else out + part
+    if t[2] is None:
+        return out
+    bias = np.reshape(t[2], (1, -1, 1, 1))
+    return bias if out is None else out + bias
+
+
+conv2d: Op = define(
     "conv2d",
     _conv2d,
     x=_conv2d_x,
     weight=_conv2d_weight,
     bias=lambda g: np.sum(g, axis=(0, 2, 3)),
-    cost=_cost,
+    jvp=_conv2d_jvp, cost=_cost,
     fused=Fused(
         lambda x, weight, bias, **statics: (_conv2d(x, weight, bias, **statics),),
         (),
@@ -218,7 +230,7 @@ conv2d_input_grad: Op = define(
     weight=lambda g, y, weight_shape, stride, padding, dilation, groups: conv2d_weight_grad(
         g, y, kernel_size=(weight_shape[2], weight_shape[3]), stride=stride, padding=padding, dilation=dilation, groups=groups
     ),
-    cost=_adjoint_cost,
+    jvp="forward", cost=_adjoint_cost,
 )
 conv2d_weight_grad: Op = define(
     "conv2d_weight_grad",
@@ -227,5 +239,5 @@ conv2d_weight_grad: Op = define(
         y, g, input_size=(x_shape[2], x_shape[3]), stride=stride, padding=padding, dilation=dilation, groups=groups
     ),
     y=lambda g, x, stride, padding, dilation, groups: conv2d(x, g, stride=stride, padding=padding, dilation=dilation, groups=groups),
-    cost=_adjoint_cost,
+    jvp="forward", cost=_adjoint_cost,
 )

@@ -79,6 +79,6 @@ embedding = define(
         g, indices=indices, num_embeddings=weight_shape[0], padding_idx=padding_idx
     ),
     norm={"weight": _factors},
-    cost=4.0,
+    jvp="forward", cost=4.0,
 )
-embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, cost=2.0)
+embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, jvp="forward", cost=2.0)

@@ -9,7 +9,7 @@ import numpy as np
 from aiograd.errors import ShapeError
 from aiograd.kernels.reduction import column_sum
 from aiograd.ops.linalg import GEMM_RATE, product
-from aiograd.ops.op import Fused, define
+from aiograd.ops.op import Fused, Op, define
 from aiograd.running.types import Array, Shape
 
 
@@ -59,14 +59,22 @@ def _factors_bias(g: Array) -> tuple[Array, Array]:
     return np.ones((rows.shape[0], 1), rows.dtype), rows
 
 
-linear = define(
+def _linear_jvp(t: tuple[Array | None, ...], x: Array, weight: Array) -> Array:
+    out = None if t[0] is None else linear(t[0], weight)
+    if t[1] is not None:
+        part = linear(x, t[1])
+        out = part if out is None else out + part
+    return out if t[2] is None else t[2] if out is None else out + t[2]
+
+
+linear: Op = define(
     "linear",
     _linear,
     x=_x,
     weight=_weight,
     bias=lambda g: np.sum(as_rows(g), axis=0),
     recorded={"x": lambda g, weight, x_shape: g @ weight if len(x_shape) == 2 else _x(g, weight, x_shape)},
-    cost=_cost,
     norm={"weight": lambda g, x: (as_rows(g), as_rows(x)), "bias": _factors_bias},
+    jvp=_linear_jvp, cost=_cost,
     fused=Fused(lambda x, weight, bias: (_linear(x, weight, bias),), (), {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))}),
 )

@@ -145,7 +145,7 @@ def _nll_loss_logp(g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, we
     return -_per_sample(g, len(logp_shape), reduction) * each
 
 
-nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, cost=4.0)
+nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, jvp="forward", cost=4.0)
 
 
 def _cross_entropy(
@@ -192,6 +192,14 @@ def _cross_entropy_logits(
     each = target_weights(logits.shape, logits.dtype, _as_array(target), weight, ignore_index, label_smoothing, reduction)
     probability = softmax(logits, axis=axis)
     return _per_sample(g, logits.ndim, reduction) * (probability * np.sum(each, axis=axis, keepdims=True) - each)
+
+
+def _cross_entropy_jvp(
+    t: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction
+) -> Array:
+    whole: Reduction = "sum" if reduction == "none" else reduction
+    slope = _cross_entropy_logits(1.0, logits, target, weight, ignore_index, label_smoothing, whole)
+    return np.sum(t * slope, axis=class_axis(logits.ndim) if reduction == "none" else None)
 
 
 def _class_rows(x: Array) -> Array:
@@ -276,7 +284,7 @@ cross_entropy = define(
     "cross_entropy",
     _cross_entropy,
     logits=_cross_entropy_logits,
-    cost=8.0,
+    jvp=_cross_entropy_jvp, cost=8.0,
     fused=Fused(_fused_cross_entropy, ("shift", "total", "slope"), {"logits": _fused_cross_entropy_logits}),
 )
 
@@ -299,6 +307,10 @@ mse_loss = define(
     _mse_loss,
     x=lambda g, x, target, reduction: spread(g, x.shape, reduction) * (2.0 * (x - target)),
     target=lambda g, x, target, reduction: spread(g, x.shape, reduction) * (2.0 * (target - x)),
+    jvp={
+        "x": lambda t, x, target, reduction: reduced("mse_loss", t * (2.0 * (x - target)), reduction),
+        "target": lambda t, x, target, reduction: reduced("mse_loss", t * (2.0 * (target - x)), reduction),
+    },
     cost=3.0,
 )
 
@@ -322,6 +334,10 @@ huber_loss = define(
     _huber_loss,
     x=lambda g, x, target, delta, reduction: spread(g, x.shape, reduction) * np.clip(x - target, -delta, delta),
     target=lambda g, x, target, delta, reduction: spread(g, x.shape, reduction) * np.clip(target - x, -delta, delta),
+    jvp={
+        "x": lambda t, x, target, delta, reduction: reduced("huber_loss", t * np.clip(x - target, -delta, delta), reduction),
+        "target": lambda t, x, target, delta, reduction: reduced("huber_loss", t * np.clip(target - x, -delta, delta), reduction),
+    },
     cost=4.0,
 )
 
@@ -344,6 +360,10 @@ smooth_l1_loss = define(
     _smooth_l1_loss,
     x=lambda g, x, target, beta, reduction: spread(g, x.shape, reduction) * _smooth_l1_slope(x - target, beta),
     target=lambda g, x, target, beta, reduction: spread(g, x.shape, reduction) * _smooth_l1_slope(target - x, beta),
+    jvp={
+        "x": lambda t, x, target, beta, reduction: reduced("smooth_l1_loss", t * _smooth_l1_slope(x - target, beta), reduction),
+        "target": lambda t, x, target, beta, reduction: reduced("smooth_l1_loss", t * _smooth_l1_slope(target - x, beta), reduction),
+    },
     cost=4.0,
 )
 
@@ -392,5 +412,14 @@ def _bce_target(g: Array, logits: Array, weight: Array, pos_weight: Array, reduc
 
 
 binary_cross_entropy_with_logits = define(
-    "binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, logits=_bce_logits, target=_bce_target, cost=8.0
+    "binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, logits=_bce_logits, target=_bce_target,
+    jvp={
+        "logits": lambda t, logits, target, weight, pos_weight, reduction: reduced(
+            "binary_cross_entropy_with_logits", _bce_logits(t, logits, target, weight, pos_weight, "none"), reduction
+        ),
+        "target": lambda t, logits, weight, pos_weight, reduction: reduced(
+            "binary_cross_entropy_with_logits", _bce_target(t, logits, weight, pos_weight, "none"), reduction
+        ),
+    },
+    cost=8.0,
 )

@@ -105,6 +105,11 @@ layer_norm = define(
     x=lambda g, x, weight, ndims, eps: standardize_vjp(g if weight is None else g * weight, x, _trailing(x, ndims), eps),
     weight=lambda g, x, ndims, eps: g * standardize(x, _trailing(x, ndims), eps)[0],
     bias=lambda g: g,
+    jvp={
+        "x": lambda t, x, weight, ndims, eps: _affine(standardize_vjp(t, x, _trailing(x, ndims), eps), weight, None),
+        "weight": lambda t, x, ndims, eps: t * standardize(x, _trailing(x, ndims), eps)[0],
+        "bias": lambda t: t,
+    },
     cost=4.0,
     fused=Fused(_fused_layer_norm, ("mean", "rstd"), joint={("x", "weight", "bias"): _fused_layer_norm_vjp}, cost=0.7),
 )
@@ -161,6 +166,10 @@ rms_norm = define(
     _rms_norm,
     x=_rms_norm_x,
     weight=lambda g, x, ndims, eps: g * (x * _root_mean_square(x, ndims, eps)),
+    jvp={
+        "x": lambda t, x, weight, ndims, eps: _affine(_rms_norm_x(t, x, None, ndims, eps), weight, None),
+        "weight": lambda t, x, ndims, eps: t * (x * _root_mean_square(x, ndims, eps)),
+    },
     cost=5.0,
     fused=Fused(_fused_rms_norm, ("scale",), joint={("x", "weight"): _fused_rms_norm_vjp}, cost=0.7),
 )
@@ -222,6 +231,11 @@ group_norm = define(
     x=_group_norm_x,
     weight=lambda g, x, num_groups, eps: np.sum(g * _group_unit(x, num_groups, eps), axis=_all_but_channel(x.ndim)),
     bias=lambda g: np.sum(g, axis=_all_but_channel(g.ndim)),
+    jvp={
+        "x": lambda t, x, weight, num_groups, eps: _channel_affine(_group_norm_x(t, x, None, num_groups, eps), weight, None),
+        "weight": lambda t, x, num_groups, eps: _channel_affine(_group_unit(x, num_groups, eps), t, None),
+        "bias": lambda t, x_shape: _per_channel(t, len(x_shape)),
+    },
     cost=6.0,
 )
 
@@ -253,6 +267,19 @@ def _batch_norm_x(g: tuple[Array, ...], x: Array, weight: Array, eps: float) -> 
 
 def _batch_norm_weight(g: tuple[Array, ...], x: Array, eps: float) -> Array:
     return np.sum(g[0] * standardize(x, _all_but_channel(x.ndim), eps)[0], axis=_all_but_channel(x.ndim))
+
+
+def _batch_norm_jvp(t: tuple[Array | None, ...], x: Array, weight: Array, eps: float) -> tuple[Array, None, None]:
+    axes = _all_but_channel(x.ndim)
+    parts = [] if t[0] is None else [_channel_affine(standardize_vjp(t[0], x, axes, eps), weight, None)]
+    if t[1] is not None:
+        parts.append(_channel_affine(standardize(x, axes, eps)[0], t[1], None))
+    if t[2] is not None:
+        parts.append(_per_channel(t[2], x.ndim))
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total, None, None
 
 
 def _planes(x: Array) -> Array:
@@ -288,6 +315,7 @@ batch_norm = define(
     x=_batch_norm_x,
     weight=_batch_norm_weight,
     bias=lambda g: np.sum(g[0], axis=_all_but_channel(g[0].ndim)),
+    jvp=_batch_norm_jvp,
     cost=4.0,
     fused=Fused(_fused_batch_norm, ("mean", "rstd"), joint={("x", "weight", "bias"): _fused_batch_norm_vjp}, cost=0.7),
 )

@@ -82,6 +82,9 @@ max_pool2d = define(
     x=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_input_grad(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
+    jvp=lambda t, x, kernel_size, stride, padding, dilation: max_pool2d_gather(
+        t, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
+    ),
     cost=5.0,
 )
 max_pool2d_input_grad: Op = define(
@@ -91,6 +94,7 @@ max_pool2d_input_grad: Op = define(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
     x=nothing,
+    jvp={"y": "forward", "x": nothing},
     cost=5.0,
 )
 max_pool2d_gather: Op = define(
@@ -100,6 +104,7 @@ max_pool2d_gather: Op = define(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
     x=nothing,
+    jvp={"values": "forward", "x": nothing},
     cost=5.0,
 )
 
@@ -158,7 +163,7 @@ avg_pool2d = define(
     x=lambda g, x_shape, kernel_size, stride, padding, count_include_pad: avg_pool2d_input_grad(
         g, input_size=(x_shape[2], x_shape[3]), kernel_size=kernel_size, stride=stride, padding=padding, count_include_pad=count_include_pad
     ),
-    cost=4.0,
+    jvp="forward", cost=4.0,
 )
 avg_pool2d_input_grad: Op = define(
     "avg_pool2d_input_grad",
@@ -166,5 +171,5 @@ avg_pool2d_input_grad: Op = define(
     y=lambda g, kernel_size, stride, padding, count_include_pad: avg_pool2d(
         g, kernel_size=kernel_size, stride=stride, padding=padding, count_include_pad=count_include_pad
     ),
-    cost=4.0,
+    jvp="forward", cost=4.0,
 )

@@ -44,14 +44,15 @@ softmax = define(
     "softmax",
     _softmax,
     x=softmax_vjp,
-    cost=3.0,
+    jvp="rule", cost=3.0,
     fused=Fused(lambda x, axis: (kernels.softmax(x, axis),), (), {"x": lambda g, out, axis: kernels.softmax_grad(g, out, axis)}),
 )
-safe_softmax = define("safe_softmax", _safe_softmax, x=softmax_vjp, cost=3.0)
+safe_softmax = define("safe_softmax", _safe_softmax, x=softmax_vjp, jvp="rule", cost=3.0)
 log_softmax = define(
     "log_softmax",
     _log_softmax,
     x=lambda g, out, axis: g - np.exp(out) * np.sum(g, axis=axis, keepdims=True),
+    jvp=lambda t, out, axis: t - np.sum(np.exp(out) * t, axis=axis, keepdims=True),
     cost=4.0,
     fused=Fused(lambda x, axis: (kernels.log_softmax(x, axis),), (), {"x": lambda g, out, axis: kernels.log_softmax_grad(g, out, axis)}),
 )

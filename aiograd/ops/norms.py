@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError
-from aiograd.ops.creation import astype
+from aiograd.ops.creation import astype, ones_like
 from aiograd.ops.decomposition import svdvals
 from aiograd.ops.elementwise import abs_
 from aiograd.ops.masking import where
 from aiograd.ops.op import answer, define
-from aiograd.ops.reduction import Axis, add_reduce, max_, maximum_reduce, min_, minimum_reduce, restore, sum_
+from aiograd.ops.reduction import Axis, add_reduce, along, max_, maximum_reduce, min_, minimum_reduce, restore, sum_
 from aiograd.ops.shape import moveaxis, reshape
 from aiograd.running.types import Array
 
@@ -61,6 +61,11 @@ def _vector_norm_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool,
     return g * direction * (where(size == 0, 1, ratio) ** (ord - 1))
 
 
+def _vector_norm_jvp(t: Array, x: Array, out: Array, axis: Axis, keepdims: bool, ord: float) -> Array | None:
+    slope = _vector_norm_vjp(ones_like(out), x, out, axis, keepdims, ord)
+    return None if slope is None else along(t, slope, axis, keepdims)
+
+
 def _direction(x: Array) -> Array:
     """``x / |x|``, 0 at 0."""
     if x.dtype.kind != "c":
@@ -69,7 +74,7 @@ def _direction(x: Array) -> Array:
     return x / where(size == 0, 1, size)
 
 
-vector_norm_row = define("vector_norm", _vector_norm, x=_vector_norm_vjp, complex="explicit", cost=1.0)
+vector_norm_row = define("vector_norm", _vector_norm, x=_vector_norm_vjp, jvp=_vector_norm_jvp, complex="explicit", cost=1.0)
 
 
 def vector_norm(x: Array, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:

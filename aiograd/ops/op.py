@@ -20,6 +20,21 @@ Note [Names in a rule]
     A rule returns a gradient of the broadcast shape; the engine undoes broadcasting and casts to the argument's dtype. A rule may
     return None for "no gradient".
 
+Note [Tangents]
+    The tangent of a row's output, J t, comes from the declaration ``jvp``:
+
+    ==================  =====================================================================================
+    ``"rule"``          J is symmetric or diagonal (element-wise rows): the rule with the tangent in place of `g`, summed over the arguments
+    ``"forward"``       the row is linear in each argument: the forward with the tangent in place of the argument, summed over the arguments
+    ``"linear"``        the row is linear in all arguments together: the forward of all tangents at once
+    a function          of ``t``, the tangent of the argument (a tuple of them, None for none, for a row of several arguments), and of what it
+                        names, as a rule does; a row with several outputs returns a tuple
+    a mapping           from array arguments to ``"rule"``, ``"forward"`` or a function of the tangent of that argument, summed
+    None                transposed: the rule is linear in `g`, and is itself run backward on recording arrays
+    ==================  =====================================================================================
+
+    A ufunc is element-wise, so its declaration is ``"rule"`` where none is given.
+
 Rejected: deriving the rules' needs from a tape of numpy calls (slower, and saves too much); classes per op (PyTorch's
 ``Function`` style takes ten lines where a row takes one).
 
@@ -39,6 +54,7 @@ from aiograd.errors import NoRuleError
 
 Rule = Callable[..., Any]
 ComplexMode = Literal["holomorphic", "explicit", "real"]
+Jvp = Literal["rule", "forward", "linear"] | Rule | Mapping[str, Literal["rule", "forward"] | Rule] | None
 
 #: every row by name
 ROWS: dict[str, Op] = {}
@@ -72,7 +88,7 @@ class Op:
 
     __slots__ = (
         "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
-        "differentiable_outputs", "view", "complex", "cost", "fused", "recorded", "recorder", "lean", "binder",
+        "differentiable_outputs", "view", "complex", "cost", "fused", "recorded", "recorder", "lean", "binder", "jvp", "pushers",
         "norm",
     )
 
@@ -90,6 +106,7 @@ class Op:
         cost: float | Callable[..., float],
         fused: Fused | None,
         recorded: Mapping[str, Rule] = MappingProxyType({}),
+        jvp: Jvp = None,
     ) -> None:
         self.name = self.__name__ = name
         self.node_name = "".join(part.capitalize() for part in name.split("_")) + "Backward"
@@ -112,8 +129,15 @@ class Op:
         self.binder: Callable[..., tuple[list[Any], dict[str, Any]]] | None = None
         #: per array argument that a gradient of outer products belongs to, its factors; see `define`
         self.norm: Mapping[str, Rule] = MappingProxyType({})
+        if jvp is None and isinstance(forward, np.ufunc) and forward.signature is None and outputs == 1:
+            jvp = "rule"
+        #: how the tangent of the output is made; see Note [Tangents]
+        self.jvp: Jvp = jvp
+        #: set by the layer of forward mode (it caches what it makes of `jvp` here)
+        self.pushers: dict[Any, Any] = {}
         self._check_rules(self.rules, self.joint)
         self._check_rules(self.recorded, {})
+        self._check_jvp()
         if fused is not None:
             self.check_fused(fused)
 
@@ -155,6 +179,15 @@ class Op:
         """
         self._check_rules(fused.rules, fused.joint, fused.residuals)
 
+    def _check_jvp(self) -> None:
+        jvp = self.jvp
+        if callable(jvp):
+            self._check_rules({}, {tuple(self.arrays) or (str(self.variadic),): jvp})
+        elif isinstance(jvp, Mapping):
+            self._check_rules({argument: way for argument, way in jvp.items() if callable(way)}, {})
+        elif jvp not in (None, "rule", "forward", "linear"):
+            raise TypeError(f"row {self.name!r}: jvp is {jvp!r}, expected 'rule', 'forward', 'linear', a function or a mapping of arguments")
+
     def _check_rules(self, rules: Mapping[str, Rule], joint: Mapping[tuple[str, ...], Rule], residuals: Sequence[str] = ()) -> None:
         known = {"out", *self.arrays, *self.statics, *residuals}
         known.update(f"{a}_shape" for a in self.arrays)
@@ -182,6 +215,7 @@ def define(
     cost: float | Callable[..., float] = 1.0,
     fused: Fused | None = None,
     recorded: Mapping[str, Rule] | None = None,
+    jvp: Jvp = None,
     numpy: Sequence[Callable[..., Any]] = (),
     norm: Mapping[str, Rule] | None = None,
     **rules: Rule,
@@ -205,6 +239,7 @@ def define(
         fused: compiled kernels that must agree with the plain rules.
         recorded: rules for Tensors, where a pass records a graph, in place of those for the same arguments: the same formulas by rows of their
             own, so that fewer nodes are recorded. They name the same values as the plain rules.
+        jvp: how the tangent of the output is made of those of the arguments; see Note [Tangents].
         numpy: numpy functions this row answers for when they are called on Tensors.
         norm: for arguments whose gradient, where they are vectors or matrices, is a sum of outer products over t: rules that return the factors,
             a (T, m) and b (T, n). The norm of the gradient follows without it (`aiograd.grad_norms_per_sample`). Integers a (T,) stand for rows of
@@ -217,7 +252,7 @@ def define(
         raise ValueError(f"row {name!r} is defined twice")
     op = Op(
         name, forward, rules, joint or {}, outputs=outputs, differentiable_outputs=differentiable_outputs, view=view, complex=complex,
-        cost=cost, fused=fused, recorded=recorded or {},
+        cost=cost, fused=fused, recorded=recorded or {}, jvp=jvp,
     )
     if norm:
         op._check_rules(norm, {})

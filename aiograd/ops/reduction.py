@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.ops.creation import astype, refuse
+from aiograd.ops.creation import astype, ones_like, refuse
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import expand, reshaped
@@ -126,6 +126,11 @@ def _std_vjp(g: Array, x: Array, out: Array, axis: Axis, correction: float, keep
     return restore(scaled, x.shape, axis, keepdims) * _deviation(x, axis)
 
 
+def along(t: Array, slope: Array, axis: Axis, keepdims: bool) -> Array:
+    """The tangent of a reduction: that of its argument times the gradient of its output's elements, summed over the axes."""
+    return sum_(t * (np.conjugate(slope) if slope.dtype.kind == "c" else slope), axis=axis, keepdims=keepdims)
+
+
 def _max(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
     """The largest element over `axis`."""
     return maximum_reduce(x, axis, None, None, keepdims)
@@ -163,19 +168,35 @@ def _logsumexp_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -
     return restore(g, x.shape, axis, keepdims) * share(x, restore(out, x.shape, axis, keepdims))
 
 
-sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), complex="explicit", cost=0.15)
+def _var_jvp(t: Array, x: Array, out: Array, axis: Axis, correction: float, keepdims: bool) -> Array:
+    return along(t, _var_vjp(ones_like(out), x, axis, correction, keepdims), axis, keepdims)
+
+
+def _std_jvp(t: Array, x: Array, out: Array, axis: Axis, correction: float, keepdims: bool) -> Array:
+    return along(t, _std_vjp(ones_like(out), x, out, axis, correction, keepdims), axis, keepdims)
+
+
+def _extreme_jvp(t: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> Array:
+    return along(t, _extreme_vjp(ones_like(out), x, out, axis, keepdims), axis, keepdims)
+
+
+def _logsumexp_jvp(t: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> Array:
+    return along(t, share(x, restore(out, x.shape, axis, keepdims)), axis, keepdims)
+
+
+sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), jvp="forward", complex="explicit", cost=0.15)
 mean: Op = define(
     "mean",
     _mean,
     x=lambda g, x_shape, axis, keepdims: spread(g / (count(x_shape, axis) or 1), x_shape, axis, keepdims),
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=0.15,
 )
-var = define("var", _var, x=_var_vjp, complex="explicit", cost=1.0)
-std = define("std", _std, x=_std_vjp, complex="explicit", cost=1.0)
-max_ = define("max", _max, x=_extreme_vjp, complex="explicit", cost=2.0)
-min_ = define("min", _min, x=_extreme_vjp, complex="explicit", cost=2.0)
-logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=1.5)
+var = define("var", _var, x=_var_vjp, jvp=_var_jvp, complex="explicit", cost=1.0)
+std = define("std", _std, x=_std_vjp, jvp=_std_jvp, complex="explicit", cost=1.0)
+max_ = define("max", _max, x=_extreme_vjp, jvp=_extreme_jvp, complex="explicit", cost=2.0)
+min_ = define("min", _min, x=_extreme_vjp, jvp=_extreme_jvp, complex="explicit", cost=2.0)
+logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, jvp=_logsumexp_jvp, cost=1.5)
 
 
 #: True if all, or some, elements over `axis` are true

@@ -22,7 +22,7 @@ from aiograd.errors import ArgumentError
 from aiograd.ops.creation import ones_like, refuse, zeros_like
 from aiograd.ops.joining import cat
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.reduction import Axis, in_dtype, multiply_reduce, normalize_axes, restore
+from aiograd.ops.reduction import Axis, in_dtype, multiply_reduce, normalize_axes, restore, sum_
 from aiograd.ops.shape import permute, reshape
 from aiograd.running.types import Array
 
@@ -121,10 +121,29 @@ def _linear_scan_vjp(g: Array, factor: Array, out: Array, axis: int, reverse: bo
     return behind, behind * shift(out, axis=axis, by=step) if needs[1] else None
 
 
-cumsum: Op = define("cumsum", _cumsum, x=lambda g, axis, reverse: cumsum(g, axis=axis, reverse=not reverse), complex="explicit", cost=2.0)
-cumprod: Op = define("cumprod", _cumprod, x=_cumprod_vjp, complex="holomorphic", cost=6.0)
-shift: Op = define("shift", _shift, x=lambda g, axis, by: shift(g, axis=axis, by=-by), complex="explicit", cost=0.6)
-linear_scan: Op = define("linear_scan", _linear_scan, joint={("x", "factor"): _linear_scan_vjp}, complex="holomorphic", cost=6.0)
+def _cumprod_jvp(t: Array, x: Array, out: Array, axis: int, reverse: bool) -> Array:
+    return linear_scan(t * shift(out, axis=axis, by=-1 if reverse else 1, fill=1.0), x, axis=axis, reverse=reverse)
+
+
+def _linear_scan_jvp(t: tuple[Array | None, Array | None], factor: Array, out: Array, axis: int, reverse: bool) -> Array:
+    moved = t[0]
+    if t[1] is not None:
+        part = t[1] * shift(out, axis=axis, by=-1 if reverse else 1)
+        moved = part if moved is None else moved + part
+    return linear_scan(moved, factor, axis=axis, reverse=reverse)
+
+
+cumsum: Op = define(
+    "cumsum", _cumsum, x=lambda g, axis, reverse: cumsum(g, axis=axis, reverse=not reverse), jvp="forward", complex="explicit", cost=2.0
+)
+cumprod: Op = define("cumprod", _cumprod, x=_cumprod_vjp, jvp=_cumprod_jvp, complex="holomorphic", cost=6.0)
+shift: Op = define(
+    "shift", _shift, x=lambda g, axis, by: shift(g, axis=axis, by=-by), jvp=lambda t, axis, by: shift(t, axis=axis, by=by),
+    complex="explicit", cost=0.6
+)
+linear_scan: Op = define(
+    "linear_scan", _linear_scan, joint={("x", "factor"): _linear_scan_vjp}, jvp=_linear_scan_jvp, complex="holomorphic", cost=6.0
+)
 
 
 # Products over axes.
@@ -165,8 +184,12 @@ def _prod_vjp(g: Array, x: Array, axis: Axis, keepdims: bool) -> Array:
     return restore(g, x.shape, axis, keepdims) * permute(rest, axes=inverse)
 
 
-prod_others: Op = define("prod_others", _prod_others, x=_prod_others_vjp, complex="holomorphic", cost=20.0)
-prod = define("prod", _prod, x=_prod_vjp, complex="holomorphic", cost=10.0)
+def _prod_jvp(t: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> Array:
+    return sum_(t * _prod_vjp(ones_like(out), x, axis, keepdims), axis=axis, keepdims=keepdims)
+
+
+prod_others: Op = define("prod_others", _prod_others, x=_prod_others_vjp, jvp="rule", complex="holomorphic", cost=20.0)
+prod = define("prod", _prod, x=_prod_vjp, jvp=_prod_jvp, complex="holomorphic", cost=10.0)
 
 
 # numpy's functions, with numpy's arguments

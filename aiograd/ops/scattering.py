@@ -43,4 +43,14 @@ def _scatter_extreme_vjp(
     return mask(share, kept) if needs[0] else None, mask(gather(share, indices, axis=axis), put) if needs[1] else None
 
 
-scatter_extreme: Op = define("scatter_extreme", _scatter_extreme, joint={("x", "src"): _scatter_extreme_vjp}, cost=20.0)
+def _scatter_extreme_jvp(t: tuple[Array | None, ...], x: Array, src: Array, out: Array, indices: Array, axis: int) -> Array:
+    kept, put = np.equal(x, out), np.equal(src, gather(out, indices, axis=axis))
+    winners = gather_adjoint(mask(ones_like(src), put), indices, shape=x.shape, axis=axis) + mask(ones_like(x), kept)
+    total = None if t[0] is None else mask(t[0], kept)
+    if t[1] is not None:
+        part = gather_adjoint(mask(t[1], put), indices, shape=x.shape, axis=axis)
+        total = part if total is None else total + part
+    return total / np.maximum(winners, 1)
+
+
+scatter_extreme: Op = define("scatter_extreme", _scatter_extreme, joint={("x", "src"): _scatter_extreme_vjp}, jvp=_scatter_extreme_jvp, cost=20.0)

@@ -115,38 +115,38 @@ def swapped(x: Array, axis0: int = -2, axis1: int = -1) -> Array:
     return x.swapaxes(axis0, axis1) if x.__class__ is np.ndarray else transpose(x, axis0=axis0, axis1=axis1)
 
 
-reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
+reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshaped(g, x_shape), view=True, jvp="forward", complex="explicit", cost=0.1)
 #: `x` with its axes in the order given; reversed when none is
-permute: Op = define("permute", lambda x, /, axes=None: x.transpose(axes), x=_permute_vjp, view=True, complex="explicit", cost=0.1)
+permute: Op = define("permute", lambda x, /, axes=None: x.transpose(axes), x=_permute_vjp, view=True, jvp="forward", complex="explicit", cost=0.1)
 #: `x` with two axes exchanged
 transpose: Op = define(
     "transpose", lambda x, /, axis0=-2, axis1=-1: x.swapaxes(axis0, axis1),
-    x=lambda g, axis0, axis1: swapped(g, axis0, axis1), view=True, complex="explicit", cost=0.1
+    x=lambda g, axis0, axis1: swapped(g, axis0, axis1), view=True, jvp="forward", complex="explicit", cost=0.1
 )
 # the engine sums the gradient down to the shape of the argument, as for every broadcast
-expand = define("expand", _expand, x=identity, view=True, complex="explicit", cost=0.3)
-squeeze = define("squeeze", _squeeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
-unsqueeze = define("unsqueeze", _unsqueeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
-flip: Op = define("flip", _flip, x=lambda g, axis: flip(g, axis=axis), view=True, complex="explicit", cost=0.1, numpy=(np.flip,))
+expand = define("expand", _expand, x=identity, view=True, jvp="forward", complex="explicit", cost=0.3)
+squeeze = define("squeeze", _squeeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, jvp="forward", complex="explicit", cost=0.1)
+unsqueeze = define("unsqueeze", _unsqueeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, jvp="forward", complex="explicit", cost=0.1)
+flip: Op = define("flip", _flip, x=lambda g, axis: flip(g, axis=axis), view=True, jvp="forward", complex="explicit", cost=0.1, numpy=(np.flip,))
 #: `x` shifted along `axis`; what leaves at one end comes in at the other. With no axis, `x` is rolled as if it were flat
-roll: Op = define("roll", lambda x, /, shift, axis=None: np.roll(x, shift, axis=axis), x=_roll_vjp, complex="explicit", cost=0.6)
+roll: Op = define("roll", lambda x, /, shift, axis=None: np.roll(x, shift, axis=axis), x=_roll_vjp, jvp="forward", complex="explicit", cost=0.6)
 #: the lower triangles of matrices (..., M, N): zeros above diagonal `k`
-tril: Op = define("tril", lambda x, /, k=0: np.tril(x, k), x=lambda g, k: tril(g, k=k), complex="explicit", cost=1.5)
+tril: Op = define("tril", lambda x, /, k=0: np.tril(x, k), x=lambda g, k: tril(g, k=k), jvp="forward", complex="explicit", cost=1.5)
 #: the upper triangles of matrices (..., M, N): zeros below diagonal `k`
-triu: Op = define("triu", lambda x, /, k=0: np.triu(x, k), x=lambda g, k: triu(g, k=k), complex="explicit", cost=1.5)
+triu: Op = define("triu", lambda x, /, k=0: np.triu(x, k), x=lambda g, k: triu(g, k=k), jvp="forward", complex="explicit", cost=1.5)
 #: the diagonals of the matrices that `axis1` and `axis2` span, along a new last axis
 diagonal: Op = define(
     "diagonal", lambda x, /, offset=0, axis1=-2, axis2=-1: np.diagonal(x, offset, axis1, axis2),
     x=lambda g, x_shape, offset, axis1, axis2: diagonal_adjoint(g, shape=x_shape, offset=offset, axis1=axis1, axis2=axis2),
     view=True,
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=0.3,
 )
 diagonal_adjoint: Op = define(
     "diagonal_adjoint",
     _diagonal_adjoint,
     x=lambda g, offset, axis1, axis2: diagonal(g, offset=offset, axis1=axis1, axis2=axis2),
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=0.1,
 )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.ops.creation import refuse
-from aiograd.ops.indexing import gather_adjoint, getitem
+from aiograd.ops.indexing import gather, gather_adjoint, getitem
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import Axis, mean, normalize_axes
@@ -49,6 +49,10 @@ def _sort_vjp(g: Array, x: Array, x_shape: Shape, axis: int, descending: bool, s
     return gather_adjoint(g, argsort(x, axis=axis, descending=descending, stable=stable), shape=x_shape, axis=axis)
 
 
+def _sort_jvp(t: Array, x: Array, axis: int, descending: bool, stable: bool) -> Array:
+    return gather(t, argsort(x, axis=axis, descending=descending, stable=stable), axis=axis)  # type: ignore[no-any-return]
+
+
 def _topk(x: Array, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Array, Array]:
     """The `k` largest (or smallest) elements along `axis`, in order, and their indices.
 
@@ -80,9 +84,11 @@ def _topk_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array], x_
     return None if g[0] is None else gather_adjoint(g[0], out[1], shape=x_shape, axis=axis)
 
 
-sort = define("sort", _sort, x=_sort_vjp, cost=40.0)
+sort = define("sort", _sort, x=_sort_vjp, jvp=_sort_jvp, cost=40.0)
 argsort: Op = define("argsort", _argsort)
-topk = define("topk", _topk, x=_topk_vjp, outputs=2, differentiable_outputs=(0,), cost=1.0)
+topk = define(
+    "topk", _topk, x=_topk_vjp, jvp=lambda t, out, axis: (gather(t, out[1], axis=axis), None), outputs=2, differentiable_outputs=(0,), cost=1.0
+)
 
 
 def median(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:

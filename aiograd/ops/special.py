@@ -17,8 +17,8 @@ from aiograd.running.types import Array
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 
 
-erf = define("erf", error_function.erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, cost=3.0)
-erfc = define("erfc", error_function.erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
+erf = define("erf", error_function.erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, jvp="rule", cost=3.0)
+erfc = define("erfc", error_function.erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, jvp="rule", cost=3.0)
 
 
 def _sigmoid(x: Array, /) -> Array:
@@ -49,10 +49,12 @@ def _softplus(x: Array, /, beta: float = 1.0) -> Array:
     return _softplus(x * beta) / beta
 
 
-sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), complex="holomorphic", cost=1.5)
+sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), jvp="rule", complex="holomorphic", cost=1.5)
 #: ``log(sigmoid(x))``, safe for large negative `x`
-log_sigmoid = define("log_sigmoid", lambda x, /: np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x))), x=lambda g, x: g * sigmoid(-x), cost=2.5)
-softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=2.5)
+log_sigmoid = define(
+    "log_sigmoid", lambda x, /: np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x))), x=lambda g, x: g * sigmoid(-x), jvp="rule", cost=2.5
+)
+softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), jvp="rule", cost=2.5)
 
 
 def share(x: Array, out: Array) -> Array:
@@ -85,7 +87,7 @@ def _xlogy_x2(g: Array, x1: Array, x2: Array) -> Array:
     return g * (x1 / where(np.logical_and(x1 == 0, x2 == 0), 1, x2))
 
 
-xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, cost=4.0)
+xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, jvp="rule", cost=4.0)
 
 # The normal distribution and the inverses of erf and of the logistic function.
 
@@ -103,11 +105,15 @@ def _ndtri(x: Array, /) -> Array:
 
 
 #: ``exp(x**2) * erfc(x)``, also where one of the two is too large or too small to represent
-erfcx = define("erfcx", lambda x, /: in_float64(error_function.erfcx, x), x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
-ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), cost=30.0)
-erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
-log_ndtr = define("log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
-logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), cost=3.0)
+erfcx = define(
+    "erfcx", lambda x, /: in_float64(error_function.erfcx, x), x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), jvp="rule", cost=6.0
+)
+ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), jvp="rule", cost=30.0)
+erfinv = define("erfinv", error_function.erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), jvp="rule", cost=3.0)
+log_ndtr = define(
+    "log_ndtr", error_function.log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), jvp="rule", cost=4.0
+)
+logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), jvp="rule", cost=3.0)
 
 
 def ndtr(x: Array, /) -> Array:
@@ -129,7 +135,8 @@ def _rel_entr(x1: Array, x2: Array, /) -> Array:
 
 
 rel_entr = define(
-    "rel_entr", _rel_entr, x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1), x2=lambda g, x1, x2: -(g * (x1 / x2)), cost=5.0
+    "rel_entr", _rel_entr, x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1), x2=lambda g, x1, x2: -(g * (x1 / x2)),
+    jvp="rule", cost=5.0
 )
 
 
@@ -203,8 +210,8 @@ def _sinc(x: Array, /, order: int = 0) -> Array:
     return np.asarray(np.where(near, series, value) * math.pi**order, dtype=x.dtype)
 
 
-exprel: Op = define("exprel", _exprel, x=lambda g, x, order: g * exprel(x, order=order + 1), cost=100.0)
-sinc: Op = define("sinc", _sinc, x=lambda g, x, order: g * sinc(x, order=order + 1), cost=200.0)
+exprel: Op = define("exprel", _exprel, x=lambda g, x, order: g * exprel(x, order=order + 1), jvp="rule", cost=100.0)
+sinc: Op = define("sinc", _sinc, x=lambda g, x, order: g * sinc(x, order=order + 1), jvp="rule", cost=200.0)
 
 
 @implements(np.sinc)

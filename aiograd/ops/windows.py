@@ -48,11 +48,12 @@ windows: Op = define(
     "windows",
     _windows,
     x=lambda g, x_shape, size, axis, step: windows_adjoint(g, shape=x_shape, size=size, axis=axis, step=step),
-    complex="explicit",
+    jvp="forward", complex="explicit",
     cost=3.0,
 )
 windows_adjoint: Op = define(
-    "windows_adjoint", _windows_adjoint, g=lambda g, size, axis, step: windows(g, size=size, axis=axis, step=step), complex="explicit", cost=1.0
+    "windows_adjoint", _windows_adjoint, g=lambda g, size, axis, step: windows(g, size=size, axis=axis, step=step),
+    jvp="forward", complex="explicit", cost=1.0
 )
 
 

@@ -40,7 +40,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, Self, TypeGuard, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -124,6 +124,7 @@ class FillsArrays(Protocol):
         """An array with this number everywhere."""
 
 
+@runtime_checkable
 class AdoptsTensors(Protocol):
     """Optional interface of a device: its operations take Tensors of other devices as they are, which keep their place in the graph there."""
 
@@ -134,10 +135,13 @@ class AdoptsTensors(Protocol):
     def adopt(self, tensor: Any) -> Array:
         """An array of the device that stands for a Tensor of another, or a Tensor with a graph of its own that holds one."""
 
+    def takes_graph(self, tensor: Any) -> bool:
+        """True if the Tensor keeps its place in the graph of operations on this device."""
 
-def adopts_tensors(device: object) -> TypeGuard[AdoptsTensors]:
-    """True of a device that is `AdoptsTensors`; asked for every row, so without the time that ``isinstance`` of a protocol takes."""
-    return hasattr(device, "adopt") and hasattr(device, "depth")
+
+def adopts(name: str) -> bool:
+    """True for the name of a device that adopts Tensors: gradients of Tensors on any device may live there."""
+    return name != "cpu" and hasattr(device(name), "adopt")  # what `AdoptsTensors` asks for, which costs ten times as much to check
 
 
 _devices: dict[str, Device] = {}

@@ -37,7 +37,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING: frozenset[str] = frozenset()
 
-_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "trace", "collect", "dtype")
+_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "trace", "collect", "dtype", "tangents")
 
 
 class Mode:
@@ -60,6 +60,8 @@ class Mode:
     #: called with every node that is recorded, or None (used by a pass that records a graph itself, see Note [Numbers of a recorded pass])
     collect: Callable[[Any], None] | None
     dtype: np.dtype[Any]
+    #: False where operations stop the tangents of forward mode, as in `no_grad`
+    tangents: bool
     plain: bool
     #: True if it is plain but for a pass that collects the recorded nodes
     collects: bool
@@ -83,6 +85,7 @@ class Mode:
         mode.trace = self.trace
         mode.collect = self.collect
         mode.dtype = self.dtype
+        mode.tangents = self.tangents
         mode.outer = outer
         mode.owner = owner
         mode.switched = _NOTHING
@@ -101,7 +104,7 @@ class Mode:
 
 def _first_mode() -> Mode:
     mode = object.__new__(Mode)
-    mode.grad = mode.plain = True
+    mode.grad = mode.plain = mode.tangents = True
     mode.switched = _NOTHING
     mode.watched = mode.collects = False
     mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.trace = mode.collect = None
@@ -306,11 +309,11 @@ class _GradScope(ModeScope):
         return scope(function)
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
-        super().__init__(grad=self._grad)
+        super().__init__(grad=self._grad, tangents=self._grad)
 
 
 class no_grad(_GradScope):
-    """Operations inside record no graph. Belongs to the asyncio task that entered it.
+    """Operations inside record no graph, and their results have no tangents (`ag.jvp`). Belongs to the asyncio task that entered it.
 
     ``with no_grad():``, ``@no_grad()`` or ``@no_grad`` on ``def``, ``async def``, generators and async generators. Around the body of a
     generator use the decorator: a ``with`` around a ``yield`` also applies to the consumer's code meanwhile.
@@ -362,9 +365,9 @@ class set_grad_enabled(ModeScope):
     """
 
     def __init__(self, mode: bool) -> None:
-        super().__init__(grad=bool(mode))
+        super().__init__(grad=bool(mode), tangents=bool(mode))
         before, everywhere = current_mode(), is_statement() and is_top_level()
-        _switch(everywhere, grad=bool(mode))
+        _switch(everywhere, grad=bool(mode), tangents=bool(mode))
         #: the mode after the call and the one before it, which is restored if the object is then used for a block or as a decorator
         self._made, self._of = current_mode(), current_mode() if everywhere else before
 

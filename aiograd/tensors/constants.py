@@ -9,7 +9,7 @@ import numpy as np
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.running.caller import type_found
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.core import TensorCore, has_tangent, host_array, make
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize
@@ -132,12 +132,12 @@ def refuse_graph(tensor: TensorCore, what: str) -> None:
         what: the part that it plays, for the message.
 
     Raises:
-        GraphError: it requires grad while operations are recorded.
+        GraphError: it requires grad while operations are recorded, or has a tangent.
     """
-    if tensor._node is not None and current_mode().grad:
+    if (tensor._node is not None and current_mode().grad) or has_tangent(tensor):
         raise GraphError(
-            f"{what} is a tensor that requires grad, and only its values would be used: its gradient would be lost. Use detach() of it where that "
-            "is meant, or write the operation as arithmetic on tensors."
+            f"{what} is a tensor that requires grad or has a tangent, and only its values would be used: its gradient would be lost. Use detach() "
+            "of it where that is meant, or write the operation as arithmetic on tensors."
         )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.running import notebook
-from aiograd.tensors.core import TensorCore, host_array, make, tell_read
+from aiograd.tensors.core import TensorCore, has_tangent, host_array, make, tell_read
 from aiograd.tensors.outside import array_advice, refuse_stores
 
 
@@ -78,6 +78,8 @@ class TensorConversions(TensorCore):
                 f"converting a tensor that requires grad to a numpy array would drop its graph{array_advice(sys._getframe(1))} To make one tensor of "
                 "a list of tensors use aiograd.stack()."
             )
+        if has_tangent(self):
+            return self._data.__array__()  # raises
         return np.array(host_array(self), dtype=dtype, copy=copy)
 
     @property

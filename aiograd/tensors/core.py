@@ -268,8 +268,8 @@ class TensorCore:
     # ---------------------------------------------------------------- leaving the graph
 
     def detach(self) -> Self:
-        """The same data outside of the graph. Modifying either in place is noticed by both."""
-        detached: Self = make(self._data, shared_with=self, cls=type(self))
+        """The same data outside of the graph, without tangents. Modifying either in place is noticed by both."""
+        detached: Self = make(without_tangent(self._data), shared_with=self, cls=type(self))
         return detached
 
     def detach_(self) -> Self:
@@ -340,6 +340,33 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     return tensor
 
 
+def outside(tensor: TensorCore) -> Any:
+    """The same data outside of the graph; unlike `TensorCore.detach` it keeps its tangents."""
+    return make(tensor._data, shared_with=tensor, cls=type(tensor))
+
+
+def without_tangent(data: Array) -> Any:
+    """The same array, of which no call of forward mode follows the values."""
+    return data.without_tangent() if data.__class__ is not np.ndarray and hasattr(data, "without_tangent") else data
+
+
+def follows_writes(data: Array) -> bool:
+    """True for an array of a level that gives a Tensor another array when it is written in place, or one that it is a view of."""
+    return data.__class__ is not np.ndarray and hasattr(data, "lifted")
+
+
+def follow(tensor: TensorCore, data: Any) -> None:
+    """Give a Tensor an array of such a level, with the same memory, until the level ends."""
+    if not follows_writes(tensor._data) or tensor._data.level is not data.level:  # type: ignore[attr-defined]
+        data.level.borrowed.append((weakref.ref(tensor), tensor._data))
+    tensor._data = data
+
+
+def has_tangent(tensor: TensorCore) -> bool:
+    """True if a call of forward mode follows the values of the tensor."""
+    return follows_writes(tensor._data) and tensor._data.is_followed  # type: ignore[attr-defined,no-any-return]
+
+
 def _set_grad(tensor: TensorCore, value: Any) -> None:
     tensor.grad = value
 
@@ -399,12 +426,15 @@ def refresh(tensor: TensorCore) -> None:
 def retake(tensor: TensorCore, view: View, parent: TensorCore) -> None:
     """Give `tensor` the place in the graph of the same view of `parent`."""
     trace = current_mode().trace
-    if parent._node is None and trace is None:
+    followed = follows_writes(parent._data)
+    if parent._node is None and trace is None and not followed:
         move_to(tensor, None, 0)
         return
     again = view.op(parent, *view.args, **view.kwargs)
     if view.output is not None:
         again = again[view.output]
+    if followed:
+        follow(tensor, again._data)
     if trace is not None:
         trace.renames(tensor, again)
     move_to(tensor, again._node, again._nr)

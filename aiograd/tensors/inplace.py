@@ -30,7 +30,7 @@ from aiograd.ops import ROWS
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.tensors.attach import attach_written
 from aiograd.tensors.constants import constant, static
-from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of
+from aiograd.tensors.core import TensorCore, View, base_of, counter_of, follow, follows_writes, make, move_to, refresh, retake, view_of
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 
@@ -79,7 +79,8 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
                 self, what, functools.partial(modify, self, other), lambda old: function(old, old if other is self else other),
                 lambda array, *others: _into(op, array, *others, *rest), operands,
             )  # fmt: skip
-        if not _records(self, other if is_tensor else None) and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
+        plain = isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc) and not (is_tensor and follows_writes(other._data))
+        if plain and not _records(self, other if is_tensor else None):
             if not is_tensor and not isinstance(other, _NUMBERS):
                 return NotImplemented
             other = other._data if is_tensor else static(other)
@@ -141,7 +142,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
     check_in_place(tensor, what)
     if not isinstance(value, TensorCore):
         value = constant(value, tensor.dtype)
-    if value.device != tensor.device and (value.shape or value._node is not None):
+    if value.device != tensor.device and (value.shape or value._node is not None) and not _follows(tensor._data, value._data):
         value = value.to(tensor.device)
     if value.dtype.kind == "c" and tensor.dtype.kind != "c":
         raise ArgumentTypeError(f"{what}: complex values do not fit a tensor of dtype {tensor.dtype}. Take np.real() of them.")
@@ -160,7 +161,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
     old = stand_in(tensor)
     before_write(tensor)
     try:
-        tensor._data[index] = value._data
+        store(tensor, index, value._data)
     except IndexError as error:
         raise IndexRangeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     except (ValueError, TypeError) as error:
@@ -179,7 +180,10 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
         InPlaceError: it is a leaf that requires grad, or a view of one, and operations are being recorded; or its memory cannot be written to.
     """
     data = tensor._data
-    if isinstance(data, np.ndarray) and not data.flags.writeable:
+    origin = base_of(tensor)._data
+    if follows_writes(origin) and origin.is_fixed:  # type: ignore[attr-defined]
+        raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use clone() first.")
+    if (isinstance(data, np.ndarray) or follows_writes(data)) and not data.flags.writeable:
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
         return
@@ -223,7 +227,7 @@ def check_view(tensor: TensorCore, what: str) -> None:
 def write(tensor: TensorCore, data: Any) -> None:
     """Write values into the tensor's memory and count the modification; the graph is the caller's business."""
     before_write(tensor)
-    tensor._data[...] = data
+    store(tensor, ..., data)
     counter_of(tensor)[0] += 1
 
 
@@ -285,6 +289,33 @@ def stand_in(tensor: TensorCore) -> Any:
 def _records(tensor: TensorCore, value: TensorCore | None) -> bool:
     """True if the modification has to be recorded."""
     return current_mode().grad and (tensor._node is not None or (value is not None and value._node is not None) or base_of(tensor)._node is not None)
+
+
+def _follows(data: Any, value: Any) -> bool:
+    return follows_writes(data) or follows_writes(value)
+
+
+def store(tensor: TensorCore, index: Any, value: Any) -> None:
+    """Write into the tensor's memory. An array of a level that follows writes gives one like it to the tensor and those that it is a view of."""
+    if not _follows(tensor._data, value):
+        tensor._data[index] = value
+        return
+    if not follows_writes(tensor._data) and not (value.is_followed and current_mode().tangents):
+        tensor._data[index] = value.plain
+        return
+    deepest: Any = max(filter(follows_writes, (tensor._data, value)), key=lambda array: array.level.depth)
+    chain: list[tuple[TensorCore, View]] = []
+    current = tensor
+    while (view := view_of(current)) is not None:
+        chain.append((current, view))
+        current = view.parent
+    follow(current, deepest.lifted(current._data))
+    for child, view in reversed(chain):
+        retake(child, view, view.parent)
+    tensor._data[index] = value
+    for child, view in chain:
+        view.parent._data.take_part(child._data, *index_in_parent(view))  # type: ignore[attr-defined]
+        view.version = counter_of(tensor)[0] + 1
 
 
 def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:

@@ -326,7 +326,7 @@ def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata
         raise ArgumentTypeError(
             f"{what}: grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}. Cast it with .astype()."
         )
-    if device_of(gradient) != metadata.device:
+    if device_of(gradient) != metadata.device and not devices.adopts(device_of(gradient)):
         raise DeviceMismatchError(
             f"{what}: grad_output[{i}] lives on {device_of(gradient)} and output[{i}] on {metadata.device}. Move it with .to()."
         )

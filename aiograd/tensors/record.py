@@ -175,7 +175,7 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
         if name == "cpu" or name == found:
             continue
         if found != "cpu":
-            depths = [there.depth if devices.adopts_tensors(there) else -1 for there in map(devices.device, (found, name))]
+            depths = [getattr(devices.device(there), "depth", -1) for there in (found, name)]
             if depths == [-1, -1]:
                 raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
             if depths[0] > depths[1]:
@@ -186,13 +186,17 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
 
 def taken_over(tensor: Any, other: Any) -> Any:
     """A Tensor that a row takes together with `other` as a setting: on the device of `other`, where that takes Tensors as they are."""
-    there = devices.device(other.device)
-    return _adopted(there, tensor) if devices.adopts_tensors(there) and tensor.device == "cpu" else tensor
+    return _adopted(devices.device(other.device), tensor) if tensor.device == "cpu" and devices.adopts(other.device) else tensor
 
 
-def _adopted(there: devices.AdoptsTensors, tensor: Any) -> Any:
+def _adopted(there: Any, tensor: Any) -> Any:
     adopted = there.adopt(tensor)
-    return adopted if isinstance(adopted, TensorCore) else make(adopted)
+    if isinstance(adopted, TensorCore):
+        return adopted
+    made = make(adopted)
+    if tensor._node is not None and there.takes_graph(tensor):
+        made._node, made._nr = tensor._node, tensor._nr
+    return made
 
 
 def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, ...], device: str) -> None:
@@ -202,14 +206,13 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
     its gradient is moved back. A function that is being compiled records every move, so that a program repeats it.
     """
     mode = current_mode()
-    there = devices.device(device)
-    adopting = there if devices.adopts_tensors(there) else None
     for i, array in enumerate(arrays):
         if array is None or (array.__class__ is not _ndarray and devices.device_name_of(array) == device):
             continue
         tensor = tensors[i]
-        if adopting is not None:
-            tensors[i] = _adopted(adopting, tensor)
+        there = devices.device(device)
+        if devices.adopts(device):
+            tensors[i] = _adopted(there, tensor)
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
         elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):

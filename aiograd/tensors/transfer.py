@@ -29,7 +29,9 @@ def _to_device(x: Array, /, device: str, source: str) -> Any:
     return x if target is None else target.from_host(x)
 
 
-to_device: Op = define("to_device", _to_device, x=lambda g, device, source: to_device(g, device=source, source=device), complex="explicit", cost=0.5)
+to_device: Op = define(
+    "to_device", _to_device, x=lambda g, device, source: to_device(g, device=source, source=device), jvp="forward", complex="explicit", cost=0.5
+)
 
 
 def index_there(tensor: TensorCore, index: Any) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 
 from aiograd.errors import DeviceMismatchError, NoRuleError
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, base_of, counter_of, make, refresh
+from aiograd.tensors.core import TensorCore, base_of, counter_of, has_tangent, make, refresh
 from aiograd.tensors.inplace import before_write, check_in_place
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 from aiograd.tensors.outside import advice, counterpart
@@ -121,7 +121,7 @@ class _Arrays:
         refresh(tensor)
         is_written = any(tensor is other for other in self.written)
         data = tensor._data
-        if self.records and (tensor._node is not None or (is_written and base_of(tensor)._node is not None)):
+        if has_tangent(tensor) or (self.records and (tensor._node is not None or (is_written and base_of(tensor)._node is not None))):
             raise self.refusal
         if not isinstance(data, np.ndarray):
             raise DeviceMismatchError(f"{self.name}: a tensor lives on {tensor.device}, which has no kernel for it. Move it to the host with .cpu().")

@@ -32,6 +32,10 @@ _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
 
 
+#: class of arrays of a level -> ``quick(op, mode, *tensors)``: runs a row on Tensors of which some have such arrays, or returns None
+QUICK: dict[type, Callable[..., Any]] = {}
+
+
 def reported(mode: Mode, output: Any) -> Any:
     """An output; the pass that records has been told of its node, if it has one."""
     if output._node is not None:
@@ -66,6 +70,11 @@ def unary(op: Op) -> Callable[[Any], Any]:
         if (not mode.plain and (mode.grad or mode.watched) and not is_collected) or data.__class__ is not _ndarray:
             if mode.collects and data.__class__ is _ndarray and (data.dtype is float32 or data.dtype is float64):
                 return reported(mode, apply(x, True))
+            quick = QUICK.get(data.__class__)
+            if quick is not None:
+                output = quick(op, mode, x)
+                if output is not None:
+                    return output
             return call(op, (x,), {})
         if x._x is not None:
             refresh(x)
@@ -124,6 +133,11 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
         if (not mode.plain and (mode.grad or mode.watched) and not is_collected) or x1.__class__ is not _ndarray or x2.__class__ is not _ndarray:
             if mode.collects and x1.__class__ is _ndarray is x2.__class__ and x1.dtype is x2.dtype and (x1.dtype is float32 or x1.dtype is float64):
                 return reported(mode, apply(a, b, True))
+            quick = QUICK.get(x1.__class__) or QUICK.get(x2.__class__)
+            if quick is not None:
+                output = quick(op, mode, a, b)
+                if output is not None:
+                    return output
             return call(op, (a, given), {})
         if a._x is not None:
             refresh(a)

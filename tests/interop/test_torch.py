@@ -291,3 +291,21 @@ async def test_a_wrapped_module_between_rows_and_another() -> None:
     for mine, other in zip((ours, *model.parameters()), expected, strict=True):
         same(mine.grad, other)
     assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+
+
+async def test_forward_mode_goes_through_a_module_once() -> None:
+    layer = interop.wrap(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double())
+    x, v = (ag.tensor(draw(2, 4).astype(np.float64)) for _ in range(2))
+
+    def fn(x: Any) -> Any:
+        return layer(x * x) * 2
+
+    output, product = await ag.jvp(fn, x, v)
+    ends = [fn(x + step * v).detach().numpy() for step in (-1e-5, 1e-5)]
+    np.testing.assert_allclose(product.numpy(), (ends[1] - ends[0]) / 2e-5, rtol=1e-6, atol=1e-8)
+    np.testing.assert_array_equal(output.numpy(), fn(x).detach().numpy())
+
+    async def gradient(x: Any) -> Any:
+        return (await ag.value_and_grad(lambda x: fn(x).sum(), x))[1]
+
+    await assert_awaiting_raises(ag.errors.NoRuleError, "goes through another library's modules once", ag.jvp(gradient, x, v))

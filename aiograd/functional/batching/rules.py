@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from aiograd.array_functions.searching import where
-from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel, recording
+from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
+from aiograd.tensors.levels import recording, split_arguments
 from aiograd.tensors.record import call
 
 Rule = Callable[[BatchLevel, Op, list[Any], dict[str, Any]], Any]
@@ -38,11 +39,8 @@ _ALONG_AN_AXIS = "softmax log_softmax cumsum cumprod sort argsort topk unbind sp
 
 def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The row on arrays of which some are batched; arrays of the level again."""
-    arrays = [_of_level(level, x) for x in args]
-    count = len(arrays) if op.variadic else len(op.arrays)
-    statics = {**dict(zip(op.statics, arrays[count:], strict=False)), **kwargs}
-    arrays = arrays[:count]
-    settings = leaves_of(statics, BatchedArray) if statics else ()
+    arrays, statics = split_arguments(op, tuple([_of_level(level, x) for x in args]), kwargs)
+    settings = leaves_of(statics, BatchedArray) if statics else []
     if settings:
         statics = map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
         settings = leaves_of(statics, BatchedArray)

@@ -27,7 +27,7 @@ from aiograd.graph.node import Node
 from aiograd.running.modes import ModeScope, current_mode, is_grad_enabled
 from aiograd.running.offloading import offload
 from aiograd.running.trees import leaves_of, map_tree
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, make, outside
 
 
 class Output:
@@ -212,7 +212,7 @@ async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]
     """Run a function as `run_isolated_forward` does, but allow it to call other workers; the caller checks for that."""
     call = _callable(fn)
     needs = tuple(isinstance(arg, TensorCore) and arg.requires_grad for arg in args)
-    detached = [arg.detach().requires_grad_(need) if isinstance(arg, TensorCore) else arg for arg, need in zip(args, needs, strict=True)]
+    detached = [outside(arg).requires_grad_(need) if isinstance(arg, TensorCore) else arg for arg, need in zip(args, needs, strict=True)]
     nodes: list[Node] = []
     with ModeScope(grad=True, collect=nodes.append):
         result = await call_in_place(fn, call, *detached)

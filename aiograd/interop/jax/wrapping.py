@@ -29,7 +29,7 @@ from aiograd.functional.function import Function
 from aiograd.interop.extras import from_extra
 from aiograd.interop.jax.conversion import array_from_jax, check_dtype, check_on_host, has_numpy_dtype, host_of, is_numeric
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, has_tangent, make
 
 if TYPE_CHECKING:
     import jax
@@ -246,7 +246,7 @@ class WrappedFunction:
         others: list[Any] = []
         for leaf in leaves:
             if isinstance(leaf, TensorCore):
-                carries = records and leaf.requires_grad
+                carries = (records and leaf.requires_grad) or has_tangent(leaf)
                 places.append(CARRIES if carries else IS_ARRAY)
                 (carriers if carries else others).append(leaf)
             elif is_numeric(leaf):

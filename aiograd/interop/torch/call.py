@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from aiograd.errors import AiogradError, DeviceMismatchError, GraphError, InPlaceError
+from aiograd.functional.function_tangents import through_nodes
 from aiograd.interop.containers import leaves_of_object, map_nested, nested_leaves
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memory
@@ -27,7 +28,7 @@ from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
 from aiograd.running.modes import Mode, current_mode
 from aiograd.running.random import draws_are_steered, foreign_draws
 from aiograd.running.random_streams import Draws, Replay, is_replaying
-from aiograd.tensors.core import TensorCore, counter_of, refresh
+from aiograd.tensors.core import TensorCore, counter_of, follows_writes, refresh
 from aiograd.tensors.saved_hooks import pack_value
 
 if TYPE_CHECKING:
@@ -58,8 +59,11 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     passed: list[Passed] = []
     place = functools.partial(_pass, passed, records)
     kinds = (TensorCore, np.ndarray, torch.Tensor)
-    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # tensors of inference count no writes
-        tree = (map_nested(place, args, kinds), *[map_nested(place, named, kinds) if named else named for named in (kwargs, instead)])
+    try:
+        with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # tensors of inference count no writes
+            tree = (map_nested(place, args, kinds), *[map_nested(place, named, kinds) if named else named for named in (kwargs, instead)])
+    except _FollowedError:
+        return _in_forward_mode(layer, (args, kwargs, instead))
     trained = [parameter for parameter in parameters if parameter.torch_parameter.requires_grad] if records else []
     if instead:
         used = {id(parameter) for path, parameter in layer._own_parameters() if path not in instead}
@@ -89,6 +93,21 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     return result
 
 
+class _FollowedError(Exception):
+    """A Tensor among the arguments has a tangent."""
+
+
+def _in_forward_mode(layer: Any, tree: Any) -> Any:
+    """The call on values with tangents; those of its results are the transposed node's."""
+    tensors = nested_leaves(tree, TensorCore)
+
+    def run(instead: Mapping[int, Any]) -> Any:
+        return call(layer, *map_nested(lambda tensor: instead[id(tensor)], tree, TensorCore))
+
+    result, places = through_nodes(tensors, run, lambda made: nested_leaves(made, TensorCore))
+    return map_nested(lambda tensor: places[id(tensor)], result, TensorCore)
+
+
 # -------------------------------------------------------------------- the way in
 
 
@@ -97,6 +116,8 @@ def _pass(passed: list[Passed], records: bool, leaf: Any) -> Any:
     if isinstance(leaf, TensorCore):
         if leaf._x is not None:
             refresh(leaf)
+        if follows_writes(leaf._data):
+            raise _FollowedError
         given, counter, count = same_memory(leaf)
         if records and leaf._node is not None:
             given.requires_grad_()
