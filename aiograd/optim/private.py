@@ -30,8 +30,8 @@ from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
 from aiograd.tensors.tensor import Tensor
 
-#: numbers of noise that are drawn at a time
-_BLOCK = 1 << 16
+#: numbers of noise that are drawn at a time, and of parameters from which on they step apart from the next ones
+_BLOCK, _BUNCH = 1 << 15, 1 << 16
 _SETTINGS = ("noise_multiplier", "max_grad_norm", "sample_rate", "dataset_size")
 
 
@@ -132,7 +132,8 @@ class Private:
                 "changed. Leave them out of the data set, or mend the loss."
             )
         weights = self.max_grad_norm / np.maximum(norms, self.max_grad_norm) / self._expected
-        for p, each in zip(totals, gradients, strict=True):
+        for p in totals:
+            each = gradients.pop(0)  # so that it goes as the sum comes
             if each is not None:
                 total = each.weighted(weights)
                 totals[p] = total if totals[p] is None else totals[p] + total
@@ -142,25 +143,39 @@ class Private:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     def _take(self, totals: dict[Any, Any]) -> None:
-        generator, gradients = self.generator.clone(), {}
-        std = self.noise_multiplier * self.max_grad_norm / self._expected
-        for p, total in totals.items():
-            noised = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
-            flat = noised.reshape(-1)
-            for start in range(0, noised.size, _BLOCK):
-                part = flat[start : start + _BLOCK]
-                part += generator.normal(part.shape, std=std, dtype=p.dtype)._data
-            gradients[p] = make(noised).to(p.device)
-        put_back, drawn = _undo(self.optimizer), self.generator.state_dict()
+        generator, drawn = self.generator.clone(), self.generator.state_dict()
+        undo: list[Callable[[], None]] = []
         try:
-            self.optimizer.step(gradients)
+            for bunch in self._bunches(list(totals)):
+                gradients = {p: self._noised(p, totals.pop(p), generator) for p in bunch}
+                undo.append(_undo(self.optimizer, bunch))
+                self.optimizer.step(gradients)
             log("epsilon", self._epsilon(self.delta, self.steps + 1), self.steps + 1)
             self.generator.load_state_dict(generator.state_dict())
         except BaseException:
-            put_back()
+            for put_back in reversed(undo):
+                put_back()
             self.generator.load_state_dict(drawn)
             raise
         self.steps += 1
+
+    def _bunches(self, params: list[Any]) -> list[list[Any]]:
+        """Parameters that step together: gradients go as copies of parameters come, which keeps memory low. All, where a step looks at all."""
+        bunches: list[list[Any]] = [[]]
+        splits = self.optimizer.is_elementwise and type(self.optimizer).step is Optimizer.step
+        for p in params:
+            if splits and sum(q.size for q in bunches[-1]) >= _BUNCH:
+                bunches.append([])
+            bunches[-1].append(p)
+        return bunches
+
+    def _noised(self, p: Any, total: Any, generator: Generator) -> Any:
+        gradient = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
+        flat = gradient.reshape(-1)
+        for start in range(0, flat.size, _BLOCK):
+            part = flat[start : start + _BLOCK]
+            part += generator.normal(part.shape, std=self.noise_multiplier * self.max_grad_norm / self._expected, dtype=p.dtype)._data
+        return make(gradient).to(p.device)
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of (epsilon, delta)-differential privacy of all steps taken; see `rdp_epsilon`.
@@ -210,16 +225,18 @@ class Private:
         self.steps = int(state_dict["steps"])
 
 
-def _undo(optimizer: Optimizer) -> Callable[[], None]:
-    """A function that puts an optimizer and its parameters back to what they are now."""
+def _undo(optimizer: Optimizer, params: list[Any]) -> Callable[[], None]:
+    """A function that puts parameters, their state and the optimizer's options back to what they are now."""
     groups = [dict(group) for group in optimizer.param_groups]
-    values = [(p, p.detach().clone()) for group in groups for p in group["params"] if p.requires_grad]
-    state = {p: {name: copy.deepcopy(value) for name, value in own.items()} for p, own in optimizer.state.items()}
+    values = [(p, p.detach().clone()) for p in params]
+    known = {p: {name: copy.deepcopy(value) for name, value in optimizer.state[p].items()} for p in params if p in optimizer.state}
 
     def put_back() -> None:
         for p, value in values:
             write(p, value._data)
-        optimizer.state, optimizer._packs = state, {}
+            optimizer.state.pop(p, None)
+        optimizer.state.update(known)
+        optimizer._packs = {}
         for group, options in zip(optimizer.param_groups, groups, strict=True):
             group.clear()
             group.update(options)

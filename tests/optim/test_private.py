@@ -12,6 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError, NaNGradientError, ShapeError
+from aiograd.optim import private
 from aiograd.running import scalars
 from aiograd.running.devices import known_devices
 from tests.support import assert_awaiting_raises, assert_raises, bits, draw, leaf
@@ -37,6 +38,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD": lambda params: ag.optim.SGD(params, lr=0.1, momentum=0.9),
     "Adam": lambda params: ag.optim.Adam(params, lr=0.1),
 }
+
+
+class Fault(Exception):
+    """Raised on purpose."""
 
 
 class Scene:
@@ -145,18 +150,56 @@ async def test_one_example_moves_the_sum_by_no_more_than_the_norm() -> None:
             assert moved == pytest.approx(min(0.25, norm), rel=1e-2, abs=1e-4), "and by the whole of it where it is clipped"
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+async def test_parameters_that_step_apart_have_the_bits_of_one_step(optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, other = Scene(optimizer), Scene(optimizer)
+    calls: list[int] = []
+    for each, bunch in ((scene, private._BUNCH), (other, 1)):
+        monkeypatch.setattr(private, "_BUNCH", bunch)
+        run = each.optimizer._run
+        monkeypatch.setattr(each.optimizer, "_run", lambda *given, run=run: (calls.append(1), run(*given)))
+        for _ in range(3):
+            await each.private.step(each.loss, each.batch)
+    assert scene.state() == other.state() and len(calls) == 3 + 6
+
+
+class Counting(ag.optim.SGD):
+    """Counts its steps."""
+
+    taken = 0
+
+    def step(self, gradients: Any = None) -> None:
+        super().step(gradients)
+        self.taken += 1
+        if self.taken == 3:
+            raise Fault
+
+
+async def test_a_step_of_the_user_s_own_is_called_once_and_may_fail_after_it_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_BUNCH", 1)
+    scene = Scene()
+    scene.private.optimizer = scene.optimizer = Counting([scene.w, scene.b], lr=0.1, momentum=0.5)
+    for _ in range(2):
+        await scene.private.step(scene.loss, scene.batch)
+    before = scene.state()
+    await assert_awaiting_raises(Fault, None, scene.private.step(scene.loss, scene.batch))
+    assert scene.state() == before and scene.private.steps == 2
+    await scene.private.step(scene.loss, scene.batch)
+    assert scene.optimizer.taken == 4
+
+
 async def test_noise_has_the_promised_deviation_and_comes_from_the_generator() -> None:
     w = leaf(np.zeros((200, 200)), np.float32)
-    private = ag.optim.Private(ag.optim.SGD([w], lr=1.0), **SETTINGS, generator=ag.Generator(1))
-    losses = await private.step(lambda x: (x @ w).sum(), np.zeros((0, 200), np.float32))
-    assert losses.shape == (0,) and private.steps == 1
+    steps = ag.optim.Private(ag.optim.SGD([w], lr=1.0), **SETTINGS, generator=ag.Generator(1))
+    losses = await steps.step(lambda x: (x @ w).sum(), np.zeros((0, 200), np.float32))
+    assert losses.shape == (0,) and steps.steps == 1
     noise = -w.detach().numpy() * 5.0
     assert noise.std() == pytest.approx(1.5 * 0.7, rel=0.02) and abs(noise.mean()) < 0.02
     again = leaf(np.zeros((200, 200)), np.float32)
     other = ag.optim.Private(ag.optim.SGD([again], lr=1.0), **SETTINGS, generator=ag.Generator(1))
     await other.step(lambda x: x.sum(), np.zeros((3, 200), np.float32))
     assert bits(again) == bits(w), "the same noise, also for a parameter that has no gradient"
-    assert other.generator.state_dict() == private.generator.state_dict() != ag.Generator(1).state_dict()
+    assert other.generator.state_dict() == steps.generator.state_dict() != ag.Generator(1).state_dict()
     unseeded = [ag.optim.Private(ag.optim.SGD([w], lr=1.0), **SETTINGS).generator.state_dict() for _ in range(2)]
     assert unseeded[0] != unseeded[1]
 
@@ -197,10 +240,6 @@ async def test_steps_continue_from_a_saved_state(optimizer: str) -> None:
 # -------------------------------------------------------------------- steps that fail
 
 
-class Fault(Exception):
-    """Raised on purpose."""
-
-
 async def _slow(scene: Scene, x: Any) -> Any:
     for _ in range(2):
         await asyncio.sleep(0)
@@ -231,14 +270,16 @@ async def test_a_step_that_is_cancelled_at_any_turn_changes_nothing(optimizer: s
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("taken", [0, 2])
-async def test_a_step_that_fails_at_any_point_changes_nothing(optimizer: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("bunch", [1, private._BUNCH])
+async def test_a_step_that_fails_at_any_point_changes_nothing(optimizer: str, taken: int, bunch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene(optimizer)
+    monkeypatch.setattr(private, "_BUNCH", bunch)
     for _ in range(taken):
         await scene.private.step(scene.loss, scene.batch)
     before = scene.state()
     reached: list[str] = []
 
-    def fails(owner: Any, name: str, at: int = 1, after: bool = False) -> None:
+    def fails(patch: pytest.MonkeyPatch, owner: Any, name: str, at: int = 1, after: bool = False) -> None:
         real, calls = getattr(owner, name), [0]
 
         def fault(*args: Any, **kwargs: Any) -> Any:
@@ -250,18 +291,18 @@ async def test_a_step_that_fails_at_any_point_changes_nothing(optimizer: str, ta
                 raise Fault(name)
             return real(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, fault)
+        patch.setattr(owner, name, fault)
 
     points: list[tuple[Any, ...]] = [
-        (ag.Generator, "normal", 1), (ag.Generator, "normal", 2), (ag.Generator, "clone"), (type(scene.optimizer), "step"),
-        (type(scene.optimizer), "step", 1, True), (type(scene.optimizer), "_begin", 1), (type(scene.optimizer), "_begin", 2),
+        (ag.Generator, "normal", 1), (ag.Generator, "normal", 2), (ag.Generator, "clone"), (type(scene.optimizer), "_run"),
+        (type(scene.optimizer), "_run", 1, True), (type(scene.optimizer), "_run", 2 if bunch == 1 else 1, True),
+        (type(scene.optimizer), "_begin", 1), (type(scene.optimizer), "_begin", 2),
         (type(scene.optimizer), "_kernel", 1, True), (scalars.LOG, "add"), (scalars.LOG, "add", 1, True), (ag.Generator, "load_state_dict", 1, True),
     ]  # fmt: skip
     for point in points:
-        with monkeypatch.context():
-            fails(*point)
+        with monkeypatch.context() as patch:
+            fails(patch, *point)
             await assert_awaiting_raises(Fault, point[1], scene.private.step(scene.loss, scene.batch))
-            monkeypatch.undo()
         assert scene.state() == before, point
     assert reached == [point[1] for point in points]
     for at in range(1, 4):  # in the loss of a later chunk
@@ -293,8 +334,8 @@ async def test_an_example_whose_gradient_is_not_finite(value: float) -> None:
 
 async def test_a_large_finite_gradient_is_clipped() -> None:
     w = leaf(np.zeros(3), np.float32)
-    private = ag.optim.Private(ag.optim.SGD([w], lr=1.0), **{**SETTINGS, "noise_multiplier": 0.0})
-    await private.step(lambda x: (x * w).sum(), np.array([[3e25, 4e25, 0.0]], np.float32))
+    steps = ag.optim.Private(ag.optim.SGD([w], lr=1.0), **{**SETTINGS, "noise_multiplier": 0.0})
+    await steps.step(lambda x: (x * w).sum(), np.array([[3e25, 4e25, 0.0]], np.float32))
     np.testing.assert_allclose(-w.detach().numpy() * 5.0, [0.42, 0.56, 0.0], rtol=1e-6)
 
 

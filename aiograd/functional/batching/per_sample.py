@@ -288,7 +288,8 @@ async def _pull_back(call: str, level: PerSampleLevel, value: Any, params: Seque
             with no_grad():
                 pairs = [rule(arrived[id(node)]._data, *values) for node, rule, values in factored[key] if arrived[id(node)] is not None]
             if pairs:
-                a, b = (np.concatenate([level.host(x) for x in side], axis=1) for side in zip(*pairs, strict=True))
+                sides = [[level.host(x) for x in side] for side in zip(*pairs, strict=True)]
+                a, b = (side[0] if len(side) == 1 else np.concatenate(side, axis=1) for side in sides)
                 found[-1] = Factors(a, b, p.shape)
     sources = [(tensor, level.host(arrived[id(leaf._node)]._data)) for tensor, leaf in derived if arrived[id(leaf._node)] is not None]
     return await _led_on(sources, params, found, level.size) if sources else found
