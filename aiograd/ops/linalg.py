@@ -100,12 +100,11 @@ def _recorded_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
 def _factors_x1(g: Array, x2: Array) -> tuple[Array, Array]:
     if x2.ndim == 1:
         x2, g = unsqueeze(x2, axis=-1), unsqueeze(g, axis=-1)
-    return _rows(swapped(g if g.ndim >= x2.ndim else unsqueeze(g, axis=-2))), _rows(swapped(x2))
+    return swapped(g if g.ndim >= x2.ndim else unsqueeze(g, axis=-2)), swapped(x2)
 
 
 def _factors_x2(g: Array, x1: Array) -> tuple[Array, Array]:
-    g = g if g.ndim >= x1.ndim else unsqueeze(g, axis=-1)
-    return (unsqueeze(x1, axis=0), unsqueeze(g, axis=0)) if x1.ndim == 1 else (_rows(x1), _rows(g))
+    return x1, g if g.ndim >= x1.ndim else unsqueeze(g, axis=-1)
 
 
 def _matmul_cost(output: Shape, inputs: tuple[Shape, ...]) -> float:

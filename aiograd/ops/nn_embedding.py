@@ -67,9 +67,7 @@ def _embedding_grad_rows(g: Array, indices: Array, padding_idx: int | None) -> A
 
 
 def _factors(g: Array, indices: Array, padding_idx: int | None) -> tuple[Array, Array]:
-    flat = np.reshape(indices, (-1,))
-    rows = np.reshape(g, (flat.shape[0], g.shape[-1]))
-    return flat, rows if padding_idx is None else rows * np.expand_dims(flat != padding_idx, -1)
+    return indices, g if padding_idx is None else g * np.expand_dims(indices != padding_idx, -1)
 
 
 embedding = define(

@@ -54,11 +54,6 @@ def _weight(g: Array, x: Array) -> Array:
     return product(as_rows(g).T, as_rows(x))
 
 
-def _factors_bias(g: Array) -> tuple[Array, Array]:
-    rows = as_rows(g)
-    return np.ones((rows.shape[0], 1), rows.dtype), rows
-
-
 def _linear_jvp(t: tuple[Array | None, ...], x: Array, weight: Array) -> Array:
     out = None if t[0] is None else linear(t[0], weight)
     if t[1] is not None:
@@ -74,7 +69,7 @@ linear: Op = define(
     weight=_weight,
     bias=lambda g: np.sum(as_rows(g), axis=0),
     recorded={"x": lambda g, weight, x_shape: g @ weight if len(x_shape) == 2 else _x(g, weight, x_shape)},
-    norm={"weight": lambda g, x: (as_rows(g), as_rows(x)), "bias": _factors_bias},
+    norm={"weight": lambda g, x: (g, x), "bias": lambda g: (np.ones((*g.shape[:-1], 1), g.dtype), g)},
     jvp=_linear_jvp, cost=_cost,
     fused=Fused(lambda x, weight, bias: (_linear(x, weight, bias),), (), {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))}),
 )

@@ -241,9 +241,9 @@ def define(
             own, so that fewer nodes are recorded. They name the same values as the plain rules.
         jvp: how the tangent of the output is made of those of the arguments; see Note [Tangents].
         numpy: numpy functions this row answers for when they are called on Tensors.
-        norm: for arguments whose gradient, where they are vectors or matrices, is a sum of outer products over t: rules that return the factors,
-            a (T, m) and b (T, n). The norm of the gradient follows without it (`aiograd.grad_norms_per_sample`). Integers a (T,) stand for rows of
-            zeros with a one there.
+        norm: for arguments whose gradient, where they are vectors or matrices, is a sum of outer products: rules that return the factors,
+            a (..., m) and b (..., n), to be summed over the axes in front. The norm of the gradient follows without it
+            (`aiograd.grad_norms_per_sample`). Integers a (...) stand for vectors of zeros with a one there.
 
     Raises:
         TypeError: a rule names something the row does not have; ValueError: the name is taken.

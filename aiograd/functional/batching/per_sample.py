@@ -120,6 +120,12 @@ class Formed(NamedTuple):
         return np.tensordot(weights.astype(self.each.dtype), self.each, 1)
 
 
+def _pairs(factor: Any) -> Any:
+    """A factor with the axes between the batch and the vectors as one; integers are themselves the vectors."""
+    ends = factor.shape[1:] if factor.dtype.kind in "iu" else factor.shape[1:-1]
+    return factor.reshape(len(factor), math.prod(ends), *factor.shape[1 + len(ends) :])
+
+
 def _squares(x: Any) -> Any:
     """The sum of squares of each example, (B,) of float64; sums that leave the range of the dtype are made anew."""
     flat = x.reshape(len(x), -1)
@@ -288,7 +294,7 @@ async def _pull_back(call: str, level: PerSampleLevel, value: Any, params: Seque
             with no_grad():
                 pairs = [rule(arrived[id(node)]._data, *values) for node, rule, values in factored[key] if arrived[id(node)] is not None]
             if pairs:
-                sides = [[level.host(x) for x in side] for side in zip(*pairs, strict=True)]
+                sides = [[_pairs(level.host(x)) for x in side] for side in zip(*pairs, strict=True)]
                 a, b = (side[0] if len(side) == 1 else np.concatenate(side, axis=1) for side in sides)
                 found[-1] = Factors(a, b, p.shape)
     sources = [(tensor, level.host(arrived[id(leaf._node)]._data)) for tensor, leaf in derived if arrived[id(leaf._node)] is not None]
