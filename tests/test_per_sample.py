@@ -189,8 +189,9 @@ async def test_norms_of_extreme_gradients() -> None:
     found = await ag.grad_norms_per_sample(lambda x: (x * w).sum(), w, x)
     np.testing.assert_allclose(found.numpy(), [5e25, 5e-25, 0.0], rtol=1e-6)
     # two rows of one example that nearly cancel
-    near = np.array([[[1000.0, 1.0], [-1000.0, 1.001]]], np.float32)
-    v = leaf(np.eye(2), np.float32)
+    near = np.zeros((1, 2, 8), np.float32)
+    near[0, :, :2] = [[1000.0, 1.0], [-1000.0, 1.001]]
+    v = leaf(np.eye(8), np.float32)
     (each,) = await ag.grad_per_sample(lambda x: (x @ v).sum(), [v], near)
     (norm,) = (await ag.grad_norms_per_sample(lambda x: (x @ v).sum(), [v], near)).numpy()
     np.testing.assert_allclose(norm, np.linalg.norm(each.numpy()), rtol=1e-6)

@@ -236,7 +236,6 @@ def _undo(optimizer: Optimizer, params: list[Any]) -> Callable[[], None]:
             write(p, value._data)
             optimizer.state.pop(p, None)
         optimizer.state.update(known)
-        optimizer._packs = {}
         for group, options in zip(optimizer.param_groups, groups, strict=True):
             group.clear()
             group.update(options)

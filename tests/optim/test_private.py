@@ -348,6 +348,20 @@ async def test_two_steps_at_once_are_not_mixed() -> None:
     assert all(error is None or isinstance(error, ModifiedError) for error in errors)
 
 
+async def test_a_parameter_that_changes_between_chunks_is_noticed() -> None:
+    scene, calls = Scene(), []
+
+    def loss(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            with ag.no_grad():
+                scene.w += 1.0
+        return scene.loss(x)
+
+    await assert_awaiting_raises(ModifiedError, "one step at a time", scene.private.step(loss, scene.batch, chunk_size=3))
+    assert scene.private.steps == 0
+
+
 async def test_batches_and_losses_that_do_not_fit() -> None:
     scene = Scene()
     before = scene.state()
