@@ -143,6 +143,11 @@ def test_a_loop_that_stood_at_module_level(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == after("# looped.py", "text")
 
 
+def test_tangents(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# tangents.py")
+    assert capsys.readouterr().out == after("# tangents.py", "text")
+
+
 def test_leases(capsys: pytest.CaptureFixture[str]) -> None:
     load("# leased.py")
     assert capsys.readouterr().out == after("# leased.py", "text")

@@ -14,10 +14,18 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import (
-    ArgumentTypeError, GradcheckError, GradientError, GraphError, InPlaceError, NoRuleError, OnceDifferentiableError, UnusedInputError,
+    ArgumentTypeError,
+    GradcheckError,
+    GradientError,
+    GraphError,
+    InPlaceError,
+    NoRuleError,
+    OnceDifferentiableError,
+    UnusedInputError,
 )
 from aiograd.running.devices import known_devices
 from aiograd.tensors.passes import start_grad
+from tests.toy_device import ToyDevice
 
 rng = np.random.default_rng(0)
 X, V, M = rng.normal(size=4), rng.normal(size=4), rng.normal(size=(4, 4))
@@ -121,7 +129,9 @@ def chosen_elements(x: Any) -> Any:
     y.reshape(2, 2)[0] = x[0]
     y /= x
     y[y > 1] = 0.0
-    return y * x
+    z = ag.zeros(4, dtype=np.float64)
+    np.multiply(x, x, out=z)
+    return y * x + z
 
 
 def shared_tangents(x: Any) -> Any:
@@ -176,6 +186,34 @@ async def test_running_statistics_take_values() -> None:
     x = rng.normal(size=(5, 3)).astype(np.float32)
     await ag.jvp(norm, ag.tensor(x), ag.tensor(x))
     np.testing.assert_allclose(norm.running_mean.numpy(), 0.1 * x.mean(0), rtol=1e-5)
+
+
+async def test_arrays_of_a_device() -> None:
+    products = []
+    with ToyDevice("toy:0"):
+        for name in ("cpu", "toy:0"):
+            weight = tensor(M).to(name)
+
+            def fn(x: Any, weight: Any = weight) -> Any:
+                y = np.tanh(weight @ x) + x
+                y[0] = x[1]
+                return ag.nn.functional.softmax(y, -1)
+
+            async def gradient(x: Any, fn: Any = fn) -> Any:
+                return (await ag.value_and_grad(lambda x: (fn(x) * x).sum(), x))[1]
+
+            for function in (fn, gradient):
+                _, product = await ag.jvp(function, tensor(X).to(name), tensor(V).to(name))
+                await product
+                assert product.device == name
+                products.append(product.cpu().numpy())
+    np.testing.assert_allclose(products[:2], products[2:], rtol=1e-12)
+
+
+async def test_a_profile_has_the_call_as_a_scope() -> None:
+    with ag.profiler.profile() as profile:
+        await ag.jvp(np.sin, tensor(X), tensor(V))
+    assert "jvp" in [event.name for event in profile.events if event.category == "scope"]
 
 
 # -------------------------------------------------------------------- levels

@@ -6,8 +6,8 @@ Note [Values of the caller]
     level: then these are arrays of that. ``tangent`` None stands for zeros.
 
 Note [Tangents are never written]
-    A tangent may be shared by several arrays (``x + 1`` has the tangent of x). A write in place gives the array that is written, and those that it
-    is a view of, new tangents, as a recorded write gives them new nodes; other views take theirs when they are used next
+    A tangent may be shared by several arrays (``x + 1`` has the tangent of x). A write in place gives the array, and its base if it is a view,
+    new tangents, as a recorded write gives them new nodes; other views take theirs when they are used next
     (`aiograd.tensors.core.refresh`).
     A Tensor of the caller that is written has a dual array for the rest of the call, and afterwards its own again, with the values that were written.
 
@@ -21,6 +21,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable
+from time import perf_counter_ns
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -30,7 +31,8 @@ from aiograd.ops.op import ROWS, Op
 from aiograd.running.devices import register_device, register_device_kind, unregister_device
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.types import Shape
-from aiograd.tensors.core import TensorCore, has_tangent, host_array, make, without_tangent
+from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.followed import has_tangent, without_tangent
 from aiograd.tensors.levels import Level, LevelArray
 
 
@@ -50,7 +52,7 @@ class Step(NamedTuple):
     push: Callable[[list[Any]], Any]
     #: numbers of the tangents that it takes, None for zeros
     takes: tuple[int | None, ...]
-    #: numbers of those that it makes, None for one that is not wanted
+    #: numbers of its results, None for one of no use
     makes: tuple[int | None, ...]
 
 
@@ -75,6 +77,9 @@ class ForwardLevel(Level):
         self.is_open = False
         #: True while the short way of rows may be taken
         self.is_lean = False
+        #: the caller's profile, which gets the call as a scope
+        self.profiler: Any = None
+        self.began = 0
         #: Tensors of others that are written within the call, each with its own array
         self.borrowed: list[tuple[weakref.ref[TensorCore], Any]] = []
 
@@ -82,14 +87,17 @@ class ForwardLevel(Level):
         register_device(self)
         self.is_open = True
         self.is_lean = not (self.records or self.follows or self.deferred)
+        self.profiler, self.began = current_mode().profiler, perf_counter_ns()
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.is_open = self.is_lean = False
         unregister_device(self.name)
+        if self.profiler is not None:
+            self.profiler.add("jvp", "scope", "jvp", self.began, perf_counter_ns())
         for reference, data in reversed(self.borrowed):
             tensor = reference()
-            if tensor is not None and tensor._data.__class__ is DualArray and tensor._data.level is self:  # type: ignore[comparison-overlap]
+            if tensor is not None and tensor._data.__class__ is DualArray and tensor._data.level is self:
                 tensor._data = data
 
     def input(self, primal: Any, tangent: Any, number: int) -> Any:
@@ -216,8 +224,8 @@ class DualArray(LevelArray):
         return self.primal.dtype  # type: ignore[no-any-return]
 
     @property
-    def base(self) -> Any:  # type: ignore[override]
-        """What the value shares memory with; the value itself where it has its own."""
+    def base(self) -> Any:
+        """The array with the memory of the value; the value itself where it has its own."""
         data = self.primal._data if isinstance(self.primal, TensorCore) else self.primal
         found = getattr(data, "base", None)
         return data if found is None else found

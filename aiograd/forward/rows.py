@@ -1,7 +1,7 @@
 """How rows run on dual arrays: the forward on the values, and the tangent that the row's declaration makes; see Note [Tangents] in `aiograd.ops.op`.
 
 Note [One forward]
-    Values are computed by the row that an eager call runs, with its fused kernels where it has them, so their bits are those of the plain forward.
+    Values are computed by the row that an eager call runs, with its fused kernels where it has them, bit by bit as in the plain forward.
     The tangent then takes saved values and residuals as a backward would, and the same kernels.
 """
 
@@ -21,6 +21,7 @@ from aiograd.ops.op import Fused, Op, Rule, nothing, rule_names
 from aiograd.ops.slice_gradient import dense
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode
+from aiograd.tensors.attach import has_rule
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.levels import split_arguments
 
@@ -82,8 +83,8 @@ def run(level: ForwardLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, An
     outs = (call.out,) if op.outputs == 1 else call.out
     made: Any = (None,) * len(outs)
     if op.differentiable and any(t is not None for t in tangents) and current_mode().tangents:
-        carriers = range(len(outs)) if op.differentiable_outputs is None else op.differentiable_outputs
-        carriers = [i for i in carriers if outs[i].dtype.kind in "fc"]
+        able = range(len(outs)) if op.differentiable_outputs is None else op.differentiable_outputs
+        carriers = [i for i in able if outs[i].dtype.kind in "fc"]
         if carriers:
             made = _push_or_defer(level, call, tangents, carriers)
     results = [DualArray(level, out, t, inputs if t is not None else 0) for out, t in zip(outs, made, strict=True)]
@@ -96,7 +97,12 @@ def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[st
         with ModeScope(grad=True):
             return RowCall(op, arrays, statics, op(*arrays, **statics), {}, None)
     fused = None
-    if all(isinstance(x, _HOST) for x in arrays):
+    is_host = True
+    for x in arrays:
+        if x.__class__ is not np.ndarray and not isinstance(x, _HOST):
+            is_host = False
+            break
+    if is_host:
         fused = op.fused
         if fused is None:
             result = op.forward(*arrays, **statics)
@@ -115,7 +121,7 @@ def _forward(level: ForwardLevel, op: Op, arrays: list[Any], statics: Mapping[st
 
 
 def _push_or_defer(level: ForwardLevel, call: RowCall, tangents: list[Any], carriers: Sequence[int]) -> list[Any]:
-    """The tangents of the outputs, None for those that are no `carriers`."""
+    """The tangents of the outputs; None for an output without one."""
     if level.deferred or any(t.__class__ is Pending for t in tangents):
         return defer(level, functools.partial(push, level, call, carriers), tangents, len(_outs(call)), carriers)
     return push(level, call, carriers, tangents)
@@ -131,7 +137,7 @@ def defer(
         function: computes tangents, or an awaitable of them, from `tangents`.
         tangents: those it is given, None for zeros.
         outputs: how many it makes.
-        carriers: numbers of those that are wanted.
+        carriers: numbers of the results that are kept.
 
     Returns:
         The place of each output's tangent, None for one that is not wanted.
@@ -153,7 +159,7 @@ def _known(tangent: Any, _: list[Any]) -> tuple[Any]:
 
 
 def _outs(call: RowCall) -> Sequence[Any]:
-    return (call.out,) if call.op.outputs == 1 else call.out  # type: ignore[no-any-return]
+    return (call.out,) if call.op.outputs == 1 else call.out
 
 
 def push(level: ForwardLevel, call: RowCall, carriers: Sequence[int], tangents: Sequence[Any]) -> list[Any]:
@@ -195,13 +201,16 @@ def fitted(tangent: Any, out: Any) -> Any:
 
 def _tangents(call: RowCall, tangents: Sequence[Any]) -> Any:
     op = call.op
-    _check_rules(op, call, tangents)
+    _check_rules(op, tangents)
     way = op.jvp
     if way is None:
         return transposed(call, tangents)
     if callable(way):
         plain = len(op.arrays) == 1 and not op.variadic
-        return way(tangents[0] if plain else tuple(tangents), *map(call.named, rule_names(way)))
+        names = op.pushers.get("names")
+        if names is None:
+            names = op.pushers["names"] = rule_names(way)
+        return way(tangents[0] if plain else tuple(tangents), *map(call.named, names))
     if way == "linear":
         filled = [np.zeros_like(x) if t is None and x is not None else t for x, t in zip(call.arrays, tangents, strict=True)]
         return op(*filled, **call.statics)
@@ -221,7 +230,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _part(call: RowCall, i: int, tangent: Any, way: Any) -> Any:
-    """What the tangent of argument `i` adds to that of the output."""
+    """The part of the output's tangent that comes from argument `i`."""
     op = call.op
     if callable(way):
         return way(tangent, *map(call.named, rule_names(way)))
@@ -260,12 +269,12 @@ def _rule_of(op: Op, fused: Fused | None, i: int) -> tuple[Rule, tuple[str, ...]
     return found  # type: ignore[no-any-return]
 
 
-def _check_rules(op: Op, call: RowCall, tangents: Sequence[Any]) -> None:
+def _check_rules(op: Op, tangents: Sequence[Any]) -> None:
     """Raise where an argument has a tangent and the row no derivative by it."""
     if op.variadic:
         return
     for name, tangent in zip(op.arrays, tangents, strict=False):
-        if tangent is not None and name not in op.rules and not any(name in arguments for arguments in op.joint):
+        if tangent is not None and name not in op.rules and not has_rule(op, name):
             raise NoRuleError(f"{op.name}: its argument {name!r} has a tangent, and the row has no derivative by it. Use detach() of it.")
 
 

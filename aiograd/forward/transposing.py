@@ -40,7 +40,7 @@ def transposed(call: Any, tangents: Sequence[Any]) -> Any:
     outs = (call.out,) if op.outputs == 1 else call.out
     with ModeScope(grad=True, saved_hooks=None, anomaly=None, profiler=None, trace=None, collect=None):
         carriers = range(len(outs)) if op.differentiable_outputs is None else op.differentiable_outputs
-        leaves = [make(np.zeros_like(_data(out))) for out in outs]
+        leaves: list[Any] = [make(np.zeros_like(_data(out))) for out in outs]
         for i in carriers:
             if leaves[i].dtype.kind in "fc":
                 leaves[i].requires_grad_()
@@ -51,7 +51,7 @@ def transposed(call: Any, tangents: Sequence[Any]) -> Any:
         roots: list[tuple[Any, Any]] = []
 
         def add(result: Any, tangent: Any) -> None:
-            if tangent is not None and isinstance(result, TensorCore) and result._node is not None:
+            if tangent is not None and getattr(result, "_node", None) is not None:
                 roots.append((np.conj(result) if conjugates else result, tangent))
 
         rules = [entry for entry in op.rule_plan(op.rules, op.joint) if not set(entry[0]) <= op.recorded.keys()]
@@ -134,7 +134,7 @@ def pull(start: int, roots: Sequence[tuple[Any, Any]], leaves: Sequence[Any], re
             arrive(root._node, root._nr, seed if records else _data(seed))
         for node in reversed(order):
             grads = [sums.pop((node, nr), None) for nr in range(node.num_inputs)]
-            needs = tuple(child in ends or nodes.get(child, False) for child in node.next_nodes)
+            needs = tuple(child in ends or (child is not None and nodes.get(child, False)) for child in node.next_nodes)
             if not any(needs) or all(grad is None for grad in grads):
                 continue
             found = node.compute(grads, needs, None, records)  # type: ignore[attr-defined]

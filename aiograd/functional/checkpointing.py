@@ -45,7 +45,8 @@ from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
-from aiograd.tensors.core import TensorCore, counter_of, follows_writes, outside
+from aiograd.tensors.core import TensorCore, counter_of, outside
+from aiograd.tensors.followed import follows_writes
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 
 P = ParamSpec("P")

@@ -28,8 +28,9 @@ from aiograd.graph.node import Node
 from aiograd.running.modes import ModeScope, current_mode, no_grad
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.attach import note
-from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, has_tangent, make, refresh
+from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
 from aiograd.tensors.creation import asarray
+from aiograd.tensors.followed import has_tangent
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 
 
@@ -175,7 +176,8 @@ class Function:
     @classmethod
     def _record_layers(cls, context: FunctionCtx, layers: list[Layer], result: Any, line: str) -> Any:
         """Record forward's result for the caller, and give it its tangents on every level among the arguments."""
-        below, args = context, layers[-1].values
+        below = context
+        args: Sequence[Any] = layers[-1].values
         records = layers[-1].level.records
         for layer in (*reversed(layers), None):
             raw, nesting = _outputs_of(result, tuple(args))
@@ -342,6 +344,9 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     Returns:
         The ``backward`` to use in its place.
+
+    Raises:
+        OnceDifferentiableError: when it runs, on a gradient or an argument with a tangent.
     """
 
     def refuse(ctx: FunctionCtx, grads: Sequence[Any], outputs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Note [Layers]
     ``forward`` runs once, on Tensors that no call of forward mode follows: it may do anything with them. Then every level among the arguments,
-    from the outermost inwards, gets its outputs and its context: what ``forward`` saved of its arguments and outputs stands for those of the level,
+    from the outermost inwards, gets its outputs and its context: arguments and outputs that ``forward`` saved stand for those of the level,
     so that rules run on them are followed by the levels around. A saved value that is neither is a constant there, as where a pass is
     differentiated.
 
@@ -30,7 +30,8 @@ from aiograd.functional.function_node import FunctionCtx, nested
 from aiograd.graph.node import _next_sequence
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of
-from aiograd.tensors.core import TensorCore, follows_writes, make, outside
+from aiograd.tensors.core import TensorCore, make, outside
+from aiograd.tensors.followed import follows_writes
 from aiograd.tensors.inplace import check_in_place, store
 from aiograd.tensors.levels import LevelArray
 from aiograd.tensors.passes import grad
@@ -149,7 +150,7 @@ class Tangents:
             )
         start = _next_sequence()
         with ModeScope(grad=True, saved_hooks=None, collect=None):
-            seeds = [make(np.zeros_like(out._data)) if isinstance(out, TensorCore) else None for out in self.made]
+            seeds: list[Any] = [make(np.zeros_like(out._data)) if isinstance(out, TensorCore) else None for out in self.made]
             for i in self.carriers:
                 seeds[i].requires_grad_()
             found = rule(self.context, *(seeds if self.nesting is None else nested(self.nesting, seeds)))
@@ -195,7 +196,7 @@ class Tangents:
         return roots
 
     def _checked(self, found: Any) -> list[Any]:
-        """What jvp returned, one for each output."""
+        """The result of jvp as a list, one for each output."""
         name = f"{self.function.__name__}.jvp"
         if self.nesting is None:
             listed = list(found) if isinstance(found, tuple) else [found]
@@ -234,7 +235,7 @@ def _mapped(context: FunctionCtx, here: dict[int, Any]) -> FunctionCtx:
 
 
 def needs_of(layer: Layer) -> tuple[bool, ...]:
-    """What forward is told of its arguments: True for one with a gradient or a tangent to come."""
+    """``needs_input_grad`` of forward: per argument, True for one with a gradient or a tangent to come."""
     return tuple(
         isinstance(value, TensorCore) and (value._node is not None or tangent is not None or arg._node is not None)
         for value, tangent, arg in zip(layer.values, layer.tangents, layer.args, strict=True)
@@ -274,7 +275,7 @@ def through_nodes(tensors: Sequence[Any], run: Callable[[dict[int, Any]], Any], 
     """
     layer = layers_of(tensors)[0]
     level = layer.level
-    if any(tensor._node is not None for tensor in tensors if follows_writes(tensor._data)) and current_mode().grad or len(layers_of(layer.values)):
+    if (any(tensor._node is not None for tensor in tensors if follows_writes(tensor._data)) and current_mode().grad) or len(layers_of(layer.values)):
         raise NoRuleError("forward mode goes through another library's modules once: not over a backward pass through one, nor twice")
     wanted = [i for i, tangent in enumerate(layer.tangents) if tangent is not None]
     values = list(layer.values)

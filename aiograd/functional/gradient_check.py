@@ -339,9 +339,9 @@ def _compare(
     )
     in_mode, rule = ("", "backward") if mode == "backward" else (" in forward mode", "jvp")
     raise GradcheckError(
-        f"{what}: Jacobian mismatch for output {o} with respect to input {i}{in_mode}. {remark}{int(wrong.sum())} of {wrong.size} elements differ by more "
-        f"than {atol:g} + {rtol:g} * |numerical|; the worst, at [flat index of the output, of the input] (complex numbers count as two):\n{shown}\n"
-        f"Look at the {rule} of this input; near kinks and poles, or with cancellation, try other inputs or another eps."
+        f"{what}: Jacobian mismatch for output {o} with respect to input {i}{in_mode}. {remark}{int(wrong.sum())} of {wrong.size} elements differ by "
+        f"more than {atol:g} + {rtol:g} * |numerical|; the worst, at [flat index of the output, of the input] (complex numbers count as two):\n"
+        f"{shown}\nLook at the {rule} of this input; near kinks and poles, or with cancellation, try other inputs or another eps."
     )
 
 

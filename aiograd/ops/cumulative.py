@@ -84,7 +84,7 @@ def _logcumsumexp_jvp(t: Array, x: Array, out: Array, axis: int) -> Array:
     if not x.shape:
         return t
     falls = _difference(shift(out, axis=axis, by=1), out)
-    return linear_scan(np.exp(_difference(x, out)) * t, np.exp(np.minimum(falls, 0.0)), axis=axis)  # type: ignore[no-any-return]
+    return linear_scan(np.exp(_difference(x, out)) * t, np.exp(np.minimum(falls, 0.0)), axis=axis)
 
 
 def _difference(smaller: Array, larger: Array) -> Array:

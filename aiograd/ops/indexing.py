@@ -231,7 +231,7 @@ def _scatter(x: Array, indices: Array, value: Array, /, axis: int = -1) -> Array
 
 
 def _scatter_jvp(t: tuple[Array | None, ...], x: Array, indices: Array, axis: int) -> Array:
-    return scatter(np.zeros_like(x) if t[0] is None else t[0], indices, 0 if t[2] is None else t[2], axis=axis)  # type: ignore[no-any-return]
+    return scatter(np.zeros_like(x) if t[0] is None else t[0], indices, 0 if t[2] is None else t[2], axis=axis)
 
 
 take: Op = define(

@@ -50,7 +50,7 @@ def _sort_vjp(g: Array, x: Array, x_shape: Shape, axis: int, descending: bool, s
 
 
 def _sort_jvp(t: Array, x: Array, axis: int, descending: bool, stable: bool) -> Array:
-    return gather(t, argsort(x, axis=axis, descending=descending, stable=stable), axis=axis)  # type: ignore[no-any-return]
+    return gather(t, argsort(x, axis=axis, descending=descending, stable=stable), axis=axis)
 
 
 def _topk(x: Array, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple[Array, Array]:

@@ -9,7 +9,8 @@ import numpy as np
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.running.caller import type_found
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, has_tangent, host_array, make
+from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.followed import has_tangent
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize

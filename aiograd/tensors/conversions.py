@@ -10,7 +10,8 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.running import notebook
-from aiograd.tensors.core import TensorCore, has_tangent, host_array, make, tell_read
+from aiograd.tensors.core import TensorCore, host_array, make, tell_read
+from aiograd.tensors.followed import has_tangent
 from aiograd.tensors.outside import array_advice, refuse_stores
 
 
@@ -79,7 +80,7 @@ class TensorConversions(TensorCore):
                 "a list of tensors use aiograd.stack()."
             )
         if has_tangent(self):
-            return self._data.__array__()  # raises
+            self._data.__array__()  # raises
         return np.array(host_array(self), dtype=dtype, copy=copy)
 
     @property

@@ -26,6 +26,8 @@ from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
 from aiograd.running.types import Array, Shape
+from aiograd.tensors.followed import follow, follows_writes, without_tangent
+from aiograd.tensors.followed import has_tangent as has_tangent
 from aiograd.tensors.plain import plain_array
 from aiograd.tensors.size import TensorSize, size_of
 
@@ -170,7 +172,7 @@ class TensorCore:
         trace = current_mode().trace
         if trace is not None:
             if value is None:
-                trace.forgets_grad(self, _forget_grad)
+                trace.forgets_grad(self, _set_grad)
             else:
                 trace.acts("setting .grad", _set_grad, self, value)
             return
@@ -269,8 +271,7 @@ class TensorCore:
 
     def detach(self) -> Self:
         """The same data outside of the graph, without tangents. Modifying either in place is noticed by both."""
-        detached: Self = make(without_tangent(self._data), shared_with=self, cls=type(self))
-        return detached
+        return make(without_tangent(self._data), shared_with=self, cls=type(self))  # type: ignore[no-any-return]
 
     def detach_(self) -> Self:
         """Take this tensor out of the graph, in place."""
@@ -345,34 +346,8 @@ def outside(tensor: TensorCore) -> Any:
     return make(tensor._data, shared_with=tensor, cls=type(tensor))
 
 
-def without_tangent(data: Array) -> Any:
-    """The same array, of which no call of forward mode follows the values."""
-    return data.without_tangent() if data.__class__ is not np.ndarray and hasattr(data, "without_tangent") else data
-
-
-def follows_writes(data: Array) -> bool:
-    """True for an array of a level that gives a Tensor another array when it is written in place, or one that it is a view of."""
-    return data.__class__ is not np.ndarray and hasattr(data, "lifted")
-
-
-def follow(tensor: TensorCore, data: Any) -> None:
-    """Give a Tensor an array of such a level, with the same memory, until the level ends."""
-    if not follows_writes(tensor._data) or tensor._data.level is not data.level:  # type: ignore[attr-defined]
-        data.level.borrowed.append((weakref.ref(tensor), tensor._data))
-    tensor._data = data
-
-
-def has_tangent(tensor: TensorCore) -> bool:
-    """True if a call of forward mode follows the values of the tensor."""
-    return follows_writes(tensor._data) and tensor._data.is_followed  # type: ignore[attr-defined,no-any-return]
-
-
-def _set_grad(tensor: TensorCore, value: Any) -> None:
+def _set_grad(tensor: TensorCore, value: Any = None) -> None:
     tensor.grad = value
-
-
-def _forget_grad(tensor: TensorCore) -> None:
-    tensor.grad = None
 
 
 def view_of(tensor: TensorCore) -> View | None:

@@ -18,6 +18,7 @@ from aiograd.ops.reduction import in_dtype
 from aiograd.running.modes import current_mode
 from aiograd.tensors.conversions import TensorConversions
 from aiograd.tensors.core import TensorCore, base_of, refresh
+from aiograd.tensors.followed import follows_writes
 from aiograd.tensors.inplace import check_in_place, replace
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 from aiograd.tensors.record import call
@@ -77,7 +78,9 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
 
 
 def _is_recorded(target: Any, inputs: tuple[Any, ...]) -> bool:
-    """True if a result written into `target` has to be recorded. An array that is written has no place in a graph."""
+    """True if a result written into `target` has to be recorded, or followed. An array that is written has no place in a graph."""
+    if isinstance(target, TensorCore) and any(isinstance(x, TensorCore) and follows_writes(x._data) for x in (target, *inputs)):
+        return True
     if not isinstance(target, TensorCore) or not current_mode().grad:
         return False
     return any(isinstance(x, TensorCore) and x._node is not None for x in (target, base_of(target), *inputs))

@@ -30,7 +30,8 @@ from aiograd.ops import ROWS
 from aiograd.running.modes import ModeScope, current_mode
 from aiograd.tensors.attach import attach_written
 from aiograd.tensors.constants import constant, static
-from aiograd.tensors.core import TensorCore, View, base_of, counter_of, follow, follows_writes, make, move_to, refresh, retake, view_of
+from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of
+from aiograd.tensors.followed import follow, follows_writes
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 
@@ -181,9 +182,10 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
     """
     data = tensor._data
     origin = base_of(tensor)._data
-    if follows_writes(origin) and origin.is_fixed:  # type: ignore[attr-defined]
+    if follows_writes(origin) and origin.is_fixed:
         raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use clone() first.")
-    if (isinstance(data, np.ndarray) or follows_writes(data)) and not data.flags.writeable:
+    flags = getattr(data, "flags", None) if follows_writes(data) else data.flags if isinstance(data, np.ndarray) else None
+    if flags is not None and not flags.writeable:
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
         return
@@ -314,7 +316,7 @@ def store(tensor: TensorCore, index: Any, value: Any) -> None:
         retake(child, view, view.parent)
     tensor._data[index] = value
     for child, view in chain:
-        view.parent._data.take_part(child._data, *index_in_parent(view))  # type: ignore[attr-defined]
+        view.parent._data.take_part(child._data, *index_in_parent(view))
         view.version = counter_of(tensor)[0] + 1
 
 

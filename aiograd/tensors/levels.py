@@ -27,6 +27,7 @@ from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 
 _numbers = itertools.count()
+_TREES = (tuple, list, dict, slice)
 _AS_IT_IS: AbstractContextManager[None] = nullcontext()
 
 
@@ -177,9 +178,12 @@ class LevelArray(NDArrayOperatorsMixin):
 
     def __aiograd_op__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         level = self.level
-        for array in leaves_of((args, kwargs), LevelArray):
-            if array.level.depth > level.depth:
-                level = array.level
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, LevelArray):
+                if value.level is not level and value.level.depth > level.depth:
+                    level = value.level
+            elif value.__class__ in _TREES:
+                level = max((level, *[array.level for array in leaves_of(value, LevelArray)]), key=lambda each: each.depth)
         return level.run(op, args, kwargs)
 
 

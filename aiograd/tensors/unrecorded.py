@@ -16,7 +16,8 @@ import numpy as np
 
 from aiograd.errors import DeviceMismatchError, NoRuleError
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, base_of, counter_of, has_tangent, make, refresh
+from aiograd.tensors.core import TensorCore, base_of, counter_of, make, refresh
+from aiograd.tensors.followed import has_tangent
 from aiograd.tensors.inplace import before_write, check_in_place
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 from aiograd.tensors.outside import advice, counterpart

@@ -1,6 +1,6 @@
 """Every differentiable row in forward mode: the tangent that it declares against its transposed rule, and against differences.
 
-Arguments are those of the tests of gradients. The transposed rule is the row's own rule, run backward on recording arrays, so the two share no formula.
+Arguments are those of the tests of gradients. The transposed rule is the row's own rule, run backward on recording arrays: another formula.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from aiograd.errors import ArgumentError
 from aiograd.ops.op import ROWS, Op
 from aiograd.running.modes import current_mode
 from aiograd.running.types import Shape
-from aiograd.tensors.core import make, without_tangent
+from aiograd.tensors.core import make
+from aiograd.tensors.followed import without_tangent
 from aiograd.tensors.levels import Level, LevelArray
 
 

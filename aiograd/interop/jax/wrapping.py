@@ -29,7 +29,8 @@ from aiograd.functional.function import Function
 from aiograd.interop.extras import from_extra
 from aiograd.interop.jax.conversion import array_from_jax, check_dtype, check_on_host, has_numpy_dtype, host_of, is_numeric
 from aiograd.running.modes import current_mode
-from aiograd.tensors.core import TensorCore, has_tangent, make
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.followed import has_tangent
 
 if TYPE_CHECKING:
     import jax

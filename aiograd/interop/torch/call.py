@@ -28,7 +28,8 @@ from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
 from aiograd.running.modes import Mode, current_mode
 from aiograd.running.random import draws_are_steered, foreign_draws
 from aiograd.running.random_streams import Draws, Replay, is_replaying
-from aiograd.tensors.core import TensorCore, counter_of, follows_writes, refresh
+from aiograd.tensors.core import TensorCore, counter_of, refresh
+from aiograd.tensors.followed import follows_writes
 from aiograd.tensors.saved_hooks import pack_value
 
 if TYPE_CHECKING:
