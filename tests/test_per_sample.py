@@ -37,6 +37,12 @@ def classifier() -> Case:
     return lambda x, y: F.cross_entropy(model(x), y), params, (draw(5, 3), CLASSES)
 
 
+def classifier_of(shape: tuple[int, ...], **options: Any) -> Case:
+    w = leaf(draw(3, *shape, at=1))
+    targets = np.random.default_rng(4).integers(0, shape[min(1, len(shape) - 1)], (5, *shape[:1], *shape[2:]) if len(shape) > 1 else (5,))
+    return lambda x, y: F.cross_entropy(ag.tensordot(x, w, 1), y, **options), [w], (draw(5, 3), targets)
+
+
 def of_rows(loss: Callable[[Any], Any], *shape: int) -> Case:
     model, params = perceptron()
     return lambda x: loss(model(x)), params, (draw(5, *shape),)
@@ -93,6 +99,11 @@ async def penalty(x: Any, w: Any) -> Any:
 
 CASES: dict[str, Callable[[], Case]] = {
     "classifier": classifier,
+    "classifier of one row": lambda: classifier_of((1, 4)),
+    "classifier of rows and places": lambda: classifier_of((3, 4, 2), reduction="sum"),
+    "classifier of places that partly count": lambda: classifier_of((3, 4, 2), ignore_index=2),
+    "classifier with smoothing": lambda: classifier_of((4,), label_smoothing=0.2),
+    "classifier with weights": lambda: classifier_of((2, 4), weight=ag.tensor([1.0, 2.0, 0.5, 1.0], dtype=np.float64)),
     "rows of an example": lambda: of_rows(lambda y: (y**2).mean(), 7, 3),
     "more rows than the gradient has numbers": lambda: of_rows(lambda y: (y**2).mean(), 30, 3),
     "mean squared error": lambda: of_rows(lambda y: F.mse_loss(y, ag.zeros(2)), 3),

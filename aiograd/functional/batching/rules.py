@@ -227,13 +227,24 @@ def _embedding_grad(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[
 
 
 def _cross_entropy(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
-    """A loss per example, of logits (C,); the mean of one loss that does not count is NaN."""
-    target, reduction = statics["target"], _defaulted(op, statics, "reduction")
-    if arrays[0].ndim != 1 or statics.get("weight") is not None or not isinstance(target, BatchedArray):
+    """Losses of logits (C,) or (N, C, ...), with the batch and N as one axis; the mean of losses that all do not count is NaN."""
+    x, target, reduction = arrays[0], statics["target"], _defaulted(op, statics, "reduction")
+    if not x.ndim or statics.get("weight") is not None or not isinstance(target, BatchedArray):
         return NotImplemented
-    classes = _spread(level, target)
-    losses = call(op, (_spread(level, arrays[0]),), {**statics, "target": classes, "reduction": "none"})
-    return losses if reduction != "mean" else losses * where(classes == _defaulted(op, statics, "ignore_index"), math.nan, 1.0)
+    logits, classes = _spread(level, x), _spread(level, target)
+    if x.ndim > 1:
+        logits = logits.reshape(level.size * x.shape[0], *x.shape[1:])
+    folded = classes.reshape(level.size * x.shape[0], *target.shape[1:]) if target.ndim else classes
+    losses = call(op, (logits,), {**statics, "target": folded, "reduction": "none"}).reshape(level.size, *target.shape)
+    axes = tuple(range(1, losses.ndim))
+    if reduction == "none":
+        return losses
+    total = losses.sum(axes) if axes else losses
+    if reduction == "sum":
+        return total
+    count = (classes != _defaulted(op, statics, "ignore_index")).astype(total.dtype)
+    count = count.sum(axes) if axes else count
+    return total / where(count == 0, math.nan, count)
 
 
 def _elementwise_loss(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
