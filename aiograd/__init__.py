@@ -82,6 +82,8 @@ _HOMES = {
     "compile": "compiler",
     "functional_call": "nn.stateless",
     "gradcheck": "functional.gradient_check",
+    "grad_norms_per_sample": "functional.batching.per_sample",
+    "grad_per_sample": "functional.batching.per_sample",
     "gradgradcheck": "functional.gradient_check",
     "hessian": "functional.derivatives",
     "jacobian": "functional.derivatives",
@@ -129,6 +131,8 @@ if _typing.TYPE_CHECKING:
     from aiograd.functional import checkpointing as checkpointing
     from aiograd.functional import gradient_check as gradient_check
     from aiograd.functional import isolation as isolation
+    from aiograd.functional.batching.per_sample import grad_norms_per_sample as grad_norms_per_sample
+    from aiograd.functional.batching.per_sample import grad_per_sample as grad_per_sample
     from aiograd.functional.batching.vmap import vmap as vmap
     from aiograd.functional.checkpointing import checkpoint as checkpoint
     from aiograd.functional.derivatives import hessian as hessian

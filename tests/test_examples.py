@@ -111,6 +111,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["train.py", "mlp", "--epochs", "1"], "test accuracy"),
             (["data_parallel.py", "--epochs", "1"], "the weights have the same bits as those of one process"),
             (["load_service.py"], "give the URL"),
+            (["private_training.py", "--steps", "20"], "the step that failed changed nothing: True"),
             (["slow_links.py", "--rounds", "8", "--steps", "8", "--mbit", "4"], "home0, home2, home3, home4; all have the same bits: True"),
             (["resume.py"], "the same bits"),
             (["split_learning.py", "--epochs", "1"], "RemoteError: Error on Node"),

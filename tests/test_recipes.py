@@ -121,6 +121,12 @@ def model_and_loss(model: ag.nn.Module, images: Any = IMAGES, labels: Any = LABE
     return ag.nn.functional.cross_entropy(model(ag.asarray(images)), labels)
 
 
+@pytest.mark.parametrize("first", [block("# private.py"), block("# each.py")])
+async def test_what_is_computed_per_sample(first: str, capsys: pytest.CaptureFixture[str]) -> None:
+    await run(first)
+    assert capsys.readouterr().out.strip() == after(first.split("\n")[0], "text").strip()
+
+
 @pytest.mark.parametrize(("first", "count"), [(block("# first.py"), 3), (block("import numpy as np"), 4)])
 def test_the_first_lines(first: str, count: int, capsys: pytest.CaptureFixture[str]) -> None:
     start(first, {})

@@ -292,7 +292,7 @@ class ProgramRecorder:
     def _on_device(self, data: Any) -> str:
         """The name of the device of an array that is none of the host."""
         name = devices.device_name_of(data)
-        if name == "cpu" or isinstance(devices.device(name), devices.AdoptsTensors):
+        if name == "cpu" or devices.adopts(name):
             self.breaks(f"an array is a {type(data).__name__}")
         elif self._device not in ("cpu", name):
             self.breaks(f"its tensors live on {self._device} and {name}")

@@ -97,6 +97,16 @@ def _recorded_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
     return _matmul_x1(g, x2, x1_shape)
 
 
+def _factors_x1(g: Array, x2: Array) -> tuple[Array, Array]:
+    if x2.ndim == 1:
+        x2, g = unsqueeze(x2, axis=-1), unsqueeze(g, axis=-1)
+    return swapped(g if g.ndim >= x2.ndim else unsqueeze(g, axis=-2)), swapped(x2)
+
+
+def _factors_x2(g: Array, x1: Array) -> tuple[Array, Array]:
+    return x1, g if g.ndim >= x1.ndim else unsqueeze(g, axis=-1)
+
+
 def _matmul_cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     inner = inputs[0][-1] if inputs[0] else 1
     return 2.0 * math.prod(output) * inner / GEMM_RATE
@@ -110,6 +120,7 @@ matmul: Op = define(
     recorded={"x1": _recorded_x1},
     jvp="forward", complex="holomorphic",
     cost=_matmul_cost,
+    norm={"x1": _factors_x1, "x2": _factors_x2},
     numpy=(np.matmul, np.linalg.matmul),
 )
 

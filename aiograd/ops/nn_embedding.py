@@ -66,12 +66,17 @@ def _embedding_grad_rows(g: Array, indices: Array, padding_idx: int | None) -> A
     return taken * np.expand_dims((indices if hasattr(indices, "__aiograd_device__") else np.asarray(indices)) != padding_idx, -1).astype(g.dtype)
 
 
+def _factors(g: Array, indices: Array, padding_idx: int | None) -> tuple[Array, Array]:
+    return indices, g if padding_idx is None else g * np.expand_dims(indices != padding_idx, -1)
+
+
 embedding = define(
     "embedding",
     _embedding,
     weight=lambda g, weight_shape, indices, padding_idx: embedding_grad(
         g, indices=indices, num_embeddings=weight_shape[0], padding_idx=padding_idx
     ),
+    norm={"weight": _factors},
     jvp="forward", cost=4.0,
 )
 embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, jvp="forward", cost=2.0)

@@ -69,6 +69,7 @@ linear: Op = define(
     weight=_weight,
     bias=lambda g: np.sum(as_rows(g), axis=0),
     recorded={"x": lambda g, weight, x_shape: g @ weight if len(x_shape) == 2 else _x(g, weight, x_shape)},
+    norm={"weight": lambda g, x: (g, x), "bias": lambda g: (np.ones((*g.shape[:-1], 1), g.dtype), g)},
     jvp=_linear_jvp, cost=_cost,
     fused=Fused(lambda x, weight, bias: (_linear(x, weight, bias),), (), {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))}),
 )

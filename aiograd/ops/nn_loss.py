@@ -94,7 +94,7 @@ def target_weights(shape: Shape, dtype: Any, target: Array, weight: Array, ignor
     target = np.expand_dims(target, axis)
     kept = target != ignore_index
     one_hot = (target == np.arange(classes).reshape(along)) & kept
-    each = (1.0 - label_smoothing) * one_hot + (label_smoothing / max(classes, 1)) * kept
+    each = 1.0 * one_hot if label_smoothing == 0 else (1.0 - label_smoothing) * one_hot + (label_smoothing / max(classes, 1)) * kept
     if weight is not None:
         weight = np.asarray(weight).reshape(along)
         each = each * weight

@@ -89,6 +89,7 @@ class Op:
     __slots__ = (
         "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
         "differentiable_outputs", "view", "complex", "cost", "fused", "recorded", "recorder", "lean", "binder", "jvp", "pushers",
+        "norm",
     )
 
     def __init__(
@@ -126,6 +127,8 @@ class Op:
         self.lean: dict[tuple[bool, ...], Any] = {}
         #: likewise: splits a call's arguments into arrays and static arguments
         self.binder: Callable[..., tuple[list[Any], dict[str, Any]]] | None = None
+        #: per array argument that a gradient of outer products belongs to, its factors; see `define`
+        self.norm: Mapping[str, Rule] = MappingProxyType({})
         if jvp is None and isinstance(forward, np.ufunc) and forward.signature is None and outputs == 1:
             jvp = "rule"
         #: how the tangent of the output is made; see Note [Tangents]
@@ -214,6 +217,7 @@ def define(
     recorded: Mapping[str, Rule] | None = None,
     jvp: Jvp = None,
     numpy: Sequence[Callable[..., Any]] = (),
+    norm: Mapping[str, Rule] | None = None,
     **rules: Rule,
 ) -> Op:
     """Add a row to the table and return its `Op`.
@@ -237,6 +241,9 @@ def define(
             own, so that fewer nodes are recorded. They name the same values as the plain rules.
         jvp: how the tangent of the output is made of those of the arguments; see Note [Tangents].
         numpy: numpy functions this row answers for when they are called on Tensors.
+        norm: for arguments whose gradient, where they are vectors or matrices, is a sum of outer products: rules that return the factors,
+            a (..., m) and b (..., n), to be summed over the axes in front. The norm of the gradient follows without it
+            (`aiograd.grad_norms_per_sample`). Integers a (...) stand for vectors of zeros with a one there.
 
     Raises:
         TypeError: a rule names something the row does not have; ValueError: the name is taken.
@@ -247,6 +254,9 @@ def define(
         name, forward, rules, joint or {}, outputs=outputs, differentiable_outputs=differentiable_outputs, view=view, complex=complex,
         cost=cost, fused=fused, recorded=recorded or {}, jvp=jvp,
     )
+    if norm:
+        op._check_rules(norm, {})
+        op.norm = dict(norm)
     ROWS[name] = op
     if isinstance(forward, np.ufunc):
         UFUNCS[forward] = op

@@ -133,7 +133,7 @@ class AdoptsTensors(Protocol):
         """A number that is higher the more devices this one lies within: it takes the Tensors of those with lower numbers."""
 
     def adopt(self, tensor: Any) -> Array:
-        """An array of the device that stands for a Tensor of another."""
+        """An array of the device that stands for a Tensor of another, or a Tensor with a graph of its own that holds one."""
 
     def takes_graph(self, tensor: Any) -> bool:
         """True if the Tensor keeps its place in the graph of operations on this device."""

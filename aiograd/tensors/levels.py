@@ -14,13 +14,14 @@ import weakref
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.ops.op import ROWS, UFUNCS, Op
-from aiograd.running.modes import ModeScope
+from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Shape
 from aiograd.tensors.core import TensorCore, make
@@ -28,6 +29,12 @@ from aiograd.tensors.dispatch import array_function, array_ufunc
 
 _numbers = itertools.count()
 _TREES = (tuple, list, dict, slice)
+_AS_IT_IS: AbstractContextManager[None] = nullcontext()
+
+
+def recording(records: bool) -> AbstractContextManager[Any]:
+    """A block in which a graph is recorded, or none; entering it costs little where it changes nothing."""
+    return _AS_IT_IS if current_mode().grad is records else ModeScope(grad=records)
 
 
 class Level:
@@ -150,7 +157,7 @@ class LevelArray(NDArrayOperatorsMixin):
         return self.shape[0]
 
     def __getitem__(self, index: Any) -> Any:
-        with ModeScope(grad=False):
+        with recording(False):
             return (make(self)[index])._data
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
@@ -173,7 +180,7 @@ class LevelArray(NDArrayOperatorsMixin):
         if method == "__call__" and not kwargs and ufunc in UFUNCS:
             return self.__aiograd_op__(UFUNCS[ufunc], inputs, {})
         out = kwargs.pop("out", None)
-        with ModeScope(grad=False):
+        with recording(False):
             result = _bare(array_ufunc(ufunc, method, tuple(map(_tensor, inputs)), kwargs))
         if out is None:
             return result
@@ -183,7 +190,7 @@ class LevelArray(NDArrayOperatorsMixin):
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:
         if any(issubclass(kind, TensorCore) for kind in types):
             return NotImplemented
-        with ModeScope(grad=False):
+        with recording(False):
             return _bare(array_function(function, map_tree(make, args, LevelArray), map_tree(make, kwargs, LevelArray)))
 
     def __aiograd_op__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

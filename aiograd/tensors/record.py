@@ -184,6 +184,21 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
     return found
 
 
+def taken_over(tensor: Any, other: Any) -> Any:
+    """A Tensor that a row takes together with `other` as a setting: on the device of `other`, where that takes Tensors as they are."""
+    return _adopted(devices.device(other.device), tensor) if tensor.device == "cpu" and devices.adopts(other.device) else tensor
+
+
+def _adopted(there: Any, tensor: Any) -> Any:
+    adopted = there.adopt(tensor)
+    if isinstance(adopted, TensorCore):
+        return adopted
+    made = make(adopted)
+    if tensor._node is not None and there.takes_graph(tensor):
+        made._node, made._nr = tensor._node, tensor._nr
+    return made
+
+
 def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, ...], device: str) -> None:
     """Move the arguments of a row that runs on a device and that are not there, host arrays but for a device that adopts others', to this device.
 
@@ -197,11 +212,9 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         tensor = tensors[i]
         there = devices.device(device)
         if devices.adopts(device):
-            tensors[i] = make(there.adopt(tensor))  # type: ignore[union-attr]
+            tensors[i] = _adopted(there, tensor)
             if mode.trace is not None:
                 mode.trace.adopts(tensor, tensors[i])
-            if tensor._node is not None and there.takes_graph(tensor):  # type: ignore[union-attr]
-                tensors[i]._node, tensors[i]._nr = tensor._node, tensor._nr
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
         elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.array_functions.searching import where
 from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
 from aiograd.ops.op import ROWS, Op
-from aiograd.running.modes import ModeScope
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
-from aiograd.tensors.levels import split_arguments
+from aiograd.tensors.levels import recording, split_arguments
 from aiograd.tensors.record import call
 
 Rule = Callable[[BatchLevel, Op, list[Any], dict[str, Any]], Any]
@@ -32,20 +32,28 @@ BROADCAST = (
     "clamp_max"
 ).split()
 REDUCTIONS = "sum mean max min var std logsumexp prod all any count_nonzero vector_norm".split()
+#: rows with rules for settings that differ from example to example
+_OF_SETTINGS = frozenset("embedding embedding_grad cross_entropy".split())
 _ALONG_AN_AXIS = "softmax log_softmax cumsum cumprod sort argsort topk unbind split shift".split()
 
 
 def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The row on arrays of which some are batched; arrays of the level again."""
     arrays, statics = split_arguments(op, tuple([_of_level(level, x) for x in args]), kwargs)
-    batched = any(isinstance(x, BatchedArray) and x.batched for x in (*arrays, *leaves_of(statics, BatchedArray)))
-    with ModeScope(grad=level.records):
+    settings = leaves_of(statics, BatchedArray) if statics else []
+    if settings:
+        statics = map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
+        settings = leaves_of(statics, BatchedArray)
+    batched = any([isinstance(x, BatchedArray) and x.batched for x in (*arrays, *settings)])
+    with recording(level.records):
         if not batched:
             plain = map_tree(lambda x: x.value, (arrays, statics), BatchedArray)
             result = call(op, tuple(plain[0]), plain[1])
         else:
             rule = RULES.get(op.name) or (_broadcast if isinstance(op.forward, np.ufunc) and op.outputs == 1 else None)
-            result = NotImplemented if rule is None or leaves_of(statics, BatchedArray) else rule(level, op, arrays, statics)
+            if settings and op.name not in _OF_SETTINGS:
+                rule = None
+            result = NotImplemented if rule is None else rule(level, op, arrays, statics)
             if result is NotImplemented:
                 result = _loop(level, op, arrays, statics)
     return tuple(BatchedArray(level, r, batched) for r in result) if isinstance(result, tuple) else BatchedArray(level, result, batched)
@@ -194,6 +202,59 @@ def _einsum(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any
     return call(op, tuple(x.value for x in arrays), {"subscripts": f"{marked}->{letter}{output}"})
 
 
+def _same(*arrays: Any) -> bool:
+    """True if each is the same for all examples."""
+    return not any(isinstance(x, BatchedArray) and x.batched for x in arrays)
+
+
+def _linear(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    return call(op, tuple(getattr(x, "value", x) for x in arrays), statics) if _same(*arrays[1:]) else NotImplemented
+
+
+def _embedding(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    return call(op, (arrays[0].value,), {**statics, "indices": statics["indices"].value}) if _same(arrays[0]) else NotImplemented
+
+
+def _embedding_grad(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    """The tables of all examples in one, a row of each for the padding."""
+    indices, count, padding = statics["indices"], statics["num_embeddings"], statics.get("padding_idx")
+    spread = _spread(level, indices if isinstance(indices, BatchedArray) else BatchedArray(level, make(np.asarray(indices)), False))
+    kept = spread if padding is None else where(spread == padding, count, spread)
+    shifted = kept + np.arange(level.size).reshape(-1, *(1,) * (spread.ndim - 1)) * (count + 1)
+    rows = _spread(level, arrays[0])
+    table = call(op, (rows,), {"indices": shifted, "num_embeddings": level.size * (count + 1)})
+    return table.reshape(level.size, count + 1, rows.shape[-1])[:, :count]
+
+
+def _cross_entropy(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    """Losses of logits (C,) or (N, C, ...), with the batch and N as one axis; the mean of losses that all do not count is NaN."""
+    x, target, reduction = arrays[0], statics["target"], _defaulted(op, statics, "reduction")
+    if not x.ndim or statics.get("weight") is not None or not isinstance(target, BatchedArray):
+        return NotImplemented
+    logits, classes = _spread(level, x), _spread(level, target)
+    if x.ndim > 1:
+        logits = logits.reshape(level.size * x.shape[0], *x.shape[1:])
+    folded = classes.reshape(level.size * x.shape[0], *target.shape[1:]) if target.ndim else classes
+    losses = call(op, (logits,), {**statics, "target": folded, "reduction": "none"}).reshape(level.size, *target.shape)
+    axes = tuple(range(1, losses.ndim))
+    if reduction == "none":
+        return losses
+    total = losses.sum(axes) if axes else losses
+    if reduction == "sum":
+        return total
+    count = (classes != _defaulted(op, statics, "ignore_index")).astype(total.dtype)
+    count = count.sum(axes) if axes else count
+    return total / where(count == 0, math.nan, count)
+
+
+def _elementwise_loss(level: BatchLevel, op: Op, arrays: list[Any], statics: dict[str, Any]) -> Any:
+    if len({x.ndim for x in arrays}) != 1:
+        return NotImplemented
+    losses = call(op, tuple(_spread(level, x) for x in arrays), {**statics, "reduction": "none"})
+    reduction, axes = _defaulted(op, statics, "reduction"), tuple(range(1, losses.ndim))
+    return losses if reduction == "none" or not axes else losses.mean(axes) if reduction == "mean" else losses.sum(axes)
+
+
 RULES: dict[str, Rule] = {
     **dict.fromkeys(BROADCAST, _broadcast),
     **dict.fromkeys(REDUCTIONS, _reduce),
@@ -210,5 +271,10 @@ RULES: dict[str, Rule] = {
     "getitem": _getitem,
     "matmul": _matmul,
     "einsum": _einsum,
+    "linear": _linear,
+    "embedding": _embedding,
+    "embedding_grad": _embedding_grad,
+    "cross_entropy": _cross_entropy,
+    **dict.fromkeys(("mse_loss", "huber_loss", "smooth_l1_loss"), _elementwise_loss),
 }
 RUN.append(run)

@@ -47,7 +47,7 @@ def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
     if place == "cpu" or target.device != place:
         return target
     device: Any = devices.device(place)
-    return target if device.fused(name) is None else target._data
+    return target._data if devices.adopts(place) or device.fused(name) is not None else target
 
 
 def _plain(weight: ArrayLike | None) -> Any:

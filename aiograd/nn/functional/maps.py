@@ -13,7 +13,7 @@ from aiograd.array_functions.manipulation import pad as pad_axes
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.nn.functional.documentation import document
 from aiograd.tensors.core import make
-from aiograd.tensors.record import call
+from aiograd.tensors.record import call, taken_over
 from aiograd.tensors.tensor import Tensor
 
 Pair: TypeAlias = int | tuple[int, int]
@@ -50,6 +50,7 @@ def embedding(input: ArrayLike, weight: ArrayLike, padding_idx: int | None = Non
     if padding_idx is not None and padding_idx < 0:
         padding_idx += table.shape[0]
     indices = as_tensor(input)
+    table = taken_over(table, indices)
     # a device looks up with the indices that it has; indices of another device are read and checked
     there = indices._data if indices.device == table.device != "cpu" else indices
     return call(_embedding, (table,), {"indices": there, "padding_idx": padding_idx})  # type: ignore[no-any-return]
