@@ -26,6 +26,7 @@ from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOpti
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, plain_function
 from aiograd.compiler.native.tiers import TIERS, default_tier
+from aiograd.compiler.passes.recompute import check_budget
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recorded_results import ResultRecorder
@@ -255,8 +256,13 @@ class CompiledFunction:
                         f"{self._name}.statistics().reasons for other signatures; this is said once."
                     )
                 return result
-            kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
-            code = kind(self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()), tier=self._options.tier)
+            budget = self._options.memory_budget
+            is_step = recorder.has_called or self._is_async or len(segments(program, cuts=budget is None)) > 1
+            kind = StepCode if is_step else ProgramCode
+            code = kind(
+                self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()), tier=self._options.tier,
+                memory_budget=budget,
+            )
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
@@ -386,13 +392,17 @@ class CompiledModule(CompiledFunction):
 
 
 @overload
-def compile(function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...) -> Any: ...
+def compile(
+    function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ..., memory_budget: float | None = ...
+) -> Any: ...
 @overload
 def compile(
-    function: None = None, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...
+    function: None = None, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...,
+    memory_budget: float | None = ...,
 ) -> Callable[[F], Any]: ...
 def compile(
-    function: Any = None, *, on_break: OnBreak = "raise", max_signatures: int = 16, tier: Tier | None = None, dynamic: bool = False
+    function: Any = None, *, on_break: OnBreak = "raise", max_signatures: int = 16, tier: Tier | None = None, dynamic: bool = False,
+    memory_budget: float | None = None,
 ) -> Any:
     """A function that records the operations of its first call with a signature, and from then on runs them as one program.
 
@@ -413,14 +423,18 @@ def compile(
             calls of numpy (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
         dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
             warned about. Each size has a program of its own.
+        memory_budget: share of the memory that programs would hold for the backward, above 0 and at most 1: they hold at most that, and compute the
+            rest again in the backward, with the same bits (`Program.memory_plan`). Such programs are calls of numpy, and rows between two calls are
+            one job. None: all is kept.
 
     Returns:
         A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another
         module.
 
     Raises:
-        ArgumentTypeError: not a function, or a generator function. ArgumentError: another `on_break`, or fewer than one signature. When called:
-        TraceError, ArgumentTypeError, and the errors of the function itself.
+        ArgumentTypeError: not a function, or a generator function. ArgumentError: another `on_break`, fewer than one signature, or a budget outside
+        (0, 1]. When called: TraceError, ArgumentTypeError, and the errors of the function itself; ArgumentError if no program within the memory
+        budget is found, with the smallest budget that has one.
     """
     if on_break not in ("raise", "eager"):
         raise ArgumentError(f"compile(on_break={on_break!r}): expected 'raise' or 'eager'")
@@ -428,8 +442,12 @@ def compile(
         raise ArgumentError(f"compile(max_signatures={max_signatures!r}): expected an int of at least 1")
     if tier not in (None, *TIERS):
         raise ArgumentError(f"compile(tier={tier!r}): expected one of {', '.join(TIERS)}")
+    if memory_budget is not None:
+        check_budget(memory_budget, "compile(memory_budget=")
     if function is None:
-        return functools.partial(compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic)
+        return functools.partial(
+            compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic, memory_budget=memory_budget
+        )
     if isinstance(function, type) or not callable(function):
         found = f"the class {function.__name__}; compile an object of it" if isinstance(function, type) else type(function).__name__
         raise ArgumentTypeError(f"compile(): expected a function or module, found {found}")
@@ -437,4 +455,4 @@ def compile(
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         name = getattr(function, "__name__", function)
         raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
-    return _compiled(function, CompileOptions(on_break, max_signatures, tier or default_tier(), dynamic))
+    return _compiled(function, CompileOptions(on_break, max_signatures, tier or default_tier(), dynamic, memory_budget))

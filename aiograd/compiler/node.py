@@ -27,7 +27,8 @@ import numpy as np
 
 from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
-from aiograd.compiler.forward_code import saved_names
+from aiograd.compiler.effects import drawn_again
+from aiograd.compiler.forward_code import residual, saved_names
 from aiograd.compiler.profiled import ProfiledBackward
 from aiograd.compiler.program import Program, Statement, Value, layout_of
 from aiograd.engine.placement import INLINE_NS
@@ -147,7 +148,7 @@ class ProgramNode(Node):
         return self._run(grads, needs, begins)
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
-        saved, arena = self._arrays, self.arena
+        saved, arena = self._handed(len(grads)), self.arena
         if isinstance(saved, ReleasedVariables):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
@@ -176,6 +177,10 @@ class ProgramNode(Node):
             raise
         self.code.add_backward(key, *writer.compiled())
         return result
+
+    def _handed(self, outputs: int) -> Any:
+        """The saved arrays for a pass."""
+        return self._arrays
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:
         """As `vjp_part`; a pass that records a graph has expanded the node, or it cannot run."""
@@ -316,6 +321,27 @@ class DeviceProgramNode(ProgramNode):
         """None, since the cost is not known to be small."""
 
 
+class BudgetedProgramNode(ProgramNode):
+    """The backward of one call of a program with a memory budget; see Note [What a pass frees within a budget] in `aiograd.compiler.memory_plan`.
+
+    Args:
+        *arguments: of a `ProgramNode`.
+    """
+
+    __slots__ = ("keeps_graph",)
+
+    heeds_keeping = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.keeps_graph = True
+        self._arrays = [*self._arrays]
+
+    def _handed(self, outputs: int) -> Any:
+        arrays = self._arrays
+        return [*arrays] if arrays.__class__ is list and (self.keeps_graph or outputs > 1) else arrays
+
+
 class _Expanded(ProgramNode):
     """A program's node that hands its gradients on to the nodes behind it, by the numbers of the outputs."""
 
@@ -421,9 +447,13 @@ def _rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any]) -> tu
     nodes: list[Node] = []
     anomaly = current_mode().anomaly is not None
     with ModeScope(grad=True, trace=None, anomaly=None, collect=nodes.append):
-        for statement in program.statements:
+        for number, statement in enumerate(program.statements):
             if not statement.is_row:
-                known.update({value.name: make(saved[value.name]) for value in statement.outputs})
+                for value in statement.outputs:
+                    array = saved.get(value.name)
+                    if array is None:  # within a memory budget
+                        array = drawn_again(statement.op.forward, saved[residual(number, "draws")])
+                    known[value.name] = make(array)
                 continue
             arrays = tuple([None if value is None else _in_place_of(value, known) for value in statement.arrays])
             statics = map_tree(lambda value: known[value.name]._data, statement.statics, Value)

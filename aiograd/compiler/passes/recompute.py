@@ -35,8 +35,10 @@ FEW_LOOKS = 20_000
 #: the largest share by which the order of changes is disturbed, and the most changes that are looked at then
 NOISE = 1.0
 MOST_PAIRS = 300
-#: values times steps up to which a value may be computed again before the step that reads it
+#: values times steps up to which a value may be computed again before the step that reads it, and changes are taken strictly in order; in larger
+#: plans one is taken that is at most so many times worse than the best one seemed before
 SMALL = 1000
+ROUGH = 1.5
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,12 @@ class _Search:
         self.begin(limit)
         if any([self._bytes(reads) > limit for reads in self.reads]):
             return False
-        self.noise = 0.0
+        self.noise, self.slack = 0.0, 1.0 if self.is_small else ROUGH
         self.mend(math.inf)
+        if self._over() > 0 and self.slack > 1.0:
+            self.slack = 1.0
+            self.begin(limit)
+            self.mend(math.inf)
         best = self._copy()
         while self.looks < looks and (best[0] > 0 or best[1] > 0):
             if not self._undo_some():
@@ -219,14 +225,13 @@ class _Search:
             pairs = self.source.sample(pairs, MOST_PAIRS)
         waiting = [entry for step, number in pairs for entry in self._entries(step, number)]
         heapq.heapify(waiting)
-        slack = 1.0 if self.is_small else 1.5
         while waiting and self._over() > 0 and self.cost < most:
             _, step, number, deep = heapq.heappop(waiting)
             entry = self._entry(step, number, deep)
             if entry is None:
                 continue
             score, _, _, _ = entry
-            if waiting and score > waiting[0][0] * slack and not self.noise:
+            if waiting and score > waiting[0][0] * self.slack and not self.noise:
                 heapq.heappush(waiting, entry)
                 continue
             old = self.again[step]
