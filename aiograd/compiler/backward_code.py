@@ -42,14 +42,14 @@ class BackwardWriter:
     Args:
         program: the program of the forward.
         node: the node of the call, for errors.
-        saved: arrays that the forward kept, by `saved_names`.
+        saved: arrays that the forward kept, by `saved_names`; a list is emptied.
         grads: one per output; None for one that got none.
         needs: per edge, True if its gradient is wanted.
         sums: per edge, True if the gradients of several uses are added up here.
     """
 
     def __init__(
-        self, program: Program, node: Any, saved: tuple[Any, ...], grads: Sequence[Any], needs: Sequence[bool], sums: Sequence[bool]
+        self, program: Program, node: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], sums: Sequence[bool]
     ) -> None:
         self._program = program
         self._on_device = program.device != "cpu"
@@ -57,8 +57,8 @@ class BackwardWriter:
         self._tracer = Tracer("d")
         #: arrays that the forward kept, by name
         self._saved = {name: self._tracer.recorded(name, value) for name, value in zip(saved_names(program), saved, strict=True)}
-        if saved.__class__ is list:
-            saved.clear()  # type: ignore[attr-defined] - from here on they are dropped one by one
+        if isinstance(saved, list):  # within a memory budget: from here on they are dropped one by one
+            saved.clear()
         given = [self._tracer.recorded(f"g_{value.name}", grad) for value, grad in zip(program.outputs, grads, strict=True)]
         self._parameters = ("saved", tuple(_refs(self._saved.values()))), ("grads", tuple(_refs(given)))
         #: by name of a value, its gradient; the names of gradients that are sums made here

@@ -54,6 +54,7 @@ CHECKED = 4
 
 OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
+Budget: TypeAlias = float | None
 
 
 class CompiledFunction:
@@ -257,12 +258,9 @@ class CompiledFunction:
                     )
                 return result
             budget = self._options.memory_budget
-            is_step = recorder.has_called or self._is_async or len(segments(program, cuts=budget is None)) > 1
-            kind = StepCode if is_step else ProgramCode
-            code = kind(
-                self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()), tier=self._options.tier,
-                memory_budget=budget,
-            )
+            parts = 2 if recorder.has_called or self._is_async else len(segments(program, cuts=budget is None))
+            guards = reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
+            code = (StepCode if parts > 1 else ProgramCode)(self._name, program, rebuild, *guards, tier=self._options.tier, memory_budget=budget)
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
@@ -393,16 +391,15 @@ class CompiledModule(CompiledFunction):
 
 @overload
 def compile(
-    function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ..., memory_budget: float | None = ...
+    function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ..., memory_budget: Budget = ...
 ) -> Any: ...
 @overload
 def compile(
-    function: None = None, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...,
-    memory_budget: float | None = ...,
+    *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ..., memory_budget: Budget = ...
 ) -> Callable[[F], Any]: ...
 def compile(
     function: Any = None, *, on_break: OnBreak = "raise", max_signatures: int = 16, tier: Tier | None = None, dynamic: bool = False,
-    memory_budget: float | None = None,
+    memory_budget: Budget = None,
 ) -> Any:
     """A function that records the operations of its first call with a signature, and from then on runs them as one program.
 
@@ -418,14 +415,13 @@ def compile(
         on_break: for a function that reads values of tensors (``if loss > 1``, ``item()``): "raise" raises `TraceError` at that line; "eager" runs
             such signatures eagerly from then on, and says so once with a warning, as for anything else that a program cannot repeat.
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
-        tier: "numpy": programs are calls of numpy; "native": they are machine code from the first run on, as far as they can be; "auto": they
-            become machine code once they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all of them are
-            calls of numpy (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
+        tier: "numpy": programs are calls of numpy; "native": machine code from the first run on, as far as they can be; "auto": machine code once
+            they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all are calls of numpy
+            (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
         dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
             warned about. Each size has a program of its own.
-        memory_budget: share of the memory that programs would hold for the backward, above 0 and at most 1: they hold at most that, and compute the
-            rest again in the backward, with the same bits (`Program.memory_plan`). Such programs are calls of numpy, and rows between two calls are
-            one job. None: all is kept.
+        memory_budget: share of the memory for the backward that programs may hold, above 0 and at most 1; they compute the rest again, with the
+            same bits (`Program.memory_plan`), and are calls of numpy. None: all is kept.
 
     Returns:
         A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another
@@ -445,9 +441,8 @@ def compile(
     if memory_budget is not None:
         check_budget(memory_budget, "compile(memory_budget=")
     if function is None:
-        return functools.partial(
-            compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic, memory_budget=memory_budget
-        )
+        given: Any = {"on_break": on_break, "max_signatures": max_signatures, "tier": tier, "dynamic": dynamic, "memory_budget": memory_budget}
+        return functools.partial(compile, **given)
     if isinstance(function, type) or not callable(function):
         found = f"the class {function.__name__}; compile an object of it" if isinstance(function, type) else type(function).__name__
         raise ArgumentTypeError(f"compile(): expected a function or module, found {found}")

@@ -2,8 +2,8 @@
 
 Note [What is planned]
     The values of the planner are groups of statements: those whose results lie in the same memory (a view and what it shows), with the residuals of
-    their kernels. A group is kept or computed again as a whole. Arguments and captured Tensors are there anyway, so they count nothing; what reads one that
-    the program itself writes to is never computed again. Random draws note the state of their generator, and are drawn again from it.
+    their kernels. A group is kept or computed again as a whole. Arguments and captured Tensors are there anyway, so they count nothing; what reads
+    one that the program itself writes to is never computed again. Random draws note the state of their generator, and are drawn again from it.
 
 Note [What a pass frees within a budget]
     The saved arrays are a list, which the function of the backward empties: each array goes after its last use. A pass that keeps the graph, or that
@@ -43,6 +43,7 @@ class MemoryPlan:
         full: the bytes that it would hold without a budget.
         extra: estimated nanoseconds of what is computed again.
         live, live_full: by step of the backward, the bytes held with and without the budget.
+        again_before: by step, the number of values that are computed again before it.
     """
 
     budget: float
@@ -53,6 +54,7 @@ class MemoryPlan:
     extra: float
     live: tuple[int, ...]
     live_full: tuple[int, ...]
+    again_before: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         share = self.peak / self.full if self.full else 0.0
@@ -77,6 +79,7 @@ class MemoryPlan:
         return MemoryPlan(
             self.budget, frozenset().union(*[each.kept for each in every]), tuple(recompute), sum([each.peak for each in every]),
             sum([each.full for each in every]), math.fsum([each.extra for each in every]), tuple(live), tuple(live_full),
+            tuple([count for each in reversed(every) for count in each.again_before]),
         )
 
 
@@ -93,7 +96,7 @@ class Recomputation:
 
     def __init__(self, program: Program, budget: float) -> None:
         if program.device != "cpu":
-            raise ArgumentError(f"memory_budget={budget}: the program computes on {program.device}; expected a program of the host. Compile without one.")
+            raise ArgumentError(f"memory_budget={budget}: the program computes on {program.device}; budgets are for the host. Compile without one.")
         self.program = program
         program.statements = tuple([_noting(statement) for statement in program.statements])
         self._groups, self._group_of = _grouped(program)
@@ -116,7 +119,8 @@ class Recomputation:
         self.memory_plan = MemoryPlan(
             budget, frozenset([name for name in program.saved if name in self._group_of and not name.endswith(DRAWS)]),
             tuple([(number, tuple([name for group in groups for name in self._names(group)])) for number, groups in self.again.items() if groups]),
-            self.plan.peak, self.plan.full, self.plan.extra, self.plan.live, tuple([sum([sizes[each] for each in held]) for held in later[:0:-1]]),
+            self.plan.peak, self.plan.full, self.plan.extra, self.plan.live[:-1],
+            tuple([sum([sizes[each] for each in held]) for held in later[:1:-1]]), tuple(map(len, self.plan.recompute[:-1])),
         )
 
     # ---------------------------------------------------------------- what is planned

@@ -179,7 +179,6 @@ class ProgramNode(Node):
         return result
 
     def _handed(self, outputs: int) -> Any:
-        """The saved arrays for a pass."""
         return self._arrays
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:
@@ -321,28 +320,7 @@ class DeviceProgramNode(ProgramNode):
         """None, since the cost is not known to be small."""
 
 
-class BudgetedProgramNode(ProgramNode):
-    """The backward of one call of a program with a memory budget; see Note [What a pass frees within a budget] in `aiograd.compiler.memory_plan`.
-
-    Args:
-        *arguments: of a `ProgramNode`.
-    """
-
-    __slots__ = ("keeps_graph",)
-
-    heeds_keeping = True
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.keeps_graph = True
-        self._arrays = [*self._arrays]
-
-    def _handed(self, outputs: int) -> Any:
-        arrays = self._arrays
-        return [*arrays] if arrays.__class__ is list and (self.keeps_graph or outputs > 1) else arrays
-
-
-class _Expanded(ProgramNode):
+class ExpandedNode(ProgramNode):
     """A program's node that hands its gradients on to the nodes behind it, by the numbers of the outputs."""
 
     __slots__ = ()
@@ -384,14 +362,14 @@ class _Expanded(ProgramNode):
 
     def cost_key(self) -> Any:
         """The key of the estimate."""
-        return _Expanded
+        return ExpandedNode
 
     def estimate(self) -> float:
         """Estimated nanoseconds of one run."""
         return STATEMENT_NS
 
 
-class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
+class _ExpandedOnDevice(ExpandedNode, DeviceProgramNode):
     """An expanded node of a program on a device."""
 
     __slots__ = ()
@@ -400,7 +378,7 @@ class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
         """None, since the cost is not known to be small."""
 
 
-ProgramNode.expanded_class = _Expanded
+ProgramNode.expanded_class = ExpandedNode
 DeviceProgramNode.expanded_class = _ExpandedOnDevice
 PROGRAM_NODES.append(ProgramNode)
 
@@ -450,10 +428,8 @@ def _rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any]) -> tu
         for number, statement in enumerate(program.statements):
             if not statement.is_row:
                 for value in statement.outputs:
-                    array = saved.get(value.name)
-                    if array is None:  # within a memory budget
-                        array = drawn_again(statement.op.forward, saved[residual(number, "draws")])
-                    known[value.name] = make(array)
+                    is_there = value.name in saved  # else it is drawn again, within a memory budget
+                    known[value.name] = make(saved[value.name] if is_there else drawn_again(statement.op.forward, saved[residual(number, "draws")]))
                 continue
             arrays = tuple([None if value is None else _in_place_of(value, known) for value in statement.arrays])
             statics = map_tree(lambda value: known[value.name]._data, statement.statics, Value)

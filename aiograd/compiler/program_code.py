@@ -160,7 +160,8 @@ class ProgramCode(GuardedCode):
 
     Args:
         name, program, *guards: see `GuardedCode`.
-        tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`. Native functions keep their own memory, so with a budget there are none.
+        tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`; with a budget there are no native functions, which keep memory
+            of their own.
         memory_budget: the share of the memory for the backward that the program may hold; None: all.
     """
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -265,4 +265,4 @@ def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tupl
 def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
     """A statement with the values of a part in place of the whole's."""
     arrays, statics = map_tree(lambda value: own.get(value, value), (statement.arrays, statement.statics), Value)
-    return Statement(statement.op, arrays, statics, statement.fused, statement.outputs, statement.node, statement.place, statement.line, statement.residuals)
+    return replace(statement, arrays=arrays, statics=statics)

@@ -45,7 +45,10 @@ NATIVE_PASSES = tuple([each for each in PASSES if each not in (with_equal_layout
 
 
 #: for programs with a memory budget: no memory waits for a later use
-BUDGET_PASSES = (*[each for each in PASSES if each not in (with_equal_layouts, with_memory_reused)], partial(with_memory_reused, waits=False))
+BUDGET_PASSES: tuple[Callable[[ArrayCode], ArrayCode], ...] = (
+    *[each for each in PASSES if each not in (with_equal_layouts, with_memory_reused)],
+    partial(with_memory_reused, waits=False),
+)
 
 
 def optimized(code: ArrayCode, passes: tuple[Callable[[ArrayCode], ArrayCode], ...] = PASSES) -> ArrayCode:

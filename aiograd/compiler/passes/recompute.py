@@ -25,12 +25,13 @@ import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from aiograd.errors import ArgumentError
 
 #: looks at steps that a search makes, and that one for a smaller budget makes
-MOST_LOOKS = 100_000
+MOST_LOOKS = 60_000
 FEW_LOOKS = 20_000
 #: the largest share by which the order of changes is disturbed, and the most changes that are looked at then
 NOISE = 1.0
@@ -66,8 +67,8 @@ def plan(values: Sequence[tuple[float, int, Sequence[int]]], uses: Sequence[Sequ
     """The fastest plan that was found whose memory is at most a share of what it would be.
 
     Args:
-        values: (cost, bytes, reads) of each value of the forward, in its order; reads are numbers of earlier values. A value of infinite cost is never
-            computed again.
+        values: (cost, bytes, reads) of each value of the forward, in its order; reads are numbers of earlier values. A value of infinite cost is
+            never computed again.
         uses: the values that each backward step reads, in the order of the backward.
         budget: the share, above 0 and at most 1.
 
@@ -84,7 +85,8 @@ def plan(values: Sequence[tuple[float, int, Sequence[int]]], uses: Sequence[Sequ
     check_budget(budget, "plan(budget=")
     for number, (cost, size, reads) in enumerate(values):
         if not cost >= 0 or size < 0 or any([not 0 <= each < number for each in reads]):
-            raise ArgumentError(f"plan(): value {number} is {(cost, size, tuple(reads))}; expected a cost and bytes of at least 0, and earlier values")
+            found = cost, size, tuple(reads)
+            raise ArgumentError(f"plan(): value {number} is {found}; expected a cost and bytes of at least 0, and reads of earlier values")
     if any([not 0 <= each < len(values) for reads in uses for each in reads]):
         raise ArgumentError(f"plan(): a backward step reads a value that is none of the {len(values)}")
     search = _Search(values, uses)
@@ -162,7 +164,7 @@ class _Search:
             for number in _bits(during ^ self.during[each]):
                 held += sizes[number] if during >> number & 1 else -sizes[number]
             over += max(0.0, held - limit) - max(0.0, self.held[each] - limit)
-            for number in _bits(now ^ old):
+            for number in _bits(now ^ old) if now != old else ():
                 cost += self.costs[number] if now >> number & 1 else -self.costs[number]
             changes.append((each, now, before, during, held))
             if before == self.before[each]:
@@ -184,8 +186,8 @@ class _Search:
     def take(self, cost: float, over: float, changes: list[tuple[int, int, int, int, int]]) -> None:
         """Make the changes that `look` has found."""
         self.cost += cost
-        for step, self.again[step], self.before[step], self.during[step], self.held[step] in changes:
-            pass
+        for step, again, before, during, held in changes:
+            self.again[step], self.before[step], self.during[step], self.held[step] = again, before, during, held
 
     # ---------------------------------------------------------------- the search
 
@@ -310,7 +312,7 @@ class _Search:
 
     def result(self) -> RecomputePlan:
         """The plan."""
-        recompute = tuple([tuple(_bits(mask)) for mask in self.again])
+        recompute = tuple([_bits(mask) for mask in self.again])
         kept = frozenset(_bits(self.before[0]))
         extra = math.fsum([self.costs[number] for numbers in recompute for number in numbers])
         return RecomputePlan(kept, recompute, max(self.held, default=0), self.full, extra, tuple(self.held))
@@ -323,9 +325,12 @@ def _mask(numbers: Iterable[int]) -> int:
     return mask
 
 
-def _bits(mask: int) -> Iterator[int]:
+@lru_cache(maxsize=1 << 14)
+def _bits(mask: int) -> tuple[int, ...]:
     """The numbers of the bits, the lowest first."""
+    found = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
+    return tuple(found)
