@@ -159,6 +159,12 @@ def test_a_native_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert ("fused 1" in printed) is ("native_programs=1" in printed) is ag.kernels.native_available()
 
 
+def test_memory_by_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# budget.py"), {})
+    share = float(capsys.readouterr().out.split()[3])
+    assert 0.3 < share <= 0.5
+
+
 def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled_step.py"), {})
     printed = capsys.readouterr().out

@@ -51,7 +51,6 @@ MOST_UNSETTLED = 3
 #: of how many signatures the arguments are compared without a look into the table
 CHECKED = 4
 
-
 OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
 Budget: TypeAlias = float | None
@@ -257,10 +256,10 @@ class CompiledFunction:
                         f"{self._name}.statistics().reasons for other signatures; this is said once."
                     )
                 return result
-            budget = self._options.memory_budget
-            parts = 2 if recorder.has_called or self._is_async else len(segments(program, cuts=budget is None))
-            guards = reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
-            code = (StepCode if parts > 1 else ProgramCode)(self._name, program, rebuild, *guards, tier=self._options.tier, memory_budget=budget)
+            options: Any = {"tier": self._options.tier, "memory_budget": self._options.memory_budget}
+            is_step = recorder.has_called or self._is_async or len(segments(program, cuts=options["memory_budget"] is None)) > 1
+            guards = rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
+            code = (StepCode if is_step else ProgramCode)(self._name, program, *guards, **options)
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
@@ -420,8 +419,7 @@ def compile(
             (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
         dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
             warned about. Each size has a program of its own.
-        memory_budget: share of the memory for the backward that programs may hold, above 0 and at most 1; they compute the rest again, with the
-            same bits (`Program.memory_plan`), and are calls of numpy. None: all is kept.
+        memory_budget: share of the memory for the backward that programs may hold; they compute the rest again (`Program.memory_plan`). None: all.
 
     Returns:
         A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another
@@ -441,8 +439,7 @@ def compile(
     if memory_budget is not None:
         check_budget(memory_budget, "compile(memory_budget=")
     if function is None:
-        given: Any = {"on_break": on_break, "max_signatures": max_signatures, "tier": tier, "dynamic": dynamic, "memory_budget": memory_budget}
-        return functools.partial(compile, **given)
+        return functools.partial(compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic, memory_budget=memory_budget)
     if isinstance(function, type) or not callable(function):
         found = f"the class {function.__name__}; compile an object of it" if isinstance(function, type) else type(function).__name__
         raise ArgumentTypeError(f"compile(): expected a function or module, found {found}")

@@ -33,7 +33,7 @@ DRAWS = "draws"
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a program with a memory budget keeps for its backward, and what it computes again.
+    """The values that a program with a memory budget keeps for its backward, and those that it computes again.
 
     Attributes:
         budget: the share of the memory that it may hold.

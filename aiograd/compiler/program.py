@@ -202,7 +202,7 @@ class Program:
 
     @property
     def memory_plan(self) -> Any:
-        """What is kept for the backward and what is computed again, a `aiograd.compiler.memory_plan.MemoryPlan`; None without a memory budget."""
+        """The values kept for the backward and those computed again, a `aiograd.compiler.memory_plan.MemoryPlan`; None without a memory budget."""
         plans = [part.recomputation.memory_plan for part in (self, *self.parts) if part.recomputation is not None]
         return plans[0].joined(plans[1:]) if plans else None
 

@@ -1,4 +1,4 @@
-"""Recomputation: which values of a forward are kept for the backward, and which are computed again there, so that a share of the memory suffices.
+"""Recomputation: the values that a forward keeps for the backward, and those that are computed again there, so that a share of the memory suffices.
 
 Note [Plans]
     A plan is a set of values for each backward step, computed again just before it. The rest follows, from the last step to the first: before step t
@@ -44,7 +44,7 @@ ROUGH = 1.5
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """What the forward keeps, and what is computed again.
+    """The values that the forward keeps, and those that are computed again.
 
     Attributes:
         kept: the values in memory between forward and backward.
@@ -80,7 +80,7 @@ def plan(values: Sequence[tuple[float, int, Sequence[int]]], uses: Sequence[Sequ
         ArgumentError: a budget outside (0, 1], values that read later ones, or no plan was found; then with the smallest budget that has one.
 
     >>> plan([(1.0, 8, ()), (1.0, 8, (0,)), (1.0, 8, (1,)), (1.0, 8, (2,))], [(3,), (2,), (1,), (0,)], 0.5).extra
-    3.0
+    2.0
     """
     check_budget(budget, "plan(budget=")
     for number, (cost, size, reads) in enumerate(values):
@@ -89,10 +89,10 @@ def plan(values: Sequence[tuple[float, int, Sequence[int]]], uses: Sequence[Sequ
             raise ArgumentError(f"plan(): value {number} is {found}; expected a cost and bytes of at least 0, and reads of earlier values")
     if any([not 0 <= each < len(values) for reads in uses for each in reads]):
         raise ArgumentError(f"plan(): a backward step reads a value that is none of the {len(values)}")
-    search = _Search(values, uses)
+    search = _PlanSearch(values, uses)
     if search.find(budget * search.full, MOST_LOOKS):
         return search.result()
-    smallest = _smallest(_Search(values, uses), budget)
+    smallest = _smallest(_PlanSearch(values, uses), budget)
     raise ArgumentError(
         f"memory budget {budget}: no plan was found that holds at most {int(budget * search.full):,} of {search.full:,} bytes. The smallest budget "
         f"found is {smallest}; pass that or more."
@@ -105,7 +105,7 @@ def check_budget(budget: Any, where: str) -> None:
         raise ArgumentError(f"{where}{budget!r}): expected a share of the memory, above 0 and at most 1")
 
 
-def _smallest(search: _Search, low: float) -> float:
+def _smallest(search: _PlanSearch, low: float) -> float:
     """The smallest budget with a plan, rounded up to thousandths."""
     high = 1.0
     while high - low > 1e-3:
@@ -115,7 +115,7 @@ def _smallest(search: _Search, low: float) -> float:
     return min(1.0, math.ceil(high * 1000) / 1000)
 
 
-class _Search:
+class _PlanSearch:
     """The plan at hand: see the module's Notes. Sets of values are the bits of ints.
 
     Attributes:
@@ -149,7 +149,7 @@ class _Search:
         self.cost = 0.0
 
     def look(self, step: int, again: int) -> tuple[float, float, list[tuple[int, int, int, int, int]]]:
-        """What a set for a step would change: the cost, the bytes above the limit, and the entries of the steps."""
+        """The changes that a set for a step brings: in cost, in bytes above the limit, and in the entries of the steps."""
         changes: list[tuple[int, int, int, int, int]] = []
         cost = over = 0.0
         later, sizes, limit = self.before[step + 1], self.sizes, self.limit
@@ -284,7 +284,7 @@ class _Search:
         return [(step, number) for step, mask in enumerate(self.again) for number in _bits(mask)]
 
     def _take_back(self) -> None:
-        """Take back what the plan fits without, the most expensive first."""
+        """Take back the values that the plan fits without, the most expensive first."""
         for step, number in sorted(self._chosen(), key=lambda entry: -self.costs[entry[1]]):
             if self.again[step] >> number & 1:
                 found = self.look(step, self.again[step] & ~(1 << number))
