@@ -91,6 +91,8 @@ class BackwardWriter:
                     again, gone = self._plan.get(number, _NOTHING)
                     for each in again:
                         self._compute_again(each, statements[each])
+                        for name in self._program.recomputation.dropped.get(each, ()):
+                            del self._saved[name]
                     self._statement(number, statements[number])
                     for name in gone:
                         self._saved.pop(name, None)

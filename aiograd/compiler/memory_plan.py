@@ -4,6 +4,7 @@ Note [What is planned]
     The values of the planner are groups of statements: those whose results lie in the same memory (a view and what it shows), with the residuals of
     their kernels. A group is kept or computed again as a whole. Arguments and captured Tensors are there anyway, so they count nothing; what reads
     one that the program itself writes to is never computed again. Random draws note the state of their generator, and are drawn again from it.
+    A value that no rule reads and one group only is a temporary of that group: it is made and dropped with it, and counts nothing, as in the forward.
 
 Note [What a pass frees within a budget]
     The saved arrays are a list, which the function of the backward empties: each array goes after its last use. A pass that keeps the graph, or that
@@ -108,6 +109,9 @@ class Recomputation:
         fixed = [value.name for each in program.statements if not _can_repeat(each) for value in each.outputs] if steps else []
         values = [self._value(group) for group in range(len(self._groups))]
         uses = [*self.reads.values(), self._groups_in(fixed)]
+        #: by statement, names of temporaries that are needed no more after it has been computed again
+        self.dropped: dict[int, list[str]] = {}
+        values = self._with_temporaries(values, set().union(*uses))
         self.plan: RecomputePlan = plan(values, [tuple(each) for each in uses], budget)
         self._arguments = [set(reads) for _, _, reads in values]
         self.again = dict(zip(steps, self.plan.recompute, strict=False))
@@ -164,13 +168,36 @@ class Recomputation:
             cost = math.inf
         return cost, size + sum(memory.values()), tuple(sorted(reads)) if cost < math.inf else ()
 
+    def _with_temporaries(self, values: list[Any], read: Set[int]) -> list[Any]:
+        """The groups as the planner has them, with temporaries joined to the groups that read them."""
+        readers: dict[int, list[int]] = {}
+        for group, (_, _, reads) in enumerate(values):
+            for each in reads:
+                readers.setdefault(each, []).append(group)
+        found = [*values]
+        for group, (cost, _, _) in enumerate(values):
+            into = readers.get(group, [])
+            if group in read or len(into) != 1 or max(cost, found[into[0]][0]) == math.inf:
+                continue
+            joined, names = into[0], set(self._names(group))
+            cost, size, reads = found[joined]
+            found[joined] = (cost + found[group][0], size, tuple(sorted({*reads, *found[group][2]} - {group})))
+            found[group] = (math.inf, 0, ())
+            statements = self.program.statements
+            last = max([number for number in self._groups[joined] if not names.isdisjoint([value.name for value in _arguments(statements[number])])])
+            self.dropped.setdefault(last, []).extend([name for name, each in self._group_of.items() if each == group])
+            self._groups[joined] = sorted([*self._groups[group], *self._groups[joined]])
+        return found
+
     def _saved(self, fixed: Sequence[str]) -> list[str]:
         """Names of all that the backward is given."""
         program = self.program
         again = {group for groups in self.again.values() for group in groups}
         numbers = [number for group in sorted(again) for number in self._groups[group]]
         needed = dict.fromkeys([*fixed, *[name for number in self.reads for name in self._rule_names(number)]])
-        needed.update(dict.fromkeys([value.name for number in numbers for value in _arguments(program.statements[number])]))
+        temporary = {name for names in self.dropped.values() for name in names}
+        read = [value.name for number in numbers for value in _arguments(program.statements[number]) if value.name not in temporary]
+        needed.update(dict.fromkeys(read))
         found = [name for name in needed if name not in self._group_of or self._group_of[name] in self.plan.kept]
         if self.reads:
             found += [residual(number, DRAWS) for number, each in enumerate(program.statements) if isinstance(each.op, DrawOp)]
@@ -197,7 +224,7 @@ class Recomputation:
         return found
 
     def _moved(self, number: int, run: Set[int]) -> list[int]:
-        """What is computed again before a statement, and before those just ahead of it that do not run."""
+        """The groups that are computed again before a statement, and before the ones just ahead of it that do not run."""
         found: set[int] = set()
         for each in reversed([*self.reads][: [*self.reads].index(number) + 1]):
             if each != number and each in run:

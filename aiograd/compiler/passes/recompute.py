@@ -85,14 +85,17 @@ def plan(values: Sequence[tuple[float, int, Sequence[int]]], uses: Sequence[Sequ
     check_budget(budget, "plan(budget=")
     for number, (cost, size, reads) in enumerate(values):
         if not cost >= 0 or size < 0 or any([not 0 <= each < number for each in reads]):
-            found = cost, size, tuple(reads)
-            raise ArgumentError(f"plan(): value {number} is {found}; expected a cost and bytes of at least 0, and reads of earlier values")
+            given = cost, size, tuple(reads)
+            raise ArgumentError(f"plan(): value {number} is {given}; expected a cost and bytes of at least 0, and reads of earlier values")
     if any([not 0 <= each < len(values) for reads in uses for each in reads]):
         raise ArgumentError(f"plan(): a backward step reads a value that is none of the {len(values)}")
     search = _PlanSearch(values, uses)
     if search.find(budget * search.full, MOST_LOOKS):
         return search.result()
-    smallest = _smallest(_PlanSearch(values, uses), budget)
+    found = _smallest(_PlanSearch(values, uses), budget)
+    if found.peak <= budget * search.full:
+        return found
+    smallest = math.ceil(found.peak / search.full * 1000) / 1000
     raise ArgumentError(
         f"memory budget {budget}: no plan was found that holds at most {int(budget * search.full):,} of {search.full:,} bytes. The smallest budget "
         f"found is {smallest}; pass that or more."
@@ -105,14 +108,18 @@ def check_budget(budget: Any, where: str) -> None:
         raise ArgumentError(f"{where}{budget!r}): expected a share of the memory, above 0 and at most 1")
 
 
-def _smallest(search: _PlanSearch, low: float) -> float:
-    """The smallest budget with a plan, rounded up to thousandths."""
-    high = 1.0
+def _smallest(search: _PlanSearch, low: float) -> RecomputePlan:
+    """The plan with the smallest peak that a few searches for other budgets find."""
+    search.begin(float(search.full))
+    best, high = search.result(), 1.0
     while high - low > 1e-3:
         middle = (low + high) / 2
-        found = search.find(middle * search.full, FEW_LOOKS)
-        low, high = (low, min(middle, max(search.held) / search.full)) if found else (middle, high)
-    return min(1.0, math.ceil(high * 1000) / 1000)
+        if search.find(middle * search.full, FEW_LOOKS):
+            best = min(best, search.result(), key=lambda found: found.peak)
+            high = min(middle, best.peak / search.full)
+        else:
+            low = middle
+    return best
 
 
 class _PlanSearch:
