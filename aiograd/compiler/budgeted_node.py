@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from aiograd.compiler.node import ExpandedNode, ProgramNode
@@ -24,9 +25,13 @@ class BudgetedProgramNode(ProgramNode):
         self.keeps_graph = True
         self._arrays = [*self._arrays]
 
-    def _handed(self, outputs: int) -> Any:
-        arrays = self._arrays
-        return [*arrays] if arrays.__class__ is list and (self.keeps_graph or outputs > 1) else arrays
+    def _handed(self, grads: Sequence[Any], needs: tuple[bool, ...]) -> Any:
+        arrays, code = self._arrays, self.code
+        if arrays.__class__ is not list or (len(grads) == 1 and not self.keeps_graph):
+            return arrays
+        run = code.statements_of(tuple([grad is not None for grad in grads]), needs)
+        is_all = run == code.statements_of((True,) * len(grads), code.all_needed)
+        return [*arrays] if self.keeps_graph or not is_all else arrays
 
 
 class _ExpandedWithinBudget(ExpandedNode, BudgetedProgramNode):

@@ -148,7 +148,7 @@ class ProgramNode(Node):
         return self._run(grads, needs, begins)
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
-        saved, arena = self._handed(len(grads)), self.arena
+        saved, arena = self._handed(grads, needs), self.arena
         if isinstance(saved, ReleasedVariables):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
@@ -178,7 +178,7 @@ class ProgramNode(Node):
         self.code.add_backward(key, *writer.compiled())
         return result
 
-    def _handed(self, outputs: int) -> Any:
+    def _handed(self, grads: Sequence[Any], needs: tuple[bool, ...]) -> Any:
         return self._arrays
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:

@@ -280,6 +280,29 @@ async def test_parts_of_a_program_run_one_after_the_other() -> None:
     assert found == expected
 
 
+async def test_a_pass_of_all_statements_frees_what_it_has_read() -> None:
+    """From one of two outputs; the arrays of the backward go one by one."""
+    w = [leaf(64, 64) for _ in range(8)]
+
+    def both(x: Any) -> Any:
+        for each in w:
+            x = (x @ each).tanh()
+        return x, (x * x).sum()
+
+    compiled, x = ag.compile(both, memory_budget=0.6), leaf(64, 64)
+    for _ in range(3):
+        out, loss = compiled(x)
+    node = loss._node
+    arrays = node._arrays
+    assert len(arrays) > 4
+    await ag.grad(loss, w, retain_graph=True)
+    assert node._arrays is arrays
+    assert len(arrays) > 4
+    await loss.backward()
+    assert not arrays
+    await assert_awaiting_raises(GraphFreedError, None, out.sum().backward())
+
+
 async def test_passes_that_record_a_graph_draw_the_same_numbers() -> None:
     w = [leaf(8, 8) for _ in range(4)]
 
