@@ -176,6 +176,12 @@ def test_a_sparse_jacobian(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == after("# heat.py", "text")
 
 
+def test_memory_by_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# budget.py"), {})
+    share = float(capsys.readouterr().out.split()[3])
+    assert 0.3 < share <= 0.5
+
+
 def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# compiled_step.py"), {})
     printed = capsys.readouterr().out

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Form, Memory, Ref
-from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, saved_names, sources, uses
-from aiograd.compiler.passes import optimized
+from aiograd.compiler.effects import drawn_again
+from aiograd.compiler.forward_code import is_needed, names_of, residual, rule_inputs, saved_names, sources, uses
+from aiograd.compiler.passes import BUDGET_PASSES, optimized
 from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
+from aiograd.compiler.reached import statements_run
 from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.engine.validate import fit
@@ -27,6 +32,7 @@ from aiograd.ops.indexing import getitem_adjoint
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
 from aiograd.running.trees import leaves_of, map_tree
 
+_NOTHING: Any = ((), ())
 _ARRAYS = (np.ndarray, np.generic)
 
 
@@ -36,14 +42,14 @@ class BackwardWriter:
     Args:
         program: the program of the forward.
         node: the node of the call, for errors.
-        saved: arrays that the forward kept, by `saved_names`.
+        saved: arrays that the forward kept, by `saved_names`; a list is emptied.
         grads: one per output; None for one that got none.
         needs: per edge, True if its gradient is wanted.
         sums: per edge, True if the gradients of several uses are added up here.
     """
 
     def __init__(
-        self, program: Program, node: Any, saved: tuple[Any, ...], grads: Sequence[Any], needs: Sequence[bool], sums: Sequence[bool]
+        self, program: Program, node: Any, saved: Sequence[Any], grads: Sequence[Any], needs: Sequence[bool], sums: Sequence[bool]
     ) -> None:
         self._program = program
         self._on_device = program.device != "cpu"
@@ -51,6 +57,8 @@ class BackwardWriter:
         self._tracer = Tracer("d")
         #: arrays that the forward kept, by name
         self._saved = {name: self._tracer.recorded(name, value) for name, value in zip(saved_names(program), saved, strict=True)}
+        if isinstance(saved, list):  # within a memory budget: from here on they are dropped one by one
+            saved.clear()
         given = [self._tracer.recorded(f"g_{value.name}", grad) for value, grad in zip(program.outputs, grads, strict=True)]
         self._parameters = ("saved", tuple(_refs(self._saved.values()))), ("grads", tuple(_refs(given)))
         #: by name of a value, its gradient; the names of gradients that are sums made here
@@ -68,6 +76,11 @@ class BackwardWriter:
         self._parts: list[list[Any]] = [[] for _ in places]
         self._targets = [(*program.inputs, *program.captured)[place].name for place in places]
         self._results: list[Any] = []
+        #: within a memory budget, by statement what is computed again before it, and names that are needed no more after it
+        self._plan: dict[int, Any] = {}
+        if program.recomputation is not None:
+            present = [grad is not None for grad in grads]
+            self._plan = program.recomputation.of_pass(statements_run(program, present, needs))
 
     def run(self) -> list[Any]:
         """The gradients of the edges."""
@@ -75,7 +88,14 @@ class BackwardWriter:
         with self._tracer.watching(np.geterr()):
             for number in reversed(range(len(statements))):
                 if statements[number].node is not None:
+                    again, gone = self._plan.get(number, _NOTHING)
+                    for each in again:
+                        self._compute_again(each, statements[each])
+                        for name in self._program.recomputation.dropped.get(each, ()):
+                            del self._saved[name]
                     self._statement(number, statements[number])
+                    for name in gone:
+                        self._saved.pop(name, None)
         self._results = [self._result(k) for k in range(len(self._targets))]
         return [None if each is None else each.value for each in self._results]
 
@@ -93,7 +113,10 @@ class BackwardWriter:
         """The code of the backward, before any pass; its function; names of the saved values that its results may share memory with."""
         results = map_tree(_ref_of, self._results, Recorded)
         plain = code = ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results)
-        code = without_dead_code(code) if self._on_device else optimized(code)
+        if self._program.recomputation is not None:
+            code = replace(optimized(code, BUDGET_PASSES), frees=True)
+        else:
+            code = without_dead_code(code) if self._on_device else optimized(code)
         shared = Memory(code).shared(self._parameters[0][1], leaves_of(code.results, Ref))
         return plain, load(code, self._program.file), {ref.name for ref in shared}
 
@@ -156,6 +179,37 @@ class BackwardWriter:
             grad = results.get(str(i) if op.variadic else op.arrays[i])
             if grad is not None:
                 self._give(number, i, statement, grad, conjugates)
+
+    def _compute_again(self, number: int, statement: Statement) -> None:
+        """Compute a statement of the forward again; floating point errors were told the first time."""
+        op, fused, tracer = statement.op, statement.fused, self._tracer
+        names = [value.name for value in statement.outputs]
+        arrays = tuple([None if value is None else self._saved[value.name] for value in statement.arrays])
+        options = map_tree(lambda value: self._saved[value.name], statement.statics, Value) if statement.statics else {}
+        function, is_one = statement.forward, fused is None and op.outputs == 1
+        if fused is not None and not statement.is_row:
+            function, arrays, is_one = partial(drawn_again, op.forward), (self._saved[residual(number, *fused.residuals)],), True
+        elif fused is not None:
+            names += [residual(number, each) for each in fused.residuals]
+            function = fused.forward if op.outputs == 1 else _Flat(fused.forward)
+        tracer.comment = f"again, {statement.place}: {statement.line}"
+        before = len(tracer.calls)
+        with np.errstate(all="ignore"):
+            try:
+                found = tracer.trace(function, arrays, options)
+                parts = (found,) if is_one else tuple(found)
+                if not all([type(part) is Recorded for part in parts]) or len(parts) != len(names):
+                    raise Untraceable("a result that is no array")
+            except Untraceable:
+                del tracer.calls[before:]
+                result = function(*map_tree(_value_of, arrays, Recorded), **map_tree(_value_of, options, Recorded))
+                found = tracer.add(Form.CALL, function, op.name, arrays, options, result, opaque=True)
+                parts = (found,) if is_one else tuple(found)
+            for name, part, value in zip_longest(names, parts, statement.outputs):
+                self._saved[name] = tracer.as_array(part) if value is not None and value.shape == () else part
+                self._saved[name].made = False
+        for call in tracer.calls[before:]:
+            call.pure = False  # the same call at another place is another array
 
     def _call(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...], *, wants_several: bool = False) -> Any:
         """Note the calls that a function makes; if they cannot be traced, the function itself as one call."""
@@ -238,6 +292,17 @@ class BackwardWriter:
         if grad.__class__ is not SliceGradient:
             return grad
         return self._tracer.row(getitem_adjoint, (grad.value,), {"index": grad.index, "shape": grad.shape})
+
+
+class _Flat:
+    """Kernels of several outputs, with outputs and residuals in one tuple."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, *arguments: Any, **options: Any) -> tuple[Any, ...]:
+        outputs, *residuals = self._forward(*arguments, **options)
+        return (*outputs, *residuals)
 
 
 def _zeros_like(array: Any, shape: Any, dtype: Any) -> Any:

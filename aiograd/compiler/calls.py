@@ -176,6 +176,7 @@ class ArrayCode:
         calls: the calls, in order.
         results: Refs and None, nested in tuples and lists, that it returns.
         private: results that only the program itself reads later.
+        frees: every array is dropped after its last use, and the parameter `saved`, a list, is emptied for that.
     """
 
     name: str
@@ -183,6 +184,7 @@ class ArrayCode:
     calls: tuple[Call, ...]
     results: Any
     private: frozenset[Ref] = frozenset()
+    frees: bool = False
 
     def given(self) -> Iterator[Ref]:
         """The Refs among the parameters."""

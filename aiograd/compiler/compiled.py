@@ -28,6 +28,7 @@ from aiograd.compiler.compiled_statistics import CompiledStatistics, CompileOpti
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, plain_function
 from aiograd.compiler.native.tiers import TIERS, default_tier
+from aiograd.compiler.passes.recompute import check_budget
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS
 from aiograd.compiler.recorded_results import ResultRecorder
@@ -54,6 +55,7 @@ CHECKED = 4
 
 OnBreak: TypeAlias = Literal["raise", "eager"]
 Tier: TypeAlias = Literal["auto", "numpy", "native"]
+Budget: TypeAlias = float | None
 
 
 class CompiledFunction:
@@ -386,13 +388,16 @@ class CompiledModule(CompiledFunction):
 
 
 @overload
-def compile(function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...) -> Any: ...
+def compile(
+    function: F, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ..., memory_budget: Budget = ...
+) -> Any: ...
 @overload
 def compile(
-    function: None = None, *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ...
+    *, on_break: OnBreak = ..., max_signatures: int = ..., tier: Tier | None = ..., dynamic: bool = ..., memory_budget: Budget = ...
 ) -> Callable[[F], Any]: ...
 def compile(
-    function: Any = None, *, on_break: OnBreak = "raise", max_signatures: int = 16, tier: Tier | None = None, dynamic: bool = False
+    function: Any = None, *, on_break: OnBreak = "raise", max_signatures: int = 16, tier: Tier | None = None, dynamic: bool = False,
+    memory_budget: Budget = None,
 ) -> Any:
     """A function that records the operations of its first call with a signature, and from then on runs them as one program.
 
@@ -408,19 +413,21 @@ def compile(
         on_break: for a function that reads values of tensors (``if loss > 1``, ``item()``): "raise" raises `TraceError` at that line; "eager" runs
             such signatures eagerly from then on, and says so once with a warning, as for anything else that a program cannot repeat.
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
-        tier: "numpy": programs are calls of numpy; "native": they are machine code from the first run on, as far as they can be; "auto": they
-            become machine code once they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all of them are
-            calls of numpy (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
+        tier: "numpy": programs are calls of numpy; "native": machine code from the first run on, as far as they can be; "auto": machine code once
+            they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all are calls of numpy
+            (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
         dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
             warned about. Each size has a program of its own.
+        memory_budget: share of the memory for the backward that programs may hold; they compute the rest again (`Program.memory_plan`). None: all.
 
     Returns:
         A `CompiledFunction`. A compiled module passes for the module: it has its parameters, state and attributes, and may be a part of another
         module.
 
     Raises:
-        ArgumentTypeError: not a function, or a generator function. ArgumentError: another `on_break`, or fewer than one signature. When called:
-        TraceError, ArgumentTypeError, and the errors of the function itself.
+        ArgumentTypeError: not a function, or a generator function. ArgumentError: another `on_break`, fewer than one signature, or a budget outside
+        (0, 1]. When called: TraceError, ArgumentTypeError, and the errors of the function itself; ArgumentError if no program within the memory
+        budget is found, with the smallest budget that has one.
     """
     if on_break not in ("raise", "eager"):
         raise ArgumentError(f"compile(on_break={on_break!r}): expected 'raise' or 'eager'")
@@ -428,8 +435,10 @@ def compile(
         raise ArgumentError(f"compile(max_signatures={max_signatures!r}): expected an int of at least 1")
     if tier not in (None, *TIERS):
         raise ArgumentError(f"compile(tier={tier!r}): expected one of {', '.join(TIERS)}")
+    if memory_budget is not None:
+        check_budget(memory_budget, "compile(memory_budget=")
     if function is None:
-        return functools.partial(compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic)
+        return functools.partial(compile, on_break=on_break, max_signatures=max_signatures, tier=tier, dynamic=dynamic, memory_budget=memory_budget)
     if isinstance(function, type) or not callable(function):
         found = f"the class {function.__name__}; compile an object of it" if isinstance(function, type) else type(function).__name__
         raise ArgumentTypeError(f"compile(): expected a function or module, found {found}")
@@ -437,4 +446,4 @@ def compile(
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         name = getattr(function, "__name__", function)
         raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
-    return _compiled(function, CompileOptions(on_break, max_signatures, tier or default_tier(), dynamic))
+    return _compiled(function, CompileOptions(on_break, max_signatures, tier or default_tier(), dynamic, memory_budget))

@@ -14,6 +14,7 @@ class CompileOptions:
     max_signatures: int
     tier: str
     dynamic: bool = False
+    memory_budget: float | None = None
 
 
 @dataclass(frozen=True)

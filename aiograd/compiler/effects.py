@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.ops.op import Op
+from aiograd.running.random_streams import Draws, Replay
 from aiograd.running.trees import map_tree
 
 #: of an Op for a statement that is no row
@@ -16,6 +17,26 @@ _NO_ROW: dict[str, Any] = {"outputs": 1, "differentiable_outputs": (), "view": F
 def statement_op(name: str, forward: Callable[..., Any]) -> Op:
     """The row of a statement that is none of the tables: a draw of random numbers, an effect."""
     return Op("".join([letter if letter.isalnum() else "_" for letter in name]), forward, {}, {}, **_NO_ROW)
+
+
+class DrawOp(Op):
+    """A draw of random numbers.
+
+    Args:
+        name: of the method that draws.
+        forward: draws the next numbers, as an array.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, name: str, forward: Callable[..., Any]) -> None:
+        super().__init__(name, forward, {}, {}, **_NO_ROW)
+
+
+def drawn_again(draw: Callable[[], Any], draws: Draws) -> Any:
+    """The numbers of a draw once more, from the states that were noted."""
+    with Replay(draws).playing():
+        return draw()
 
 
 class CalledOp(Op):

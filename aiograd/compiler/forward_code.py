@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
-from aiograd.compiler.passes import NATIVE_PASSES, optimized
+from aiograd.compiler.passes import BUDGET_PASSES, NATIVE_PASSES, optimized
 from aiograd.compiler.passes.arenas import with_arena
 from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
@@ -81,7 +82,10 @@ def residual(number: int, name: str) -> str:
 
 def arranged(program: Program, code: ArrayCode) -> tuple[ArrayCode, frozenset[str]]:
     """The code of a forward after all passes, and the names of the saved values that may lie in an arena."""
-    code = with_arena(optimized(code)) if program.device == "cpu" else without_dead_code(code)
+    if program.recomputation is not None:
+        code = replace(optimized(code, BUDGET_PASSES), frees=True)
+    else:
+        code = with_arena(optimized(code)) if program.device == "cpu" else without_dead_code(code)
     return code, names_inside(program, code)
 
 

@@ -27,7 +27,8 @@ import numpy as np
 
 from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
-from aiograd.compiler.forward_code import saved_names
+from aiograd.compiler.effects import drawn_again
+from aiograd.compiler.forward_code import residual, saved_names
 from aiograd.compiler.profiled import ProfiledBackward
 from aiograd.compiler.program import Program, Statement, Value, layout_of
 from aiograd.engine.placement import INLINE_NS
@@ -147,7 +148,7 @@ class ProgramNode(Node):
         return self._run(grads, needs, begins)
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
-        saved, arena = self._arrays, self.arena
+        saved, arena = self._handed(grads, needs), self.arena
         if isinstance(saved, ReleasedVariables):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
@@ -176,6 +177,9 @@ class ProgramNode(Node):
             raise
         self.code.add_backward(key, *writer.compiled())
         return result
+
+    def _handed(self, grads: Sequence[Any], needs: tuple[bool, ...]) -> Any:
+        return self._arrays
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:
         """As `vjp_part`; a pass that records a graph has expanded the node, or it cannot run."""
@@ -316,7 +320,7 @@ class DeviceProgramNode(ProgramNode):
         """None, since the cost is not known to be small."""
 
 
-class _Expanded(ProgramNode):
+class ExpandedNode(ProgramNode):
     """A program's node that hands its gradients on to the nodes behind it, by the numbers of the outputs."""
 
     __slots__ = ()
@@ -358,14 +362,14 @@ class _Expanded(ProgramNode):
 
     def cost_key(self) -> Any:
         """The key of the estimate."""
-        return _Expanded
+        return ExpandedNode
 
     def estimate(self) -> float:
         """Estimated nanoseconds of one run."""
         return STATEMENT_NS
 
 
-class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
+class _ExpandedOnDevice(ExpandedNode, DeviceProgramNode):
     """An expanded node of a program on a device."""
 
     __slots__ = ()
@@ -374,7 +378,7 @@ class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
         """None, since the cost is not known to be small."""
 
 
-ProgramNode.expanded_class = _Expanded
+ProgramNode.expanded_class = ExpandedNode
 DeviceProgramNode.expanded_class = _ExpandedOnDevice
 PROGRAM_NODES.append(ProgramNode)
 
@@ -421,9 +425,11 @@ def _rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any]) -> tu
     nodes: list[Node] = []
     anomaly = current_mode().anomaly is not None
     with ModeScope(grad=True, trace=None, anomaly=None, collect=nodes.append):
-        for statement in program.statements:
+        for number, statement in enumerate(program.statements):
             if not statement.is_row:
-                known.update({value.name: make(saved[value.name]) for value in statement.outputs})
+                for value in statement.outputs:
+                    is_there = value.name in saved  # else it is drawn again, within a memory budget
+                    known[value.name] = make(saved[value.name] if is_there else drawn_again(statement.op.forward, saved[residual(number, "draws")]))
                 continue
             arrays = tuple([None if value is None else _in_place_of(value, known) for value in statement.arrays])
             statics = map_tree(lambda value: known[value.name]._data, statement.statics, Value)

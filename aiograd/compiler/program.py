@@ -95,6 +95,7 @@ class Statement:
         node: class of the node that was recorded for it; None: nothing of it is differentiated.
         place: file and line of the user's code, ``model.py:12``.
         line: the text of that line.
+        residuals: bytes of the residuals of `fused`.
     """
 
     op: Op
@@ -105,6 +106,7 @@ class Statement:
     node: type[Any] | None
     place: str
     line: str
+    residuals: tuple[int, ...] = ()
 
     @property
     def cost(self) -> float:
@@ -144,6 +146,7 @@ class Program:
             the view is made.
         returns: for each leaf of the result its place among outputs, inputs and captured Tensors, and True if it is detached; None: the outputs.
         shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
+        owners: by name of a value, the number of the array that owned its memory while recording, and the bytes of that.
         file: the text that `source` gives.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
         parts: the programs of the rows between its calls, where it makes calls.
@@ -159,12 +162,15 @@ class Program:
     views: tuple[tuple[int, int, Any], ...] = ()
     returns: tuple[tuple[int, bool], ...] | None = None
     shared: dict[str, frozenset[str]] = field(default_factory=dict)
+    owners: dict[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     file: SourceFile = field(default_factory=SourceFile, repr=False)
     arena_bytes: int = field(default=0, compare=False)
     parts: tuple[Program, ...] = field(default=(), repr=False)
     report: Any = field(default=None, repr=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
+    #: with a memory budget, a `aiograd.compiler.memory_plan.Recomputation`
+    recomputation: Any = field(default=None, repr=False)
     #: name of the device of the values, see Note [Programs on a device]
     device: str = field(init=False, compare=False)
 
@@ -194,6 +200,16 @@ class Program:
     def svg(self, *, max_nodes: int = 1000) -> str:
         """The program as an SVG picture; see `aiograd.viz.program_svg`."""
         return str(DRAWING[0]().program_svg(self, max_nodes=max_nodes))
+
+    @property
+    def memory_plan(self) -> Any:
+        """The values kept for the backward and those computed again, a `aiograd.compiler.memory_plan.MemoryPlan`; None without a memory budget."""
+        plans = [part.recomputation.memory_plan for part in (self, *self.parts) if part.recomputation is not None]
+        return plans[0].joined(plans[1:]) if plans else None
+
+    def memory_svg(self) -> str:
+        """Live bytes over the backward with and without the memory budget, as an SVG picture; see `aiograd.viz.memory_svg`."""
+        return str(DRAWING[0]().memory_svg(self))
 
     def values(self) -> Iterator[Value]:
         """All values."""

@@ -11,8 +11,9 @@ from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged, forward_code, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
 from aiograd.compiler.memory_guards import add_program
+from aiograd.compiler.memory_plan import Recomputation
 from aiograd.compiler.native.tiers import HOT, NativeTier, native_problem
-from aiograd.compiler.node import estimate, explain
+from aiograd.compiler.node import estimate, explain, statement_cost
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
@@ -159,11 +160,15 @@ class ProgramCode(GuardedCode):
 
     Args:
         name, program, *guards: see `GuardedCode`.
-        tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`.
+        tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`; with a budget there are no native functions, which keep memory
+            of their own.
+        memory_budget: the share of the memory for the backward that the program may hold; None: all.
     """
 
-    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto") -> None:
+    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None) -> None:
         super().__init__(name, program, *guards)
+        if memory_budget is not None:
+            program.recomputation = Recomputation(program, memory_budget)
         plain = forward_code(program)
         code, inside = arranged(program, plain)
         #: the function of the forward and its arenas; both change at once
@@ -191,11 +196,13 @@ class ProgramCode(GuardedCode):
         names_given = {value.name for value in given}
         self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
+        if program.recomputation is not None:  # it is not cut into pieces for the loop
+            self.estimate = sum(map(statement_cost, program.statements)) + program.recomputation.plan.extra
         #: the number of runs before the one that asks for native functions; 0: none does
         self.tier = tier
         #: by key of a backward: names of the saved values that its results may share memory with
         self.shared: dict[Any, set[str]] = {}
-        self.hot = 0 if program.device != "cpu" or tier == "numpy" else HOT
+        self.hot = 0 if program.device != "cpu" or tier == "numpy" or memory_budget is not None else HOT
         #: makes the native functions; None where none are made
         self.native = NativeTier(self, plain) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
@@ -254,6 +261,8 @@ class ProgramCode(GuardedCode):
         every = self.statements_of((True,) * len(self.metadata), self.all_needed)
         if every <= gone:
             return ()
+        if self.program.recomputation is not None:
+            return arrays
         kept = self._needed.get(gone)
         if kept is None:
             kept = self._needed[gone] = needed_names(self.program, every - gone)

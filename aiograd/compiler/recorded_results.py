@@ -59,7 +59,7 @@ class ResultRecorder(WriteRecorder):
             returns = None
         program = Program(
             signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views, returns,
-            self._shared(),
+            self._shared(), self._owned(),
         )
         if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
             self.breaks(f"it computes on {program.device} and on the host")
@@ -99,6 +99,11 @@ class ResultRecorder(WriteRecorder):
             if each is tensor:
                 return place, False
         return next(place for place, each in enumerate(tensors) if each._vc is tensor._vc), True
+
+    def _owned(self) -> dict[str, tuple[int, int]]:
+        """By name of a value, the number of the array that owns its memory, and its bytes."""
+        numbers: dict[int, int] = {}
+        return {name: (numbers.setdefault(id(owner), len(numbers)), getattr(owner, "nbytes", 0)) for name, owner in self._owners.items()}
 
     def _shared(self) -> dict[str, frozenset[str]]:
         """By name of a value, the names of all that share its version counter, as the views of one tensor do."""

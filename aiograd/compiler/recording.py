@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from aiograd.compiler.effects import statement_op
+from aiograd.compiler.effects import DrawOp, statement_op
 from aiograd.compiler.lines import quoted, user_line
 from aiograd.compiler.program import Statement, Value, ValueKind
 from aiograd.compiler.watching.kinds import ARRAY, ATTRIBUTE
@@ -95,6 +95,8 @@ class ProgramRecorder:
         self._alive: list[Any] = []
         #: by id, Tensors that were made of numbers
         self._created: dict[int, TensorCore] = {}
+        #: by name of a value, the array that owns its memory
+        self._owners: dict[str, Any] = {}
         self._device = "cpu"
         self._array_types: tuple[type, ...] = (np.ndarray,)
         self._of_call = inputs
@@ -150,7 +152,8 @@ class ProgramRecorder:
         place, line = self.watcher.line()
         made = self._made(outputs)
         self._alive.append(residuals)
-        self._statements.append(Statement(op, tuple(arrays), values, fused, made, None if node is None else type(node), place, line))
+        self._statements.append(Statement(op, tuple(arrays), values, fused, made, None if node is None else type(node), place, line,
+                                          tuple([getattr(each, "nbytes", 0) for each in residuals])))
 
     def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...], statics: dict[str, Any] | None = None) -> None:
         """Add a statement that is no row."""
@@ -192,7 +195,7 @@ class ProgramRecorder:
     def drew(self, name: str, draw: Callable[[], Any], tensor: TensorCore) -> None:
         """Note a draw of random numbers; `draw` draws the next ones, as a Tensor."""
         if self.broken is None:
-            self._add(statement_op(name, lambda: draw()._data), (), (tensor,))
+            self._add(DrawOp(name, lambda: draw()._data), (), (tensor,))
 
     def performs(self, name: str, function: Callable[..., None], tensors: tuple[TensorCore, ...]) -> None:
         """Note a function of arrays that has run for its effect, such as an update of running statistics."""
@@ -284,6 +287,7 @@ class ProgramRecorder:
         strides = data.strides if name == "cpu" else ()
         value = Value(kind, index, tuple(tensor.shape), tensor.dtype, tensor._node is not None, strides, name)
         self._values[id(tensor)] = value
+        self._owners[value.name] = _bases(data)[-1] if getattr(data, "base", None) is not None else data
         self._arrays.setdefault(id(data), value)
         self._sharing.setdefault(id(data), []).append(tensor)
         self._alive += [tensor, data]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiograd.compiler.budgeted_node import BudgetedProgramNode
 from aiograd.compiler.node import DeviceProgramNode, ProgramNode
 from aiograd.compiler.program import Program
 from aiograd.compiler.source import Names, load_checks
@@ -65,6 +66,7 @@ def _node(program: Program, sources: Sequence[int], names: Names) -> list[str]:
         nodes, nrs = (f"tuple([tensors[place].{name} for place in {places}])" for name in ("_node", "_nr"))
         versions = "tuple([0 if (c := t._vc) is None else c[0] for t in tensors])"
     is_on_device = program.device != "cpu"
-    node = names.of("ProgramNode", DeviceProgramNode if is_on_device else ProgramNode)
+    of_host = ProgramNode if program.recomputation is None else BudgetedProgramNode
+    node = names.of("ProgramNode", DeviceProgramNode if is_on_device else of_host)
     stream = "getattr(arrays[0], '__aiograd_stream__', None), " if is_on_device else ""
     return [*lines, f"node = {node}({stream}code, tensors, saved, arena, {nodes}, {nrs}, {versions})"]

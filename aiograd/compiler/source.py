@@ -79,6 +79,8 @@ def text_of(code: ArrayCode, names: Names) -> str:
     for parameter in code.parameters:
         if not isinstance(parameter, Ref) and parameter[1]:
             lines.append(f"    {', '.join(ref.name for ref in parameter[1])}, = {parameter[0]}")
+            if code.frees and parameter[0] == "saved":
+                lines.append("    saved.clear()")
     drops = _drops(code)
     errors: tuple[tuple[str, str], ...] = ()
     for number, (call, handling) in enumerate(zip(code.calls, _handling(code), strict=True)):
@@ -133,7 +135,16 @@ def _statement(call: Call, names: Names) -> str:
 
 
 def _drops(code: ArrayCode) -> dict[int, list[Ref]]:
-    """By call: large values that are needed no more after it."""
+    """By call: large values that are needed no more after it; all of them where the code `frees`."""
+    if code.frees:
+        ends: dict[int, list[Ref]] = {}
+        returned = {ref.name for ref in leaves_of(code.results, Ref)}
+        names = {ref.name: number for number, call in enumerate(code.calls) for ref in (*call.refs(), *call.results)}
+        every = {ref.name: ref for call in code.calls for ref in (*call.refs(), *call.results)}
+        for name, number in names.items():
+            if name not in returned:
+                ends.setdefault(number, []).append(every[name])
+        return ends
     if not any([ref.nbytes >= DROPPED_BYTES for call in code.calls for ref in call.results]):
         return {}
     memory = Memory(code)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
@@ -67,12 +67,12 @@ class Part:
 class StepCode(GuardedCode):
     """A program with calls among its statements, see the module's Note; its arguments are those given to `GuardedCode`."""
 
-    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto") -> None:
+    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None) -> None:
         super().__init__(name, program, *guards)
-        self._tier = tier
+        self._options: dict[str, Any] = {"tier": tier, "memory_budget": memory_budget}
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
-        divided = _divided(program, segments(program))
+        divided = _divided(program, segments(program, cuts=memory_budget is None))
         self._parts = [self._part(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
         self._returns = [(self._places[value.name], value.records) for value in program.outputs]
         program.parts = tuple([code.program for code in self.numeric])
@@ -103,10 +103,10 @@ class StepCode(GuardedCode):
         moved = tuple([_moved(statement, own) for statement in statements])
         tensors = tuple([program.tensors[value.index] for value in captured])
         given = tuple(inputs.values()), tuple(captured.values())
-        part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, file=program.file)
+        part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, owners=program.owners, file=program.file)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
-        return Part(None, ProgramCode(self.name, part, list, [], tier=self._tier), takes, gives)
+        return Part(None, ProgramCode(self.name, part, list, [], **self._options), takes, gives)
 
     def _short_way(self, statement: Statement) -> Callable[..., bool] | None:
         """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""
@@ -228,8 +228,13 @@ def _pass_at_once(seed: Any, keep_graph: bool, tensor: Any) -> bool:
     return current_engine().run_at_once((node, tensor._nr), seed, keep_graph)
 
 
-def segments(program: Program) -> list[list[Statement]]:
-    """The statements of each part. See Note [Segments]."""
+def segments(program: Program, *, cuts: bool = True) -> list[list[Statement]]:
+    """The statements of each part. See Note [Segments].
+
+    Args:
+        program: the program.
+        cuts: False: rows between two calls are one part, as a plan of memory needs them.
+    """
     found: list[list[Statement]] = []
     light = heavy = 0.0
     for statement in program.statements:
@@ -237,7 +242,7 @@ def segments(program: Program) -> list[list[Statement]]:
         is_heavy = cost > INLINE_NS
         light, heavy = (light, heavy + cost) if is_heavy else (light + cost, heavy)
         begins = not found or isinstance(found[-1][0].op, CalledOp) or isinstance(statement.op, CalledOp)
-        if begins or light > SEGMENT_NS or (is_heavy and heavy > HEAVY_NS):
+        if begins or (cuts and (light > SEGMENT_NS or (is_heavy and heavy > HEAVY_NS))):
             found.append([])
             light, heavy = (0.0, cost) if is_heavy else (cost, 0.0)
         found[-1].append(statement)
@@ -260,4 +265,4 @@ def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tupl
 def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
     """A statement with the values of a part in place of the whole's."""
     arrays, statics = map_tree(lambda value: own.get(value, value), (statement.arrays, statement.statics), Value)
-    return Statement(statement.op, arrays, statics, statement.fused, statement.outputs, statement.node, statement.place, statement.line)
+    return replace(statement, arrays=arrays, statics=statics)

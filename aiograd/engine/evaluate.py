@@ -95,7 +95,7 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
 
 def _run_builtin(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, ...] | None) -> Any:
     if node.heeds_keeping:
-        node.keeps_graph = task.keep_graph  # type: ignore[attr-defined]
+        node.keeps_graph = task.keep_graph or node in task.plan.kept  # type: ignore[attr-defined]
     if grads and grads[0] is None and all(grad is None for grad in grads):
         outputs: Any = (None,) * node.num_outputs
     elif values is None and not task.create_graph and task.plan.exec_info is None and not node.has_repeats:

@@ -113,7 +113,7 @@ class GraphWalk:
                     else:
                         break
                     if node.heeds_keeping:
-                        node.keeps_graph = not release  # type: ignore[attr-defined]
+                        node.keeps_graph = not release or node in kept  # type: ignore[attr-defined]
                     if recorded is not None:
                         recorded.running = node
                         outputs = plan.run_recorded(node, grad, task.staged)

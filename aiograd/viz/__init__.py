@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from aiograd.viz.dot import graph_dot, program_dot
+from aiograd.viz.memory import memory_svg
 from aiograd.viz.svg import graph_svg, program_svg
 
-__all__ = ["graph_dot", "graph_svg", "program_dot", "program_svg"]
+__all__ = ["graph_dot", "graph_svg", "memory_svg", "program_dot", "program_svg"]

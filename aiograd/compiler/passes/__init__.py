@@ -11,12 +11,13 @@
 `arenas`         calls that make new arrays write into memory that is used again
 ===============  =====================================================================
 
-The last one is for the forward only.
+The last one is for the forward only. `recompute` plans which values a program with a memory budget keeps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.passes.common import with_common_calls_once
@@ -41,6 +42,13 @@ PASSES: tuple[Callable[[ArrayCode], ArrayCode], ...] = (
 
 #: for native functions, which plan memory themselves
 NATIVE_PASSES = tuple([each for each in PASSES if each not in (with_equal_layouts, with_memory_reused)])
+
+
+#: for programs with a memory budget: no memory waits for a later use
+BUDGET_PASSES: tuple[Callable[[ArrayCode], ArrayCode], ...] = (
+    *[each for each in PASSES if each not in (with_equal_layouts, with_memory_reused)],
+    partial(with_memory_reused, waits=False),
+)
 
 
 def optimized(code: ArrayCode, passes: tuple[Callable[[ArrayCode], ArrayCode], ...] = PASSES) -> ArrayCode:

@@ -18,8 +18,12 @@ from aiograd.compiler.calls import ArrayCode, Call, Memory, Ref
 from aiograd.running.trees import leaves_of
 
 
-def with_memory_reused(code: ArrayCode) -> ArrayCode:
-    """The code with an `out` for the element-wise calls and products that find an array to write into."""
+def with_memory_reused(code: ArrayCode, *, waits: bool = True) -> ArrayCode:
+    """The code with an `out` for the element-wise calls and products that find an array to write into.
+
+    Args:
+        waits: False: only arrays that the call itself reads, so that none is kept for a later one.
+    """
     memory = Memory(code)
     kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}
     #: by Ref, the one that stands for its memory; by that one, the last call that uses it
@@ -55,7 +59,7 @@ def with_memory_reused(code: ArrayCode) -> ArrayCode:
                 owner[roots[result]] = result
         for root in ends.get(number, ()):
             found = owner.get(root)
-            if found is not None and root not in kept and (given is None or roots[given] is not root):
+            if waits and found is not None and root not in kept and (given is None or roots[given] is not root):
                 free.setdefault(_layout(found), []).append(found)
     return replace(code, calls=tuple(calls))
 
