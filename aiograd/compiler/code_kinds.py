@@ -40,12 +40,13 @@ def code_of(
         is_async: True for an ``async def``.
     """
     guards = result, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
+    budget = options.memory_budget
     code: Code
     if isinstance(recorder, TangentRecorder):
         code = TangentCode(name, program, *guards, followed=recorder.followed(), tier=options.tier)
-    elif recorder.has_called or is_async or len(segments(program)) > 1:
-        code = StepCode(name, program, *guards, tier=options.tier)
+    elif recorder.has_called or is_async or len(segments(program, cuts=budget is None)) > 1:
+        code = StepCode(name, program, *guards, tier=options.tier, memory_budget=budget)
     else:
-        code = ProgramCode(name, program, *guards, tier=options.tier)
+        code = ProgramCode(name, program, *guards, tier=options.tier, memory_budget=budget)
     code.used = next_use()
     return code

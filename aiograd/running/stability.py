@@ -82,14 +82,13 @@ def deprecated(*, instead: str, since: str, removed_in: str) -> Callable[[Named]
     def decorate(named: Named) -> Named:
         message = f"{named.__qualname__} is deprecated since aiograd {since} and goes away in {removed_in}: use {instead}"
         if inspect.isclass(named):
-            named.__init__ = _warning(named.__init__, message)  # type: ignore[misc]
-            named.__deprecated__ = message  # type: ignore[attr-defined]
-            named.__removed_in__ = removed_in  # type: ignore[attr-defined]
-            return named
-        wrapper = _warning(named, message)
-        wrapper.__deprecated__ = message
-        wrapper.__removed_in__ = removed_in
-        return wrapper  # type: ignore[no-any-return]
+            changed: Any = named
+            changed.__init__ = _warning(changed.__init__, message)
+        else:
+            changed = _warning(named, message)
+        changed.__deprecated__ = message
+        changed.__removed_in__ = removed_in
+        return changed  # type: ignore[no-any-return]
 
     return decorate
 

@@ -1,7 +1,7 @@
 """The pytest plugin of aiograd: a virtual clock, a simulated network and leak checks as fixtures. Loaded by itself wherever both are installed.
 
-It changes nothing for tests that do not ask for one of its fixtures, but for one: a use of a name of aiograd that is deprecated is an error, unless the
-project's own ``filterwarnings`` say otherwise.
+It changes nothing for tests that do not ask for one of its fixtures, with one exception: a use of a deprecated name of aiograd is an error, unless
+the project's own ``filterwarnings`` say otherwise.
 
 Note [How a test gets the virtual clock]
     A test that is ``async def`` must run on the simulated loop from its start, so the choice is made where pytest-asyncio asks which
