@@ -12,8 +12,8 @@ Note [Finding a way back]
 
     The dialling side learns the reason: a refused connection means that the process has ended; another incarnation, that it was
     restarted; a session that is not resumed, that the peer has given it up. In each case all requests under way are lost, at once. While
-    the peer merely cannot be reached, it is dialled again, until it has been silent for too long. Where it gets another URL meanwhile, dialling begins
-    anew, there and at once: a process that was started again is not taken for the one that has ended at the old address.
+    the peer merely cannot be reached, it is dialled again, until it has been silent for too long. Where it gets another URL meanwhile, dialling
+    begins anew, there and at once: a process that was started again is not taken for the one that has ended at the old address.
 
 Note [When the peer does not know the session]
     A handshake can be complete for the dialler although its last message never arrives. Such a session has not carried a frame from the
