@@ -342,11 +342,12 @@ class Peer:
             self._dialling[session] = self.loop.create_task(self._keep_dialling(session, pause), name=name, context=self.context.copy())
 
     def redial(self) -> None:
-        """Called when the peer has another URL: sessions that are being dialled are dialled there at once."""
-        for session, task in list(self._dialling.items()):
-            task.cancel()
-            del self._dialling[session]
-            self._reach(session, 0.0)
+        """Called when the peer has another URL, or its first: sessions without a channel are dialled there at once."""
+        for session in self.sessions:
+            if session.channel is None:
+                if (task := self._dialling.pop(session, None)) is not None:
+                    task.cancel()
+                self._reach(session, 0.0)
 
     async def _keep_dialling(self, session: PeerSession, pause: float) -> None:
         refusals = attempt = 0
