@@ -159,6 +159,18 @@ async def test_a_peer_without_url_comes_back_by_itself(world: World) -> None:
     assert a.ran == [2]
 
 
+async def test_a_peer_without_url_is_dialled_as_soon_as_it_has_one(world: World) -> None:
+    a, b = await world.talking()
+    asking = await b.asking(0.1, "a", "gate", 2)
+    a.endpoint._urls.clear()  # neither can dial
+    world.board.reset()
+    await turns()
+    b.endpoint.add_peer("a", a.transport.url)
+    a.gate.set()
+    assert await asking == 2
+    assert a.ran == [2] and not b.lost
+
+
 async def test_a_peer_without_url_that_does_not_come_back_is_lost(world: World) -> None:
     a, b = await world.talking()
     asking = await b.asking(0.1, "a", "gate", 2)

@@ -107,7 +107,7 @@ class Roster:
     async def introduce(self, name: str, url: str, incarnation: bytes) -> None:
         """Introduce a worker that listens, for the first time or again: tell it all addresses, then tell all workers its address.
 
-        What they still have of an earlier process of its name is over when this returns: calls from then on meet this one.
+        When this returns, sessions with an earlier process of its name have ended everywhere: calls that begin then meet this process.
         A worker that is lost meanwhile is passed over: it is told when it is back. Cancelled, some may not have been told.
 
         Args:

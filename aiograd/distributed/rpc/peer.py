@@ -12,7 +12,8 @@ Note [Finding a way back]
 
     The dialling side learns the reason: a refused connection means that the process has ended; another incarnation, that it was
     restarted; a session that is not resumed, that the peer has given it up. In each case all requests under way are lost, at once. While
-    the peer merely cannot be reached, it is dialled again, until it has been silent for too long.
+    the peer merely cannot be reached, it is dialled again, until it has been silent for too long. Where it gets another URL meanwhile, dialling
+    begins anew, there and at once: a process that was started again is not taken for the one that has ended at the old address.
 
 Note [When the peer does not know the session]
     A handshake can be complete for the dialler although its last message never arrives. Such a session has not carried a frame from the
@@ -341,11 +342,12 @@ class Peer:
             self._dialling[session] = self.loop.create_task(self._keep_dialling(session, pause), name=name, context=self.context.copy())
 
     def redial(self) -> None:
-        """Called when the peer has another URL: sessions that are being dialled are dialled there at once."""
-        for session, task in list(self._dialling.items()):
-            task.cancel()
-            del self._dialling[session]
-            self._reach(session, 0.0)
+        """Called when the peer has another URL, or its first: sessions without a channel are dialled there at once."""
+        for session in self.sessions:
+            if session.channel is None:
+                if (task := self._dialling.pop(session, None)) is not None:
+                    task.cancel()
+                self._reach(session, 0.0)
 
     async def _keep_dialling(self, session: PeerSession, pause: float) -> None:
         refusals = attempt = 0
