@@ -3,6 +3,9 @@
 A row is the ratio of two workloads, each on both sides in the same interleaved run, minima. Rows of functions that a build does not have are named
 and left out. Peaks are of what Python and numpy allocate (tracemalloc); torch's allocations are not seen by it, so these rows have no torch.
 
+Two figures have no row here: plans of recomputation beside the optimum are in the tests of `aiograd.compiler.passes.recompute`, and eager passes
+without any of this are in `small_graphs`, which a build before and one after can run in turn.
+
 What is unfair: torch.func keeps a graph for jvp's values if a parameter requires grad, so its parameters do not; its dense Jacobian of a sparse
 system is the only one it has.
 """
