@@ -425,3 +425,24 @@ def test_the_picture() -> None:
     assert text.count("<polygon") == 2
     assert "12 kB of 16 kB" in text
     assert "computed again" in str(program.memory_plan)
+
+
+async def test_a_value_that_is_computed_twice_is_not_held_in_between() -> None:
+    """Equal calls are done once elsewhere; here the second one is there because its result would take memory until then."""
+
+    def chain(x: Any) -> Any:
+        a = x.exp()
+        y = x
+        for _ in range(8):
+            y = (y * a).sin()
+        return y.sum()
+
+    compiled, x = ag.compile(chain, memory_budget=0.35), leaf(1000)
+    found = []
+    for run in (chain, compiled, compiled):
+        found.append(bits(*await ag.grad(run(x), [x])))
+    assert found[0] == found[1] == found[2]
+    (program,) = compiled.programs
+    names = [name for _, again in program.memory_plan.recompute for name in again]
+    assert len(names) > len(set(names))
+    assert program.source.count("# again,") == len(names)
