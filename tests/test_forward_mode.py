@@ -101,6 +101,14 @@ async def test_values_can_be_read() -> None:
     await check(fn)
 
 
+@pytest.mark.parametrize("fn", [lambda x: x.max(), lambda x: np.maximum(x, x[::-1].detach()).sum(), lambda x: np.fmax(x, 1.0).sum(), np.median])
+async def test_ties_are_the_rules_own(fn: Any) -> None:
+    x = tensor([1.0, 1.0, 1.0])
+    _, gradient = await ag.value_and_grad(fn, x)
+    for direction in np.eye(3):
+        close((await ag.jvp(fn, x, tensor(direction)))[1], gradient.numpy() @ direction)
+
+
 # -------------------------------------------------------------------- views and writes
 
 
@@ -303,6 +311,14 @@ async def test_vmap_inside_and_outside() -> None:
     columns = await ag.vmap(column)(tensor(np.eye(4)))
     close(columns, (await ag.jacobian(solved, tensor(X))).numpy().T)
 
+    async def columns_at(x: Any) -> Any:  # a batch of tangents and values of another call meet in each rule
+        async def column(v: Any) -> Any:
+            return (await ag.jvp(lambda x: np.sin(x) * x[0] * WithJvp.apply(x, 1.0) / x.max(), x, v))[1]
+
+        return await ag.vmap(column)(tensor(np.eye(4)))
+
+    await check(columns_at)
+
 
 async def test_checkpoints_pass_through() -> None:
     weight = tensor(M)
@@ -497,6 +513,7 @@ async def test_a_custom_function_of_several(function: Any) -> None:
 
     await check(lambda x: fn(x, lambda x: x))
     await check(lambda x: fn(x, lambda x: tensor(X)))
+    await check(lambda x: derivative(lambda x: fn(x, lambda x: x), x))
 
 
 async def test_a_custom_function_that_modifies_its_argument() -> None:

@@ -139,11 +139,6 @@ class AdoptsTensors(Protocol):
         """True if the Tensor keeps its place in the graph of operations on this device."""
 
 
-def adopts(name: str) -> bool:
-    """True for the name of a device that adopts Tensors: gradients of Tensors on any device may live there."""
-    return name != "cpu" and hasattr(device(name), "adopt")  # what `AdoptsTensors` asks for, which costs ten times as much to check
-
-
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}
 #: packages that implement devices: their functions compute from their arguments alone
@@ -256,6 +251,11 @@ def device(name: str) -> Device | None:
 def name_of_device(name: str) -> DeviceName:
     """The name of a device that holds something, which is thus there."""
     return str.__new__(DeviceName, name)
+
+
+def adopts(name: str) -> bool:
+    """True for the name of a device that adopts Tensors: gradients of Tensors on any device may live there."""
+    return hasattr(_devices.get(name), "adopt")  # what `AdoptsTensors` asks for, which costs ten times as much to check
 
 
 def known_devices() -> list[str]:
