@@ -53,6 +53,11 @@ def products(loss: Callable[..., Any], weight: tuple[int, ...], *shape: int) -> 
     return lambda x: loss(x, w), [w], (draw(5, *shape),)
 
 
+def of_integers(integers: Any) -> Case:
+    w = leaf(draw(3, 2, at=1))
+    return lambda x: ag.exp(x @ w / 9).sum(), [w], (integers,)
+
+
 def embedding(padding: int | None = None, tied: bool = False) -> Case:
     table, params = module(ag.nn.Embedding(6, 3, padding_idx=padding))
     if tied:
@@ -116,6 +121,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "vector on the right": lambda: products(lambda x, w: ag.exp(x @ w).sum(), (3,), 4, 3),
     "vector on the left": lambda: products(lambda x, w: ag.exp(w @ x).sum(), (3,), 3, 4),
     "vector on the left of many": lambda: products(lambda x, w: ag.exp(w @ x).sum(), (3,), 2, 3, 4),
+    "integers": lambda: of_integers(WORDS),
+    "integers in rows": lambda: of_integers(WORDS.reshape(5, 1, 3)),
     "one matrix twice": lambda: products(lambda x, w: ag.exp(x @ w).sum() + ag.sin(x[0] @ w).sum(), (3, 4), 2, 3),
     "on both sides": both_sides,
     "power of a matrix": lambda: products(lambda x, w: (x @ (w @ w)).sum(), (3, 3), 3),
@@ -206,6 +213,15 @@ async def test_norms_of_extreme_gradients() -> None:
     (each,) = await ag.grad_per_sample(lambda x: (x @ v).sum(), [v], near)
     (norm,) = (await ag.grad_norms_per_sample(lambda x: (x @ v).sum(), [v], near)).numpy()
     np.testing.assert_allclose(norm, np.linalg.norm(each.numpy()), rtol=1e-6)
+
+
+async def test_gradients_have_the_dtype_of_their_parameter() -> None:
+    w, double = leaf(draw(3, 2), np.float32), leaf(draw(3, 2))
+    listed, chunks = per_sample.checked("test", lambda x: None, [w, double], draw(5, 3), None)
+    _, found = await per_sample.gradients_of_examples("test", lambda x: (x @ w + x @ double).sum(), listed, chunks[0])
+    sums = [each.weighted(np.ones(5)) for each in found if each is not None]
+    assert [each.dtype for each in sums] == [np.float32, np.float64]
+    np.testing.assert_allclose(sums[0], sums[1], rtol=1e-6)
 
 
 async def test_chunks_and_empty_batches() -> None:

@@ -108,6 +108,14 @@ class Private:
         Raises:
             NaNGradientError: the gradient of an example is not finite. ModifiedError: a parameter was modified meanwhile, as by another step.
             ArgumentError: as `aiograd.grad_per_sample`.
+
+        >>> w = ag.zeros(2, requires_grad=True)
+        >>> optimizer = ag.optim.SGD([w], lr=1.0)
+        >>> private = ag.optim.Private(optimizer, noise_multiplier=0.0, max_grad_norm=1.0, sample_rate=0.5, dataset_size=2)
+        >>> await private.step(lambda x: (x * w).sum(), np.array([[3.0, 4.0]], np.float32))
+        tensor([0.])
+        >>> w.detach()
+        tensor([-0.6, -0.8])
         """
         tell_compiler("takes a private step")
         params, chunks = checked("Private.step", loss, self._params(), batch, chunk_size)

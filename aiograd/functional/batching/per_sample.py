@@ -88,7 +88,7 @@ class Factors(NamedTuple):
         """The squared norm of the gradient of each example, (B,) of float64; see Note [Norms without gradients]."""
         a, b = self.a, self.b
         examples, pairs = b.shape[:2]
-        if a.dtype.kind in "iu":  # add what belongs to one row of one example
+        if a.ndim == 2:  # add the vectors of one row of one example
             keys, place = np.unique(np.arange(examples)[:, None] * self.shape[0] + a, return_inverse=True)
             rows = scatter_rows(b.reshape(-1, b.shape[-1]).astype(np.float64), place.reshape(-1), len(keys))
             return np.bincount(keys // self.shape[0], weights=_squares(rows), minlength=examples)
@@ -102,7 +102,7 @@ class Factors(NamedTuple):
     def weighted(self, weights: Any) -> Any:
         """The sum of the gradients, each times its weight (B,)."""
         a, b = self.a, (self.b * weights.astype(self.b.dtype)[:, None, None]).reshape(-1, self.b.shape[-1])
-        total = scatter_rows(b, a.reshape(-1), self.shape[0]) if a.dtype.kind in "iu" else a.reshape(-1, a.shape[-1]).T @ b
+        total = scatter_rows(b, a.reshape(-1), self.shape[0]) if a.ndim == 2 else a.reshape(-1, a.shape[-1]).T @ b
         return total.reshape(self.shape)
 
 
@@ -120,10 +120,11 @@ class Formed(NamedTuple):
         return np.tensordot(weights.astype(self.each.dtype), self.each, 1)
 
 
-def _pairs(factor: Any) -> Any:
-    """A factor with the axes between the batch and the vectors as one; integers are themselves the vectors."""
-    ends = factor.shape[1:] if factor.dtype.kind in "iu" else factor.shape[1:-1]
-    return factor.reshape(len(factor), math.prod(ends), *factor.shape[1 + len(ends) :])
+def _pairs(factor: Any, has_vectors: bool, dtype: Any) -> Any:
+    """A factor with the axes between the batch and the vectors as one, in the dtype of the gradient; integers that stand for vectors as they are."""
+    ends = factor.shape[1:-1] if has_vectors else factor.shape[1:]
+    folded = factor.reshape(len(factor), math.prod(ends), *factor.shape[1 + len(ends) :])
+    return folded.astype(dtype, copy=False) if has_vectors else folded
 
 
 def _squares(x: Any) -> Any:
@@ -294,8 +295,10 @@ async def _pull_back(call: str, level: PerSampleLevel, value: Any, params: Seque
             with no_grad():
                 pairs = [rule(arrived[id(node)]._data, *values) for node, rule, values in factored[key] if arrived[id(node)] is not None]
             if pairs:
-                sides = [[_pairs(level.host(x)) for x in side] for side in zip(*pairs, strict=True)]
-                a, b = (side[0] if len(side) == 1 else np.concatenate(side, axis=1) for side in sides)
+                has_vectors = pairs[0][0].ndim == pairs[0][1].ndim
+                firsts = [_pairs(level.host(first), has_vectors, p.dtype) for first, _ in pairs]
+                seconds = [_pairs(level.host(second), True, p.dtype) for _, second in pairs]
+                a, b = (side[0] if len(side) == 1 else np.concatenate(side, axis=1) for side in (firsts, seconds))
                 found[-1] = Factors(a, b, p.shape)
     sources = [(tensor, level.host(arrived[id(leaf._node)]._data)) for tensor, leaf in derived if arrived[id(leaf._node)] is not None]
     return await _led_on(sources, params, found, level.size) if sources else found
