@@ -131,12 +131,12 @@ class Function:
         Returns:
             The outputs of forward, recorded, or a coroutine of them.
         """
-        layers: list[Layer] = []
+        layers: list[Layer] | None = None
         for arg in args:
             if isinstance(arg, TensorCore):
                 if arg._vc is not None:
                     refresh(arg)
-                if arg._data.__class__ is not np.ndarray and not layers:
+                if arg._data.__class__ is not np.ndarray and layers is None:
                     layers = layers_of(args)
         trace = current_mode().trace
         if trace is not None:
@@ -149,7 +149,7 @@ class Function:
             return cls._apply_async(context, layers, args, line)
         profiler = current_mode().profiler
         began = None if profiler is None else profiler.begin_forward()
-        with no_grad():
+        with ModeScope(grad=False):
             result = cls.forward(context, *(layers[-1].values if layers else args))
         if layers:
             result = cls._record_layers(context, layers, result, line)
@@ -160,10 +160,10 @@ class Function:
         return result
 
     @classmethod
-    async def _apply_async(cls, context: FunctionCtx, layers: list[Layer], args: tuple[Any, ...], line: str) -> Any:
+    async def _apply_async(cls, context: FunctionCtx, layers: list[Layer] | None, args: tuple[Any, ...], line: str) -> Any:
         profiler = current_mode().profiler
         began = None if profiler is None else profiler.begin_forward()
-        with no_grad():
+        with ModeScope(grad=False):
             result: Any = await cls.forward(context, *(layers[-1].values if layers else args))
         if layers:
             result = cls._record_layers(context, layers, result, line)

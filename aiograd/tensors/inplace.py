@@ -80,7 +80,7 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
                 self, what, functools.partial(modify, self, other), lambda old: function(old, old if other is self else other),
                 lambda array, *others: _into(op, array, *others, *rest), operands,
             )  # fmt: skip
-        plain = isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc) and not (is_tensor and follows_writes(other._data))
+        plain = isinstance(self._data, np.ndarray) and is_ufunc and not (is_tensor and other._data.__class__ is not np.ndarray)
         if plain and not _records(self, other if is_tensor else None):
             if not is_tensor and not isinstance(other, _NUMBERS):
                 return NotImplemented
@@ -181,10 +181,10 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
         InPlaceError: it is a leaf that requires grad, or a view of one, and operations are being recorded; or its memory cannot be written to.
     """
     data = tensor._data
-    origin = base_of(tensor)._data
-    if follows_writes(origin) and origin.is_fixed:
+    follows = data.__class__ is not np.ndarray and follows_writes(data)
+    if follows and base_of(tensor)._data.is_fixed:
         raise InPlaceError(f"{what}: the tensor is an input of the function that jvp() differentiates, or a view of one. Use clone() first.")
-    flags = getattr(data, "flags", None) if follows_writes(data) else data.flags if isinstance(data, np.ndarray) else None
+    flags = data.flags if follows or isinstance(data, np.ndarray) else None
     if flags is not None and not flags.writeable:
         raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
@@ -299,8 +299,9 @@ def _follows(data: Any, value: Any) -> bool:
 
 def store(tensor: TensorCore, index: Any, value: Any) -> None:
     """Write into the tensor's memory. An array of a level that follows writes gives one like it to the tensor and those that it is a view of."""
-    if not _follows(tensor._data, value):
-        tensor._data[index] = value
+    held = tensor._data
+    if held.__class__ is value.__class__ is np.ndarray or not _follows(held, value):
+        held[index] = value
         return
     if not follows_writes(tensor._data) and not (value.is_followed and current_mode().tangents):
         tensor._data[index] = value.plain
