@@ -1,7 +1,7 @@
 """How stable each public name is, and the decorator of names that will go away.
 
-A level belongs to a module, or to a name where it differs from its module's; the longest entry that fits a name counts. What the levels promise
-stands in ``docs/reference/stability.md``.
+A level belongs to a module, or to a name where it differs from its module's; the longest entry that fits a name counts. The promises of the levels
+stand in ``docs/reference/stability.md``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Named = TypeVar("Named", bound=Callable[..., Any])
 
 
 class Stability(enum.Enum):
-    """What may change in a release without a new major version."""
+    """The promise of a public name: which changes a release may make to it without a new major version."""
 
     #: nothing, until it was deprecated for two minor releases
     STABLE = "stable"
@@ -39,7 +39,7 @@ LEVELS: Mapping[str, Stability] = {
         (
             Stability.PROVISIONAL,
             "aiograd.stats aiograd.parallel aiograd.profiler aiograd.viz aiograd.kernels aiograd.cuda aiograd.pipeline aiograd.serving "
-            "aiograd.interop.jax aiograd.distributed.moe aiograd.compile aiograd.distributed.LocalSteps aiograd.distributed.DataParallel "
+            "aiograd.interop.jax aiograd.distributed.moe aiograd.implicit aiograd.compile aiograd.distributed.LocalSteps aiograd.distributed.DataParallel "
             "aiograd.distributed.ZeroRedundancyOptimizer aiograd.distributed.TopK aiograd.distributed.Blockwise",
         ),
         (Stability.INTERNAL, "aiograd.transaction"),
@@ -71,12 +71,12 @@ def deprecated(*, instead: str, since: str, removed_in: str) -> Callable[[Named]
     Where the pytest plugin `aiograd.testing` is loaded, as it is wherever both are installed, the warning is an error.
 
     Args:
-        instead: what to use, for the message.
+        instead: the name to use, for the message.
         since: the first version that warns.
         removed_in: the first version without it.
 
     Returns:
-        The decorator. What it returns has an attribute ``__deprecated__``, the message.
+        The decorator. Its result has an attribute ``__deprecated__``, the message.
     """
 
     def decorate(named: Named) -> Named:

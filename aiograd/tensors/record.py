@@ -191,11 +191,14 @@ def taken_over(tensor: Any, other: Any) -> Any:
 
 def _adopted(there: Any, tensor: Any) -> Any:
     adopted = there.adopt(tensor)
-    if isinstance(adopted, TensorCore):
-        return adopted
-    made = make(adopted)
-    if tensor._node is not None and there.takes_graph(tensor):
-        made._node, made._nr = tensor._node, tensor._nr
+    made = adopted
+    if not isinstance(adopted, TensorCore):
+        made = make(adopted)
+        if tensor._node is not None and there.takes_graph(tensor):
+            made._node, made._nr = tensor._node, tensor._nr
+    trace = current_mode().trace
+    if trace is not None:
+        trace.adopts(tensor, made)
     return made
 
 
@@ -213,8 +216,6 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         there = devices.device(device)
         if devices.adopts(device):
             tensors[i] = _adopted(there, tensor)
-            if mode.trace is not None:
-                mode.trace.adopts(tensor, tensors[i])
         elif not array.ndim and (tensor._node is None or not mode.grad):
             continue
         elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):

@@ -1,8 +1,8 @@
 """The checking mode of native functions: ``AIOGRAD_NATIVE_CHECK=1`` has every access to memory looked at before it happens.
 
-Note [What is checked]
-    Each load and store, and what one call of a numpy loop goes through, has to lie within the array that it is for; the bounds of arguments are
-    those of the arrays that are given at run time. The memory that a function computes in has red zones between its arrays, which nothing may
+Note [Checks]
+    Each load and store, and the memory that one call of a numpy loop goes through, has to lie within its array; the bounds of an argument come
+    from the array at run time. The memory that a function computes in has red zones between its arrays, which nothing may
     write: they find a numpy loop that goes further than it is told to. A check that fails ends the call with an `AssertionError`, before the access.
     For tests (``make native``): a checked function runs one call at a time and is several times slower.
 """
@@ -22,7 +22,7 @@ from aiograd.compiler.native.item_code import span
 from aiograd.compiler.native.items import NativeCode, Root, RootKind
 from aiograd.errors import ArgumentError
 
-#: bytes of a red zone, and what they hold
+#: bytes of a red zone, and their value
 RED_BYTES = 64
 RED = 0xA5
 #: place of the table for the number of the check that has failed

@@ -1,4 +1,4 @@
-"""Recomputation: the values that a forward keeps for the backward, and those that are computed again there, so that a share of the memory suffices.
+"""Recomputation: which values a forward keeps for the backward, and which are computed again there, so that a share of the memory suffices.
 
 Note [Plans]
     A plan is a set of values for each backward step, computed again just before it. The rest follows, from the last step to the first: before step t
@@ -7,7 +7,7 @@ Note [Plans]
         before[t] = (reads[t] | arguments of again[t] | before[t + 1]) - again[t]
 
     and during it `before[t]` and `again[t]`. So a value that is computed again is dropped between its uses before and after, may be computed again
-    several times, and what has to be there before the first step is kept by the forward. Every choice of sets is a right plan; only its memory and
+    several times, and the values of before[0] are kept by the forward. Every choice of sets is a right plan; only its memory and
     its time differ. The search changes one set at a time and looks at the steps before it until nothing changes any more.
 
 Note [The search]
@@ -44,7 +44,7 @@ ROUGH = 1.5
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """The values that the forward keeps, and those that are computed again.
+    """The choice of values to keep in the forward; the other ones are computed again.
 
     Attributes:
         kept: the values in memory between forward and backward.
@@ -73,8 +73,8 @@ def plan(values: Sequence[tuple[float, int, Sequence[int]]], uses: Sequence[Sequ
         budget: the share, above 0 and at most 1.
 
     Returns:
-        The plan. During a step there are in memory: what it reads, what was kept or computed again and is needed later, and all that is computed
-        again for it.
+        The plan. During a step memory holds its reads, every kept or recomputed value that a later step needs, and all values that are computed again
+        for it.
 
     Raises:
         ArgumentError: a budget outside (0, 1], values that read later ones, or no plan was found; then with the smallest budget that has one.
