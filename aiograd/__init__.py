@@ -72,9 +72,9 @@ device = _DeviceName
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
-    "functional.checkpointing", "functional.gradient_check", "functional.isolation", "implicit", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
-    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "sparse", "testing",
-    "transaction", "utils", "viz",
+    "functional.checkpointing", "functional.gradient_check", "functional.isolation", "implicit", "interop", "nn", "optim", "parallel", "pipeline",
+    "profiler", "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "sparse",
+    "testing", "transaction", "utils", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "saving.training_state",

@@ -110,9 +110,9 @@ except SystemExit:
 
 LATE = (
     "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
-    "functional.checkpointing", "functional.gradient_check", "functional.isolation", "implicit", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
-    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "sparse", "testing",
-    "transaction", "utils", "viz",
+    "functional.checkpointing", "functional.gradient_check", "functional.isolation", "implicit", "interop", "nn", "optim", "parallel", "pipeline",
+    "profiler", "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "serving", "sparse",
+    "testing", "transaction", "utils", "viz",
 )  # fmt: skip
 
 

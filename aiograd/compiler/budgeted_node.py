@@ -9,7 +9,7 @@ from aiograd.compiler.node import ExpandedNode, ProgramNode
 
 
 class BudgetedProgramNode(ProgramNode):
-    """The backward of one call of a program with a memory budget; see Note [What a pass frees within a budget] in `aiograd.compiler.memory_plan`.
+    """The backward of one call of a program with a memory budget; see Note [Freeing within a budget] in `aiograd.compiler.memory_plan`.
 
     Args:
         *arguments: of a `ProgramNode`.

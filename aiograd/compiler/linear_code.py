@@ -2,7 +2,7 @@
 
 Note [Two halves]
     The calls of `TangentWriter` that a tangent leads to, and those that make memory which these write into, are the second half. The first half
-    computes the outputs and what the second one reads. Tangents that are no arrays of the host, or not laid out in order, go through the
+    computes the outputs and the values that the second one reads. Tangents that are no arrays of the host, or not laid out in order, go through the
     rows one by one, as they would in the uncompiled function.
 """
 
@@ -95,7 +95,7 @@ class Linearization:
         return self._by_rows(tangents)[1]
 
     def _by_rows(self, tangents: list[Any] | None) -> tuple[tuple[Any, ...], list[Any]]:
-        """The outputs, and their tangents where those of the inputs are given."""
+        """The outputs, and their tangents where tangents of the inputs are given."""
         program, followed = self._program, self._followed
         values = (*program.inputs, *program.captured)
         known = {value.name: array for value, array in zip(values, self._arrays, strict=True)}

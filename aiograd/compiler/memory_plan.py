@@ -1,12 +1,12 @@
 """Recomputation: a program within a memory budget.
 
-Note [What is planned]
+Note [Planned values]
     The values of the planner are groups of statements: those whose results lie in the same memory (a view and what it shows), with the residuals of
     their kernels. A group is kept or computed again as a whole. Arguments and captured Tensors are there anyway, so they count nothing; what reads
     one that the program itself writes to is never computed again. Random draws note the state of their generator, and are drawn again from it.
     A value that no rule reads and one group only is a temporary of that group: it is made and dropped with it, and counts nothing, as in the forward.
 
-Note [What a pass frees within a budget]
+Note [Freeing within a budget]
     The saved arrays are a list, which the function of the backward empties: each array goes after its last use. A pass that keeps the graph, or that
     runs only a part of the program, gets a copy of the list; then what is kept stays until its end. A pass that records a graph runs the rows
     again and holds what the eager call would hold.
@@ -34,7 +34,7 @@ DRAWS = "draws"
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The values that a program with a memory budget keeps for its backward, and those that it computes again.
+    """Which values a program with a memory budget keeps for its backward, and which it computes again.
 
     Attributes:
         budget: the share of the memory that it may hold.
@@ -42,7 +42,7 @@ class MemoryPlan:
         recompute: for each statement whose backward needs it, its number and the names of the values that are computed again just before.
         peak: the most bytes that it holds for the backward at any time.
         full: the bytes that it would hold without a budget.
-        extra: estimated nanoseconds of what is computed again.
+        extra: estimated nanoseconds of the recomputation.
         live, live_full: by step of the backward, the bytes held with and without the budget.
         again_before: by step, the number of values that are computed again before it.
     """
@@ -127,7 +127,7 @@ class Recomputation:
             tuple([sum([sizes[each] for each in held]) for held in later[:1:-1]]), tuple(map(len, self.plan.recompute[:-1])),
         )
 
-    # ---------------------------------------------------------------- what is planned
+    # ---------------------------------------------------------------- planning
 
     def _rule_names(self, number: int) -> list[str]:
         statement = self.program.statements[number]
@@ -203,7 +203,7 @@ class Recomputation:
             found += [residual(number, DRAWS) for number, each in enumerate(program.statements) if isinstance(each.op, DrawOp)]
         return found
 
-    # ---------------------------------------------------------------- what a pass does
+    # ---------------------------------------------------------------- the pass
 
     def of_pass(self, run: Set[int]) -> dict[int, tuple[tuple[int, ...], frozenset[str]]]:
         """For a pass that runs some statements: by each, the statements to compute again before it, and names that are needed no more after it."""
@@ -256,7 +256,7 @@ def _noting(statement: Statement) -> Statement:
 
 
 def _grouped(program: Program) -> tuple[list[list[int]], dict[str, int]]:
-    """Groups of statements, see Note [What is planned], and by name of a value or residual the number of its group."""
+    """Groups of statements, see Note [Planned values], and by name of a value or residual the number of its group."""
     group_of_statement: list[int] = []
     groups: list[list[int]] = []
     by_owner: dict[int, int] = {}

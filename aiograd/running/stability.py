@@ -39,7 +39,8 @@ LEVELS: Mapping[str, Stability] = {
         (
             Stability.PROVISIONAL,
             "aiograd.stats aiograd.parallel aiograd.profiler aiograd.viz aiograd.kernels aiograd.cuda aiograd.pipeline aiograd.serving "
-            "aiograd.interop.jax aiograd.distributed.moe aiograd.implicit aiograd.compile aiograd.distributed.LocalSteps aiograd.distributed.DataParallel "
+            "aiograd.interop.jax aiograd.implicit aiograd.distributed.moe aiograd.compile "
+            "aiograd.distributed.LocalSteps aiograd.distributed.DataParallel "
             "aiograd.distributed.ZeroRedundancyOptimizer aiograd.distributed.TopK aiograd.distributed.Blockwise",
         ),
         (Stability.INTERNAL, "aiograd.transaction"),
