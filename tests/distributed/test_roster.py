@@ -115,20 +115,6 @@ async def test_calls_after_an_introduction_meet_the_new_process_though_the_end_o
                 await ask(each)
 
 
-async def test_others_learn_of_a_worker_when_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with stage("a", "b") as it:
-        await it.introduce("a")
-        ask, knew = it.roster._ask, []
-
-        def noted(name: str, *words: Any, **options: Any) -> Any:
-            knew.append((name, it.known_to("a"), it.known_to("b")))
-            return ask(name, *words, **options)
-
-        monkeypatch.setattr(it.roster, "_ask", noted)
-        await it.introduce("b")
-        assert knew == [("b", set(), set()), ("a", set(), {"a"})] and it.known_to("a") == {"b"}
-
-
 async def test_one_that_is_lost_while_others_are_told_is_passed_over_and_one_that_is_lost_itself_is_not() -> None:
     async with stage("a", "b", "c") as it:
         await it.introduce("a", "b")

@@ -27,7 +27,7 @@ ReturnCallback = Callable[[str, str], None]
 class Member:
     """One worker of a cluster."""
 
-    __slots__ = ("name", "url", "incarnation", "ended", "is_running", "is_returning", "was_lost", "changed")
+    __slots__ = ("name", "url", "incarnation", "has_predecessor", "ended", "is_running", "is_returning", "was_lost", "changed")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,6 +35,8 @@ class Member:
         self.url = ""
         #: of the process that listens there, see `PeerIdentity`
         self.incarnation = b""
+        #: True if another process had the name before: only then may others have sessions with one that has ended
+        self.has_predecessor = False
         #: True if it listens and has been introduced to the others, as far as is known
         self.is_running = False
         #: the exit status, negative for a signal, of the process that is this worker now
@@ -105,7 +107,7 @@ class Roster:
     # ---------------------------------------------------------------- what happens
 
     async def introduce(self, name: str, url: str, incarnation: bytes) -> None:
-        """Introduce a worker that listens, for the first time or again: tell it all addresses, then tell all workers its address.
+        """Introduce a worker that listens, for the first time or again: tell it all addresses, and tell all workers its address.
 
         When this returns, sessions with an earlier process of its name have ended everywhere: calls that begin then meet this process.
         A worker that is lost meanwhile is passed over: it is told when it is back. Cancelled, some may not have been told.
@@ -121,11 +123,14 @@ class Roster:
         member = self.member(name)
         if member.ended.done():
             member.ended = asyncio.get_running_loop().create_future()
+        member.has_predecessor = member.has_predecessor or member.incarnation not in (b"", incarnation)
         member.url, member.incarnation = url, incarnation  # from here on, so that two that are introduced at the same time are told of each other
         self.driver.membership.set_peers(_whereabouts({name: member}))
         others = {other.name: other for other in self._members.values() if other.url and other is not member}
-        await self._ask(name, _whereabouts(others, self._known))
-        await self._announcements.announce(name, member)
+        told = self._ask(name, _whereabouts(others, self._known)), self._announcements.announce(name, member)
+        for result in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
         if member.ended.done():
             raise WorkerLostError(f"worker {name} was lost while it was being introduced to the others", worker=name, stage="start")
         is_back, member.was_lost = member.was_lost, False
@@ -199,7 +204,8 @@ class Roster:
 
 def _whereabouts(members: Mapping[str, Member | None], known: Mapping[str, str] | None = None) -> SetPeers:
     urls = {name: None if member is None else member.url for name, member in members.items()}
-    return SetPeers({**(known or {}), **urls}, {name: member.incarnation for name, member in members.items() if member is not None})
+    incarnations = {name: member.incarnation for name, member in members.items() if member is not None and member.has_predecessor}
+    return SetPeers({**(known or {}), **urls}, incarnations or None)
 
 
 def describe_status(status: int) -> str:

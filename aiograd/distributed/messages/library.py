@@ -245,7 +245,7 @@ class SetPeers(WireMessage):
 
     #: by name; None removes a peer
     urls: dict[str, str | None]
-    #: of those that are known to run; any other incarnation of such a peer has ended
+    #: of those that were started again: any other incarnation of such a peer has ended
     incarnations: dict[str, bytes] | None = None
 
 
