@@ -198,3 +198,50 @@ async def test_a_failed_function_leaves_nothing_behind() -> None:
     await assert_awaiting_raises(NoGraphError, None, ag.vmap(fails)(ag.ones((2, 3))))
     assert_raises(ShapeError, None, lambda: ag.vmap(lambda r: r.reshape(7))(ag.ones((2, 3))))
     assert ag.__array_namespace_info__().devices() == known
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: y[1:3].__imul__(2.0),
+        lambda y: y.reshape(-1)[1:].__setitem__(0, y[0]),
+        lambda y: y[::-1][:1].__iadd__(y.sum()),
+        lambda y: y.__setitem__(slice(1, 3), y[:2] * 3.0),
+    ],
+    ids=["part", "view-of-view", "reversed", "itself"],
+)
+async def test_writes_through_views_are_seen_by_all_that_share_the_memory(write: Any) -> None:
+    def written(x: Any) -> Any:
+        y = x * 1.0
+        first, last = y[:2], y[-1:]
+        write(y)
+        return y, first, last, (y * y).sum()
+
+    x = ag.tensor(rng.normal(size=(4, 3)), requires_grad=True)
+    found = ag.vmap(written)(x)
+    wanted = [ag.stack(parts) for parts in zip(*(written(x[i]) for i in range(4)), strict=True)]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one.detach().numpy(), other.detach().numpy())
+    seeds = [ag.tensor(rng.normal(size=part.shape)) for part in wanted]
+    (gradient,) = await ag.grad(found, x, seeds)
+    (expected,) = await ag.grad(wanted, x, seeds)
+    np.testing.assert_allclose(gradient.numpy(), expected.numpy())
+
+
+async def test_detach_and_no_grad_in_the_function_stop_the_gradient_of_the_caller() -> None:
+    def tripled(x: Any) -> Any:
+        with ag.no_grad():
+            return x * 3.0
+
+    for function, wanted in ((lambda x: x.detach() * x, X), (lambda x: tripled(x) * x, 3.0 * X)):
+        x = ag.tensor(X, requires_grad=True)
+        await ag.vmap(function)(x).sum().backward()
+        assert x.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), wanted)
+
+
+def test_values_of_examples_are_not_written_into_tensors_from_outside() -> None:
+    buffer = ag.zeros(3, dtype=np.float64)
+    with pytest.raises(ag.errors.ShapeError, match="vmap: values that differ from example to example are written into a tensor from outside"):
+        ag.vmap(lambda x: buffer.__setitem__(0, x[0]))(ag.tensor(X))
+    assert not buffer.numpy().any()

@@ -1,5 +1,8 @@
 """Arrays with a hidden batch axis, and the level they live on; see Note [Levels] in `aiograd.tensors.levels`.
 
+Note [Writes and views]
+    A write makes new values for the array and, as in forward mode, for the base of a view; other views take theirs at their next use.
+
 Rejected: interpreting a recorded program (a function that awaits a pass is no program); a second set of rules for derivatives of batches.
 """
 
@@ -12,11 +15,18 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.ops.op import ROWS, Op
-from aiograd.running.modes import current_mode
+from aiograd.running.modes import ModeScope, current_mode
 from aiograd.running.types import Shape
 from aiograd.tensors.core import host_array, make
-from aiograd.tensors.followed import without_tangent
 from aiograd.tensors.levels import Level, LevelArray
+
+
+_WRITEABLE = np.empty(0).flags
+_OUTSIDE = "vmap: values that differ from example to example are written into a tensor from outside; make the tensor in the function"
+_OUTER = (
+    "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new tensor of both "
+    "with an operation out of place."
+)
 
 
 class ValueOfBatchError(ArgumentError):
@@ -33,6 +43,12 @@ class BatchLevel(Level):
         self.size = size
         #: True if the caller records a graph
         self.records = current_mode().grad
+        self._follows = current_mode().tangents
+
+    @property
+    def records_now(self) -> bool:
+        """True if the caller's graph gets the row that runs; `no_grad` in the function holds for that graph too."""
+        return self.records and (current_mode().tangents or not self._follows)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> BatchedArray:
         """The same values for every example."""
@@ -62,12 +78,17 @@ class BatchedArray(LevelArray):
         batched: True if examples differ.
     """
 
-    __slots__ = ("value", "batched")
+    __slots__ = ("value", "batched", "base")
+    is_fixed = False
+    #: no call of forward mode follows the values, but see `aiograd.tensors.followed.follows_writes`
+    is_followed = False
 
     def __init__(self, level: BatchLevel, value: Any, batched: bool) -> None:
         self.level = level
         self.value = value
         self.batched = batched
+        #: the array that it is a view of
+        self.base = None
 
     @property
     def shape(self) -> Shape:
@@ -86,13 +107,38 @@ class BatchedArray(LevelArray):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         given = value if isinstance(value, BatchedArray) else self.level.from_host(np.asarray(value))
-        changed = ROWS["setitem"](self, given, index=index)
+        self._become("setitem", (self, given), {"index": index})
+
+    def _become(self, row: str, args: tuple[BatchedArray, ...], settings: dict[str, Any]) -> None:
+        with ModeScope(tangents=True):  # under no_grad the elements that are not written keep their place in the caller's graph
+            changed = ROWS[row](*args, **settings)
         if changed.level is not self.level:
-            raise ArgumentError(
-                "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new "
-                "tensor of both with an operation out of place."
-            )
+            raise ArgumentError(_OUTER)
         self.value, self.batched = changed.value, changed.batched
+
+    @property
+    def flags(self) -> Any:
+        """Flags of memory that may be written: the values of the level are its own."""
+        return _WRITEABLE
+
+    @property
+    def plain(self) -> Any:
+        """The values, to be written into a tensor from outside; refuse those that differ from example to example."""
+        if self.batched:
+            raise ValueOfBatchError(_OUTSIDE)
+        return self.level.to_host(self)
+
+    def lifted(self, data: Any) -> BatchedArray:
+        """An array of the level that is about to be written; a tensor of the caller has one value for all examples."""
+        if isinstance(data, BatchedArray) and data.level is self.level:
+            return data
+        if isinstance(data, BatchedArray):
+            raise ArgumentError(_OUTER)
+        raise ValueOfBatchError(_OUTSIDE)
+
+    def take_part(self, part: BatchedArray, index: Any, shape: Shape | None) -> None:
+        """Take over a view that was written: its elements are those at `index`, or all of them, in another shape."""
+        self._become(*(("setitem", (self, part), {"index": index}) if shape is None else ("reshape", (part,), {"shape": shape})))
 
     async def __aiograd_wait__(self) -> None:
         await self.value
@@ -101,10 +147,8 @@ class BatchedArray(LevelArray):
         return type(self)(self.level, self.value, self.batched)
 
     def without_tangent(self) -> Self:
-        """The same array without tangents of calls around it."""
-        value = make(without_tangent(self.value._data))
-        value._node, value._nr = self.value._node, self.value._nr
-        return type(self)(self.level, value, self.batched)
+        """The same array without tangents of calls around it, and apart from the caller's graph."""
+        return type(self)(self.level, self.value.detach(), self.batched)
 
 
 #: runs a row on batched arrays; set by `aiograd.functional.batching.rules`, which is built on this module

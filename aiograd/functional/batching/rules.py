@@ -45,7 +45,7 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
         statics = map_tree(lambda x: _of_level(level, x), statics, BatchedArray)
         settings = leaves_of(statics, BatchedArray)
     batched = any([isinstance(x, BatchedArray) and x.batched for x in (*arrays, *settings)])
-    with recording(level.records):
+    with recording(level.records_now):
         if not batched:
             plain = map_tree(lambda x: x.value, (arrays, statics), BatchedArray)
             result = call(op, tuple(plain[0]), plain[1])
@@ -56,7 +56,11 @@ def run(level: BatchLevel, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]
             result = NotImplemented if rule is None else rule(level, op, arrays, statics)
             if result is NotImplemented:
                 result = _loop(level, op, arrays, statics)
-    return tuple(BatchedArray(level, r, batched) for r in result) if isinstance(result, tuple) else BatchedArray(level, result, batched)
+    made = tuple([BatchedArray(level, r, batched) for r in (result if isinstance(result, tuple) else (result,))])
+    if op.view and isinstance(arrays[0], BatchedArray):
+        for array in made:
+            array.base = arrays[0] if arrays[0].base is None else arrays[0].base
+    return made if isinstance(result, tuple) else made[0]
 
 
 def _of_level(level: BatchLevel, x: Any) -> Any:

@@ -13,7 +13,7 @@ from aiograd.functional.batching import rules as rules
 from aiograd.functional.batching.array import BatchedArray, BatchLevel
 from aiograd.functional.function_tangents import LAYERS, Layer
 from aiograd.running.devices import register_device, unregister_device
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, make, refresh
 
 
 class SharedLayer(Layer):
@@ -103,6 +103,7 @@ def _unwrapped(result: Any, level: BatchLevel, out_dims: int) -> Any:
         return None
     if not isinstance(result, TensorCore):
         raise ArgumentTypeError(f"vmap: the function returned {type(result).__name__}, expected a Tensor or a tuple of them")
+    refresh(result)
     data: Any = result._data
     if not isinstance(data, BatchedArray) or data.level is not level:
         data = level.adopt(result)
