@@ -20,7 +20,6 @@ from aiograd.running.types import Shape
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.levels import Level, LevelArray
 
-
 _WRITEABLE = np.empty(0).flags
 _OUTSIDE = "vmap: values that differ from example to example are written into a tensor from outside; make the tensor in the function"
 _OUTER = (
