@@ -76,7 +76,8 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """
     if not callable(fn) or inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
         raise ArgumentTypeError(f"checkpoint: expected a function, `def` or `async def`, found {_name(fn)}")
-    if any(follows_writes(tensor._data) and tensor._data.level.kind != "vmap" and tensor._data.level.records for tensor in leaves_of((args, kwargs), TensorCore)):
+    levels = [tensor._data.level for tensor in leaves_of((args, kwargs), TensorCore) if follows_writes(tensor._data)]
+    if any(level.records and level.kind != "vmap" for level in levels):
         return fn(*args, **kwargs)  # forward mode, whose tangents are recorded with the values
     region = _Region(fn, args, kwargs)
     with region.recording():

@@ -23,8 +23,8 @@ from aiograd.tensors.levels import Level, LevelArray
 _WRITEABLE = np.empty(0).flags
 _OUTSIDE = "vmap: values that differ from example to example are written into a tensor from outside; make the tensor in the function"
 _OUTER = (
-    "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new tensor of both "
-    "with an operation out of place."
+    "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new tensor of "
+    "both with an operation out of place."
 )
 
 
