@@ -70,7 +70,7 @@ class CompiledFunction:
         self.function = function
         self._options = options
         self._on_break = options.on_break
-        self._most = options.max_signatures
+        self._most = options.most_programs
         self._name = getattr(function, "__name__", None) or type(function).__name__
         #: by signature; several where they differ in plain attributes of modules, such as ``training``
         self._codes: dict[Any, tuple[Code, ...]] = {}
@@ -276,7 +276,7 @@ class CompiledFunction:
         self._recent[key] = recordings, runs
         if moved is not None and recordings >= MOST_UNSETTLED:
             recorder.breaks(f"it changes what it reads, {moved}")
-        elif recordings > self._most:
+        elif recordings > self._options.max_signatures:
             recorder.breaks("what it reads changes before every call")
         return moved is None or recorder.broken is not None
 
@@ -293,7 +293,7 @@ class CompiledFunction:
     def _drop_one(self, new: Code) -> None:
         key, oldest = min(((key, code) for key, codes in self._codes.items() for code in codes), key=lambda entry: entry[1].used)
         self._forget(key, oldest)
-        if not self._has_warned and not self._options.dynamic:
+        if not self._has_warned:
             self._has_warned = True
             warn_caller(
                 f"the compiled function {self._name} was called with more than {self._most} signatures (max_signatures); the least used program was "
@@ -416,8 +416,8 @@ def compile(
         tier: "numpy": programs are calls of numpy; "native": machine code from the first run on, as far as they can be; "auto": machine code once
             they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all are calls of numpy
             (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
-        dynamic: True for arguments of many sizes, as in a service that puts requests together: programs that are dropped for others are not
-            warned about. Each size has a program of its own.
+        dynamic: True for arguments of many sizes, as in a service that puts requests together: each size has a program of its own, and 64 times as
+            many are kept.
         memory_budget: share of the memory for the backward that programs may hold; they compute the rest again (`Program.memory_plan`). None: all.
 
     Returns:

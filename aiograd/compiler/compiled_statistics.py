@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import astuple, dataclass
 from typing import Any
 
+#: sizes of a signature that have programs, with ``dynamic``
+SIZES = 64
+
 
 @dataclass(frozen=True)
 class CompileOptions:
@@ -15,6 +18,11 @@ class CompileOptions:
     tier: str
     dynamic: bool = False
     memory_budget: float | None = None
+
+    @property
+    def most_programs(self) -> int:
+        """How many programs are kept; with `dynamic` one for each of so many sizes of a signature."""
+        return self.max_signatures * (SIZES if self.dynamic else 1)
 
 
 @dataclass(frozen=True)

@@ -255,6 +255,17 @@ async def test_more_signatures_than_wanted_drop_the_least_used_and_warn_once() -
     assert compiled.statistics().signatures == 3
 
 
+async def test_a_function_for_many_sizes_keeps_a_program_for_each() -> None:
+    compiled = ag.compile(lambda x: x * 2, max_signatures=1, dynamic=True)
+    for _ in range(2):
+        for n in range(64):
+            compiled(leaf(n))
+    assert compiled.statistics().recordings == compiled.statistics().signatures == compiled.statistics().runs == 64
+    with pytest.warns(UserWarning, match="more than 64 signatures"):
+        compiled(leaf(64))
+    assert compiled.statistics().signatures == 64
+
+
 async def test_bad_input() -> None:
     for wrong in ({"on_break": "ignore"}, {"max_signatures": 0}):
         with pytest.raises(ArgumentError, match="expected"):
