@@ -152,7 +152,7 @@ async def grad_per_sample(loss: Loss, params: Any, batch: Any, *, chunk_size: in
         chunk_size: how many examples are computed together, at least 1; None: all. It bounds the memory of values in between.
 
     Returns:
-        Per parameter a Tensor (B, *shape), zeros for one that the loss does not depend on. It belongs to no graph.
+        Per parameter a Tensor ``(B, *shape)``, zeros for one that the loss does not depend on. It belongs to no graph.
 
     Raises:
         ArgumentError: the arguments do not fit, the loss returns no single element, or it draws random numbers. ModifiedError: a parameter was
