@@ -126,7 +126,8 @@ def argmin(
         The decorator.
 
     Raises:
-        As `root`; when awaited, `ShapeError`: the objective has more than one element; `UnusedInputError`: it does not depend on x.
+        ShapeError: when awaited, the objective has more than one element. UnusedInputError: when awaited, it does not depend on x.
+        ArgumentError, ConvergenceError: as for `root`.
 
     >>> @ag.implicit.argmin(lambda x, a: ((x - a) ** 2).sum() + (x * x).sum())
     ... def halve(x, a):

@@ -261,7 +261,7 @@ def _columns(settings: Settings) -> Mapping[str, Step]:
 def _tridiagonal(x: Any, library: Any) -> Any:
     """x³ + 2x minus the neighbours; the first and the last have one."""
     y = x * x * x + 2 * x
-    zero = x[:1] * 0
+    zero = library.zeros(1, dtype=x.dtype)
     join = getattr(library, "concatenate", None) or library.cat
     return y - join([x[1:], zero]) - join([zero, x[:-1]])
 
