@@ -84,7 +84,7 @@ class Supervisor:
             OSError, subprocess.CalledProcessError: its hosts cannot be made.
         """
         with tempfile.TemporaryDirectory() as folder, self._opened_hosts() as here:
-            self._path, self._log = Path(folder) / "lines", Path(folder) / "log"
+            self._path, self._logs = Path(folder) / "lines", Path(folder)
             self._path.touch()
             self._meet = f"{here}:{free_port(here)}"
             with self._started():
@@ -129,10 +129,14 @@ class Supervisor:
         assert command is not None
         words = [*(self._hosts.command(rank) if self._hosts and is_apart else []), *command(place)]
         variables = {**environment(), "AIOGRAD_SECRET": self._secret}
-        with self._log.open("ab") as file:
+        with self._log(rank).open("ab") as file:
             self._processes[rank] = subprocess.Popen(
                 words, cwd=ROOT, env=variables, stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True
             )
+
+    def _log(self, rank: int) -> Path:
+        """The output of one rank: lines of two processes in one file may mix."""
+        return self._logs / f"log {rank}"
 
     def _end(self) -> None:
         for _, end in self._lasting:
@@ -152,7 +156,7 @@ class Supervisor:
             if process.poll() is None:
                 continue
             if rank == MEETING or not self._system.has_ranks:
-                raise FailedRunError(f"{self._system.name} ended with status {process.returncode}: {_tail(self._log)}")
+                raise FailedRunError(f"{self._system.name} ended with status {process.returncode}: {_tail(self._log(rank))}")
             self._run.restarted += process.pid not in self._struck
             self._start(rank)
 
@@ -163,9 +167,9 @@ class Supervisor:
         while sum(line["kind"] == "step" for line in _read(self._path)) < WARM_UP * (self._replicas if self._system.has_ranks else 1):
             if self._system.has_ranks:
                 self._start_ended()
-            ended = [process for process in self._processes.values() if process.poll() is not None]
+            ended = [rank for rank, process in self._processes.items() if process.poll() is not None]
             if ended or self._run.restarted > START_AGAIN * self._replicas or time.monotonic() > until:
-                raise FailedRunError(f"{self._system.name} took no {WARM_UP} steps: {_tail(self._log)}")
+                raise FailedRunError(f"{self._system.name} took no {WARM_UP} steps: {_tail(*map(self._log, ended or self._processes))}")
             time.sleep(10 * LOOK)
         self._run.restarted = 0
 
@@ -224,6 +228,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def _tail(log: Path) -> str:
-    said = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()] if log.exists() else []
+def _tail(*logs: Path) -> str:
+    """The last lines of the first of these logs that has any."""
+    texts = [log.read_text(encoding="utf-8", errors="replace") for log in logs if log.exists()]
+    said = next(filter(None, ([line.strip() for line in text.splitlines() if line.strip()] for text in texts)), [])
     return " / ".join(said[-3:])[-500:] or "it printed nothing"

@@ -129,7 +129,6 @@ async def test_the_residual_on_a_worker_gives_its_parameters_their_gradients(way
         np.testing.assert_allclose(found.numpy(), [1 / 2, 1 / 3])
 
 
-@pytest.mark.skipif(not hasattr(ag, "linearize"), reason="calls that carry tangents are not there yet")
 async def test_forward_mode_through_a_solver_and_a_residual_on_a_worker() -> None:
     async with workers("a", "b", service=service) as (a, _):
 
