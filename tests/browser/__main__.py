@@ -224,7 +224,7 @@ async def watch_unfriendly_names(browser: Any, checks: CheckList) -> None:
         dist.Worker("driver", peers={"left": left.url}, dashboard=True) as driver,
     ):
         stop = asyncio.Event()
-        #: by step, its events by the clock that the page shows; the pipeline's own timeline is by the loop's, which counts milliseconds
+        #: by step, its events as the page is told them; in the pipeline's own timeline such a short step has a bubble 1 to 8 points smaller
         noted: dict[tuple[int, ...], list[Any]] = {}
         acted = PipelineSteps.acted
 
