@@ -76,7 +76,7 @@ class BackwardWriter:
         self._parts: list[list[Any]] = [[] for _ in places]
         self._targets = [(*program.inputs, *program.captured)[place].name for place in places]
         self._results: list[Any] = []
-        #: within a memory budget, by statement what is computed again before it, and names that are needed no more after it
+        #: within a memory budget, by statement the values to compute again before it, and the names to drop after it
         self._plan: dict[int, Any] = {}
         if program.recomputation is not None:
             present = [grad is not None for grad in grads]

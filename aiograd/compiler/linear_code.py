@@ -87,7 +87,7 @@ class Linearization:
             self.outputs, self._saved = halves[0](*arrays)
 
     def push(self, tangents: list[Any]) -> list[Any]:
-        """The tangents of the outputs, None for those without one, from those of the inputs and captured Tensors, None for zeros."""
+        """The tangents of the outputs, None for an output without one. None in `tangents`, of inputs and captured Tensors, stands for zeros."""
         given = [tangent for tangent, is_given in zip(tangents, self._given, strict=True) if is_given]
         if self._halves is not None and all([type(each) is np.ndarray and each.flags.c_contiguous for each in given]):
             found: list[Any] = self._halves[1](self._saved, given)

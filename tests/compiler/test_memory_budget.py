@@ -363,7 +363,7 @@ async def test_what_is_read_again_must_not_change() -> None:
 
 
 async def test_tensors_that_the_program_writes_to() -> None:
-    """What reads the old value of `count` is not computed again: it would read the new one."""
+    """A row that reads the old value of `count` is not computed again: it would read the new one."""
     count, w = ag.zeros(64), leaf(64)
 
     def counting(x: Any) -> Any:

@@ -25,7 +25,7 @@ TARGET = np.array([4.0, 9.0])
 
 
 class Part:
-    """What a worker holds: a parameter of the residual, and a gate that its solver waits at."""
+    """The state of a worker: a parameter of the residual, and a gate that its solver waits at."""
 
     weight = ag.tensor(np.array([2.0, 3.0]), requires_grad=True)
     waits = False
