@@ -276,7 +276,7 @@ def _cost(cost: Any, outputs: tuple[Shape, ...], shapes: tuple[Shape, ...]) -> f
 
 
 def layout_of(array: Any) -> Any:
-    """The strides of an array of the host; of one of a transform what calls have in common; of another one the name of its device."""
+    """The layout for a signature: strides on the host, the kind of level for an array of a transform, else the name of the device."""
     if array.__class__ is np.ndarray:
         return array.strides
     return array.layout if isinstance(array, LevelArray) else device_name_of(array)

@@ -59,7 +59,7 @@ class TangentWriter(ForwardWriter):
         self._results: tuple[Recorded, ...] = ()
 
     def run(self) -> tuple[Any, ...]:
-        """The arrays of the outputs, and behind them the tangents of those that have one."""
+        """The arrays of the outputs, and behind them their tangents, without the missing ones."""
         with self.tracer.watching(np.geterr()):
             for number, statement in enumerate(self._program.statements):
                 self.write(number, statement)
@@ -93,7 +93,7 @@ class TangentWriter(ForwardWriter):
             self._recorded[name] = Recorded(self.tracer, self.refs[name], array, False)
 
     def _statics(self, statement: Statement) -> dict[str, Any]:
-        """The settings of a statement, with recording arrays for those that are arrays of the program."""
+        """The settings of a statement, with recording arrays in place of arrays of the program."""
         return map_tree(self._like, statement.statics, Value) if statement.statics else {}
 
     # ---------------------------------------------------------------- tangents
@@ -128,7 +128,7 @@ def _tangents_of(
     op: Op, fused: Fused | None, made: tuple[int, ...], arrays: list[Any], statics: dict[str, Any], out: Any, residuals: dict[str, Any],
     tangents: list[Any],
 ) -> list[Any]:
-    """The tangents of a row's outputs; None for those that are not in `made`."""
+    """The tangents of a row's outputs; None for an output that is not in `made`."""
     return tangents_of(RowCall(op, arrays, statics, out, residuals, fused), made, tangents)
 
 

@@ -296,7 +296,7 @@ class DualArray(LevelArray):
         return type(self)(self.level, self.primal, self.tangent, self.inputs)
 
     def without_tangent(self) -> Self:
-        """The same value, a constant of this call and of those around it."""
+        """The same value, a constant of this call and of all calls around it."""
         primal = self.primal
         return type(self)(self.level, primal.detach() if isinstance(primal, TensorCore) else without_tangent(primal), None)
 

@@ -226,7 +226,7 @@ class Tangents:
 
 
 def _mapped(context: FunctionCtx, here: dict[int, Any]) -> FunctionCtx:
-    """A context with other Tensors in place of those with these ids."""
+    """A context with other Tensors in place of the Tensors with these ids."""
     mapped = copy.copy(context)
     mapped._to_save, mapped._non_differentiable, mapped._dirty = (
         tuple([here.get(id(t), t) for t in tensors]) for tensors in (context._to_save, context._non_differentiable, context._dirty)

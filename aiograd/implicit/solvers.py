@@ -32,7 +32,7 @@ STAGNANT = 0.99
 
 
 class ImplicitCounts:
-    """Counts of the process since it began: linear systems, their products, and what ended with a `ConvergenceError`."""
+    """Counts of the process since it began: linear systems, their products, and calls that ended with a `ConvergenceError`."""
 
     solves = 0
     iterations = 0
@@ -150,7 +150,7 @@ def _host(vector: Any) -> Vector:
 
 
 async def cg(system: LinearSystem, b: Vector, target: float, steps: int) -> Vector:
-    """Conjugate gradients, for a symmetric A; what two successive directions show of asymmetry is an error."""
+    """Conjugate gradients, for a symmetric A. Each two successive directions v, w are compared: (v, A w) that differs from (A v, w) is an error."""
     x, residual, direction, before = np.zeros_like(b), b.copy(), b, None
     square = float(b @ b)
     for _ in range(steps):

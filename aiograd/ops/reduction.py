@@ -127,7 +127,7 @@ def _std_vjp(g: Array, x: Array, out: Array, axis: Axis, correction: float, keep
 
 
 def along(t: Array, slope: Array, axis: Axis, keepdims: bool) -> Array:
-    """The tangent of a reduction: that of its argument times the gradient of its output's elements, summed over the axes."""
+    """The tangent of a reduction: the argument's tangent times the gradient of each element, summed over the axes."""
     return sum_(t * (np.conjugate(slope) if slope.dtype.kind == "c" else slope), axis=axis, keepdims=keepdims)
 
 

@@ -234,7 +234,7 @@ class Private:
 
 
 def _undo(optimizer: Optimizer, params: list[Any]) -> Callable[[], None]:
-    """A function that puts parameters, their state and the optimizer's options back to what they are now."""
+    """A function that restores parameters, their state and the optimizer's options as they are now."""
     groups = [dict(group) for group in optimizer.param_groups]
     values = [(p, p.detach().clone()) for p in params]
     known = {p: {name: copy.deepcopy(value) for name, value in optimizer.state[p].items()} for p in params if p in optimizer.state}

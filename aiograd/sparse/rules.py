@@ -42,7 +42,7 @@ _LOSSES = "mse_loss huber_loss smooth_l1_loss binary_cross_entropy_with_logits c
 
 @dataclass(frozen=True)
 class RowRun:
-    """A row that runs: what its pattern may depend on."""
+    """One run of a row: everything that its pattern may depend on."""
 
     op: Op
     #: of each array argument: the pattern, None where it depends on no input
@@ -134,7 +134,7 @@ def _loss_axes(run: RowRun, ndim: int) -> Sequence[int]:
 
 
 def _scanned(run: RowRun) -> Any:
-    """Each element depends on those up to it, or from it on."""
+    """Each element depends on all elements up to it, or on all from it on."""
     axis, reverse = run.static("axis"), run.static("reverse")
     pattern = union(run.patterns, run.shapes[0])
     if pattern is None or not run.shapes[0]:

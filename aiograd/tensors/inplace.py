@@ -298,7 +298,7 @@ def _follows(data: Any, value: Any) -> bool:
 
 
 def store(tensor: TensorCore, index: Any, value: Any) -> None:
-    """Write into the tensor's memory. An array of a level that follows writes gives one like it to the tensor and those that it is a view of."""
+    """Write into the tensor's memory. A level that follows writes gives the tensor, and the bases of a view, arrays of its own."""
     held = tensor._data
     if held.__class__ is value.__class__ is np.ndarray or not _follows(held, value):
         held[index] = value

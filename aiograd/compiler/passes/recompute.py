@@ -180,7 +180,7 @@ class _PlanSearch:
         return cost, over, changes
 
     def _needed(self, again: int, needed: int) -> tuple[int, int]:
-        """Of values to compute again those that are needed, and all values that are needed then."""
+        """The values of a step that have to be computed again, and all values that are needed for that."""
         found = 0
         while again:
             number = again.bit_length() - 1
@@ -228,7 +228,7 @@ class _PlanSearch:
         return sum([held - self.limit for held in self.held if held > self.limit])
 
     def mend(self, most: float) -> None:
-        """Compute more again until the plan fits, or costs more than `most`; then take back what is not necessary."""
+        """Compute more again until the plan fits, or costs more than `most`; then take back unnecessary changes."""
         pairs = self._pairs() if self._over() > 0 else []
         if self.noise and len(pairs) > MOST_PAIRS:
             pairs = self.source.sample(pairs, MOST_PAIRS)
@@ -255,7 +255,7 @@ class _PlanSearch:
             self._take_back()
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Steps and values that may be computed again there: what a step reads, and in small plans what is held during it."""
+        """Steps and values that may be computed again there: the reads of a step, and in small plans the values in memory during it."""
         steps = range(len(self.reads))
         masks = [self.reads[step] | (self.before[step + 1] if self.is_small else 0) for step in steps]
         return [(step, number) for step in steps for number in _bits(masks[step] & ~self.again[step])]

@@ -101,7 +101,7 @@ class BatchedArray(LevelArray):
 
     @property
     def examples(self) -> int:  # type: ignore[override]
-        """The length of the batch, with those of levels outside."""
+        """The length of the batch, times the lengths of batches around it."""
         return (self.level.size if self.batched else 1) * getattr(self.value._data, "examples", 1)
 
     def __setitem__(self, index: Any, value: Any) -> None:

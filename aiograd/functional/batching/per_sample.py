@@ -305,7 +305,7 @@ async def _pull_back(call: str, level: PerSampleLevel, value: Any, params: Seque
 
 
 async def _led_on(sources: list[tuple[Any, Any]], params: Sequence[Any], found: list[Gradients], examples: int) -> list[Gradients]:
-    """Gradients with those added that reach the parameters through Tensors computed from them, example by example."""
+    """Gradients, and added to them the gradients that reach parameters through Tensors computed from these, example by example."""
     totals: dict[int, Any] = {}
     for i in range(examples):
         seeds = [make(each[i]).to(tensor.device) for tensor, each in sources]

@@ -99,7 +99,7 @@ class _FollowedError(Exception):
 
 
 def _in_forward_mode(layer: Any, tree: Any) -> Any:
-    """The call on values with tangents; those of its results are the transposed node's."""
+    """The call on values with tangents; the tangents of its results come from the transposed node."""
     tensors = nested_leaves(tree, TensorCore)
 
     def run(instead: Mapping[int, Any]) -> Any:

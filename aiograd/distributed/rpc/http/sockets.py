@@ -1,4 +1,4 @@
-"""Waits for what comes in a socket, and the number of bytes that wait in one."""
+"""Waiting for connections and bytes of a socket, and the number of bytes that wait in it."""
 
 from __future__ import annotations
 
