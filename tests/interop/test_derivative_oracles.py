@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +29,17 @@ class Oracle(NamedTuple):
     vmap: Callable[..., Any]
 
 
-def oracle(name: str) -> Oracle:
-    if name == "torch":
+@pytest.fixture(params=["torch", "jax"])
+def library(request: pytest.FixtureRequest) -> Iterator[Oracle]:
+    if request.param == "torch":
         torch = pytest.importorskip("torch")
         func = importlib.import_module("torch.func")
-        return Oracle(torch, torch.as_tensor, func, func.vmap)
+        yield Oracle(torch, torch.as_tensor, func, func.vmap)
+        return
     jax = pytest.importorskip("jax")
-    jax.config.update("jax_enable_x64", True)
-    return Oracle(importlib.import_module("jax.numpy"), importlib.import_module("jax.numpy").asarray, jax, jax.vmap)
+    numpy = importlib.import_module("jax.numpy")
+    with jax.enable_x64(True):  # of these tests alone: others see that no dtype changes in silence
+        yield Oracle(numpy, numpy.asarray, jax, jax.vmap)
 
 
 def network(lib: Any, array: Any, x: Any) -> Any:
@@ -58,11 +61,6 @@ def joined(lib: Any, array: Any, x: Any) -> Any:
 
 
 FUNCTIONS = {function.__name__: function for function in (network, neighbours, softmax, joined)}
-
-
-@pytest.fixture(params=["torch", "jax"])
-def library(request: pytest.FixtureRequest) -> Oracle:
-    return oracle(request.param)
 
 
 def close(found: Any, expected: Any) -> None:
