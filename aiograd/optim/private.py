@@ -1,9 +1,14 @@
 """Private: DP-SGD, steps that promise differential privacy for the examples.
 
 Note [A private step is a transaction]
-    Losses and passes of a step write nothing. After them there is no await: noise is drawn from a clone of the generator, the optimizer steps,
-    epsilon is logged; where one of these fails, parameters and the optimizer's state are put back. The generator and the count go on last. So a step
-    that raises or is cancelled has spent nothing.
+    Losses and passes of a step write nothing. After them there is no await: the optimizer steps, epsilon is logged; where one of these fails,
+    parameters and the optimizer's state are put back. The count goes on last. So a step that raises or is cancelled has spent nothing.
+
+Note [Noise while the gradients are computed]
+    The noise of a step comes from a fork of the generator, made when the step begins: two steps that run at the same time have different noise. It
+    is the first addend of the sums, so that it takes no memory besides them. Many numbers are drawn on a thread of the executor while the first
+    examples are differentiated; there, too, gradients are clipped and added up. Numbers are the same on the event loop and on a thread. A step that
+    fails puts the generator back, unless something else has used it meanwhile.
 
 Source: Abadi et al., Deep learning with differential privacy (2016).
 """
@@ -11,13 +16,16 @@ Source: Abadi et al., Deep learning with differential privacy (2016).
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+from aiograd.engine.run import current_engine
+from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError, NaNGradientError
 from aiograd.functional.batching.per_sample import checked, gradients_of_examples, norms_of
 from aiograd.optim.accountant import check_mechanism, check_number, rdp_epsilon
@@ -30,7 +38,8 @@ from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
 from aiograd.tensors.tensor import Tensor
 
-#: numbers of noise that are drawn at a time, and of parameters from which on they step apart from the next ones
+T = TypeVar("T")
+#: numbers of noise that are drawn at a time, and of parameters from which on they step apart from the next ones, and noise comes from a thread
 _BLOCK, _BUNCH = 1 << 15, 1 << 16
 _SETTINGS = ("noise_multiplier", "max_grad_norm", "sample_rate", "dataset_size")
 
@@ -120,19 +129,39 @@ class Private:
         tell_compiler("takes a private step")
         params, chunks = checked("Private.step", loss, self._params(), batch, chunk_size)
         versions = [counter_of(p)[0] for p in params]
-        losses: list[Any] = []
-        totals = dict.fromkeys(params)
-        for chunk in chunks:
-            losses.append(await self._add_clipped(loss, chunk, totals, sum(map(len, losses))))
-        if versions != [counter_of(p)[0] for p in params]:
-            raise ModifiedError("Private.step: a parameter was modified while the step computed its gradients; take one step at a time")
-        self._take(totals)
+        unused = self.generator.state_dict()
+        generator = self.generator.fork()
+        used = self.generator.state_dict()
+        try:
+            totals, losses = await self._sums(loss, params, chunks, generator)
+            if versions != [counter_of(p)[0] for p in params]:
+                raise ModifiedError("Private.step: a parameter was modified while the step computed its gradients; take one step at a time")
+            self._take(totals)
+        except BaseException:
+            if self.generator.state_dict() == used:
+                self.generator.load_state_dict(unused)
+            raise
         return asarray(np.concatenate(losses) if losses else np.zeros(0, params[0].dtype))
 
-    async def _add_clipped(self, loss: Callable[..., Any], chunk: list[Any], totals: dict[Any, Any], before: int) -> Any:
-        """Add the clipped gradients of some examples, `before` which others came; returns the losses."""
-        losses, gradients = await gradients_of_examples("Private.step", loss, list(totals), chunk)
-        norms = norms_of(gradients, len(losses))
+    async def _sums(
+        self, loss: Callable[..., Any], params: list[Any], chunks: list[list[Any]], generator: Generator
+    ) -> tuple[dict[Any, Any], list[Any]]:
+        """The sums of noise and clipped gradients by parameter, and the losses of each chunk."""
+        noise = _worked(sum(p.size for p in params), self._noise, params, generator)
+        if not chunks:
+            return await noise, []
+        totals, found = await together([noise, gradients_of_examples("Private.step", loss, params, chunks[0])])
+        losses: list[Any] = []
+        for chunk in chunks:
+            chunk_losses, gradients = found or await gradients_of_examples("Private.step", loss, params, chunk)
+            found = None
+            await _worked(sum(p.size for p in params), self._add_clipped, totals, gradients, len(chunk_losses), sum(map(len, losses)))
+            losses.append(chunk_losses)
+        return totals, losses
+
+    def _add_clipped(self, totals: dict[Any, Any], gradients: list[Any], examples: int, before: int) -> None:
+        """Add the clipped gradients of some examples, `before` which others came."""
+        norms = norms_of(gradients, examples)
         if not np.isfinite(norms).all():
             wrong = np.flatnonzero(~np.isfinite(norms)) + before
             raise NaNGradientError(
@@ -143,27 +172,22 @@ class Private:
         for p in totals:
             each = gradients.pop(0)  # so that it goes as the sum comes
             if each is not None:
-                total = each.weighted(weights)
-                totals[p] = total if totals[p] is None else totals[p] + total
-        return losses
+                totals[p] += each.weighted(weights)
 
     def _params(self) -> list[Any]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
 
     def _take(self, totals: dict[Any, Any]) -> None:
-        generator, drawn = self.generator.clone(), self.generator.state_dict()
         undo: list[Callable[[], None]] = []
         try:
             for bunch in self._bunches(list(totals)):
-                gradients = {p: self._noised(p, totals.pop(p), generator) for p in bunch}
+                gradients = {p: make(totals.pop(p)).to(p.device) for p in bunch}
                 undo.append(_undo(self.optimizer, bunch))
                 self.optimizer.step(gradients)
             log("epsilon", self._epsilon(self.delta, self.steps + 1), self.steps + 1)
-            self.generator.load_state_dict(generator.state_dict())
         except BaseException:
             for put_back in reversed(undo):
                 put_back()
-            self.generator.load_state_dict(drawn)
             raise
         self.steps += 1
 
@@ -177,13 +201,15 @@ class Private:
             bunches[-1].append(p)
         return bunches
 
-    def _noised(self, p: Any, total: Any, generator: Generator) -> Any:
-        gradient = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
-        flat = gradient.reshape(-1)
-        for start in range(0, flat.size, _BLOCK):
-            part = flat[start : start + _BLOCK]
-            part += generator.normal(part.shape, std=self.noise_multiplier * self.max_grad_norm / self._expected, dtype=p.dtype)._data
-        return make(gradient).to(p.device)
+    def _noise(self, params: list[Any], generator: Generator) -> dict[Any, Any]:
+        """Noise for each parameter, arrays of the host. See Note [Noise while the gradients are computed]."""
+        noise = {p: np.empty(p.shape, p.dtype) for p in params}
+        for p, array in noise.items():
+            flat = array.reshape(-1)
+            for start in range(0, flat.size, _BLOCK):
+                part = flat[start : start + _BLOCK]
+                part[...] = generator.normal(part.shape, std=self.noise_multiplier * self.max_grad_norm / self._expected, dtype=p.dtype)._data
+        return noise
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of (epsilon, delta)-differential privacy of all steps taken; see `rdp_epsilon`.
@@ -231,6 +257,13 @@ class Private:
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.generator.load_state_dict(generator.state_dict())
         self.steps = int(state_dict["steps"])
+
+
+async def _worked(size: int, function: Callable[..., T], *args: Any) -> T:
+    """The result of a function that works on arrays of `size` numbers together: of a thread of the executor where they are many."""
+    if size < _BUNCH:
+        return function(*args)
+    return await current_engine().offload(functools.partial(function, *args))  # type: ignore[no-any-return]
 
 
 def _undo(optimizer: Optimizer, params: list[Any]) -> Callable[[], None]:
