@@ -3,8 +3,8 @@
     python examples/absorbed.py                # processes of this machine, about ten seconds
     python examples/absorbed.py --steps 60
 
-With ``absorb=True`` a lost worker's part of a step is computed by the others in the same call: its shard of the batch by other replicas, its microbatches
-by the worker that has the same stage in another replica. No step is repeated by hand, no checkpoint is read, and no sample is left out.
+With ``absorb=True`` a lost worker's part of a step is computed by the others in the same call: its shard of the batch by other replicas, its
+microbatches by the worker that has the same stage in another replica. No step is repeated by hand, no checkpoint is read, and no sample is left out.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ async def train_pipeline(cluster: Any, batches: Batches) -> str:
 def say(step: int, losses: Sequence[Any], seconds: float, names: Sequence[str], told: str) -> None:
     """Print a line about a step in which something happened, and about the first one."""
     if told or not step:
-        print(f"    step {step:3}: loss {np.mean([loss.item() for loss in losses]):.4f}, {1000 * seconds:4.0f} ms on {' '.join(names)}; {told or 'whole'}")
+        loss = np.mean([each.item() for each in losses])
+        print(f"    step {step:3}: loss {loss:.4f}, {1000 * seconds:4.0f} ms on {' '.join(names)}; {told or 'whole'}")
 
 
 async def alone(batches: Batches, groups: int, parts: int) -> str:
