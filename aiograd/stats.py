@@ -206,7 +206,7 @@ class _Poisson:
         whole = logical_and(greater_equal(counts, 0.0), counts == floor(counts))
         at = where(whole, counts, 0.0)
         value = xlogy(at, where(fair, rate, 1.0)) - rate - special.gammaln(at + 1.0)
-        return where(fair, where(whole, value, -math.inf), math.nan)  # type: ignore[no-any-return]
+        return where(fair, where(whole, value, -math.inf), math.nan)
 
     def pmf(self, k: Any, mu: Any, loc: Any = 0) -> Tensor:
         """The probability of `k` events."""
@@ -216,7 +216,7 @@ class _Poisson:
         counts, rate, fair = self._counts(k, mu, loc)
         some = greater_equal(counts, 0.0)
         value = function(floor(where(some, counts, 0.0)) + 1.0, where(fair, rate, 1.0))
-        return where(fair, where(some, value, below), math.nan)  # type: ignore[no-any-return]
+        return where(fair, where(some, value, below), math.nan)
 
     def cdf(self, k: Any, mu: Any, loc: Any = 0) -> Tensor:
         """The probability of up to `k` events."""
@@ -298,7 +298,7 @@ class _MultivariateNormal:
         z = off @ (vectors[:, some] / np.sqrt(values[some]))
         value = -0.5 * (z * z).sum(-1) - 0.5 * (math.log(2.0 * math.pi) * int(some.sum()) + float(np.log(values[some]).sum()))
         stray = np.absolute(host_array((off @ vectors[:, ~some]).detach())).max(-1, initial=0.0)
-        return where(stray < 1e3 * least, value, -math.inf)  # type: ignore[no-any-return]
+        return where(stray < 1e3 * least, value, -math.inf)
 
     def pdf(self, x: Any, mean: Any = None, cov: Any = None, allow_singular: bool = False) -> Tensor:
         """The density."""

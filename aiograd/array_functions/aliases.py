@@ -1,6 +1,6 @@
 """Names that numpy and PyTorch have for functions of the standard: a table, ``function as name``.
 
-Type checkers follow an import to its function; the type of ``name = module.function`` is for them to guess.
+Type checkers follow an import to its function; the type of ``name = module.function`` is left to what each infers.
 
 A name is here where it means the same as there. Where the two libraries mean different things by a name, numpy's meaning is meant; the
 table in ``docs/guides/from-pytorch.md`` lists those.

@@ -53,8 +53,8 @@ def logsumexp(a: ArrayLike, /, axis: Axis = None, b: ArrayLike | None = None, ke
     most = math.log(np.finfo(gap.dtype).max) - 1.0  # a power without weight must not become infinite
     total = log((weights * exp(where(none, minimum(gap, most), gap))).sum(axis=axes, keepdims=True)) + where(isfinite(largest), largest, 0.0)
     if keepdims:
-        return total  # type: ignore[no-any-return]
-    return total.reshape(()) if axes is None else total.squeeze(axes)  # type: ignore[no-any-return]
+        return total
+    return total.reshape(()) if axes is None else total.squeeze(axes)
 
 
 gammaln: Unary = one("gammaln", "The logarithm of the magnitude of the gamma function.", calling("gammaln"))

@@ -81,20 +81,26 @@ class _Symbols:
             return Knowledge.PARTLY
         return Knowledge.KNOWN if symbol["isTypeKnown"] else Knowledge.UNKNOWN
 
+    def _parts(self, name: str) -> list[str]:
+        """The attributes of a class that are not known, and the class of that name where another module defines it."""
+        named = [*self.attributes[name], *self.classes[name.rpartition(".")[2]]]
+        return [each for each in named if each != name and self.knowledge(each) is not Knowledge.KNOWN]
+
     def gaps(self, name: str) -> Iterator[str]:
         """What lacks in the type of a name, and in the types that it consists of; each once."""
         if name not in self.by_name:
-            yield f"{name}: the checker does not find it"
+            yield f"{name}: pyright does not find it"
         waiting, seen = [name], set[str]()
         while waiting:
             symbol = self.by_name.get(waiting.pop())
             if symbol is None or symbol["name"] in seen or self.knowledge(symbol["name"]) is Knowledge.KNOWN:
                 continue
             seen.add(symbol["name"])
-            waiting += self.attributes[symbol["name"]]
-            for diagnostic in symbol["diagnostics"]:
-                if diagnostic["severity"] != "error":
-                    continue
+            waiting += (parts := self._parts(symbol["name"]))
+            errors = [each for each in symbol["diagnostics"] if each["severity"] == "error"]
+            if not errors and not parts:
+                yield f"{symbol['name']}: pyright does not say what lacks in its type"
+            for diagnostic in errors:
                 message = " ".join(diagnostic["message"].split())
                 waiting += (found for word in re.findall(r"\w+", message) for found in self.classes[word])
                 if _INDIRECT not in message:
@@ -124,7 +130,7 @@ def complaints(names: Iterable[TypedName]) -> str:
     """What lacks, by place, with the names that it makes incomplete."""
     users: dict[str, list[str]] = defaultdict(list)
     for name in names:
-        for gap in name.gaps or (f"{name.name}: {name.knowledge.value}, pyright does not say why",):
+        for gap in name.gaps:
             users[gap].append(name.name)
     lines = []
     for gap, concerned in sorted(users.items()):
