@@ -11,6 +11,7 @@
 #   make browser                     the dashboard, pictures and documents in headless Chromium, in .venv-browser; screenshots in out/dashboard
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
+#   make types                       pyright --verifytypes on the installed package, and programs as users write them under pyright and mypy, in .venv-types
 #   make format                      what ruff can mend by itself
 #   make docs                        the documentation as HTML in out/docs, warnings are errors; its code and doctests are run; in .venv-docs
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
@@ -36,7 +37,7 @@ HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importli
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all simulator native ptx ray interop browser cpus lint format docs chaos release-checks scale wan faults gpu bench parity examples clean
+.PHONY: demo test test-all simulator native ptx ray interop browser cpus lint types format docs chaos release-checks scale wan faults gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -82,6 +83,11 @@ cpus: $(VENV)/.installed-dev
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m mypy
+
+# Types as users see them: with the package alone, and whatever other libraries ship.
+types:
+	@$(MAKE) --no-print-directory VENV=.venv-types .venv-types/.installed-types
+	.venv-types/bin/python -m tests.types $(ARGS)
 
 format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix .

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -162,27 +162,27 @@ def _beta(a: Any, b: Any) -> Beta:
 
 _NORMAL = Normal(0.0, 1.0)
 
-norm = _Continuous("norm", _Standard(
+norm: Final = _Continuous("norm", _Standard(
     (), lambda z: -0.5 * (z * z) - 0.5 * math.log(2.0 * math.pi), special.ndtr, lambda z: special.ndtr(-z), lambda: _NORMAL.entropy(),
     logcdf=special.log_ndtr, logsf=lambda z: special.log_ndtr(-z),
 ))  # fmt: skip
-uniform = _Continuous("uniform", _Standard((), lambda z: 0.0 * z, lambda z: z, lambda z: 1.0 - z, lambda: 0.0, 0.0, 1.0))
-expon = _Continuous("expon", _Standard(
+uniform: Final = _Continuous("uniform", _Standard((), lambda z: 0.0 * z, lambda z: z, lambda z: 1.0 - z, lambda: 0.0, 0.0, 1.0))
+expon: Final = _Continuous("expon", _Standard(
     (), lambda z: -z, lambda z: -expm1(-z), lambda z: exp(-z), lambda: 1.0, 0.0, logcdf=lambda z: log(-expm1(-z)), logsf=lambda z: -z
 ))  # fmt: skip
-gamma = _Continuous("gamma", _Standard(
+gamma: Final = _Continuous("gamma", _Standard(
     ("a",), lambda z, a: _gamma(a).log_prob(z), lambda z, a: special.gammainc(a, z), lambda z, a: special.gammaincc(a, z),
     lambda a: _gamma(a).entropy(), 0.0,
 ))  # fmt: skip
-chi2 = _Continuous("chi2", _Standard(
+chi2: Final = _Continuous("chi2", _Standard(
     ("df",), lambda z, df: _gamma(0.5 * df).log_prob(0.5 * z) - math.log(2.0), lambda z, df: special.gammainc(0.5 * df, 0.5 * z),
     lambda z, df: special.gammaincc(0.5 * df, 0.5 * z), lambda df: _gamma(0.5 * df).entropy() + math.log(2.0), 0.0,
 ))  # fmt: skip
-beta = _Continuous("beta", _Standard(
+beta: Final = _Continuous("beta", _Standard(
     ("a", "b"), lambda z, a, b: _beta(a, b).log_prob(z), lambda z, a, b: special.betainc(a, b, z), lambda z, a, b: special.betaincc(a, b, z),
     lambda a, b: _beta(a, b).entropy(), 0.0, 1.0,
 ))  # fmt: skip
-t = _Continuous("t", _Standard(
+t: Final = _Continuous("t", _Standard(
     ("df",), _t_logpdf, lambda z, df: special.stdtr(df, z), lambda z, df: special.stdtr(df, -z), _t_entropy
 ))  # fmt: skip
 
@@ -206,7 +206,7 @@ class _Poisson:
         whole = logical_and(greater_equal(counts, 0.0), counts == floor(counts))
         at = where(whole, counts, 0.0)
         value = xlogy(at, where(fair, rate, 1.0)) - rate - special.gammaln(at + 1.0)
-        return where(fair, where(whole, value, -math.inf), math.nan)  # type: ignore[no-any-return]
+        return where(fair, where(whole, value, -math.inf), math.nan)
 
     def pmf(self, k: Any, mu: Any, loc: Any = 0) -> Tensor:
         """The probability of `k` events."""
@@ -216,7 +216,7 @@ class _Poisson:
         counts, rate, fair = self._counts(k, mu, loc)
         some = greater_equal(counts, 0.0)
         value = function(floor(where(some, counts, 0.0)) + 1.0, where(fair, rate, 1.0))
-        return where(fair, where(some, value, below), math.nan)  # type: ignore[no-any-return]
+        return where(fair, where(some, value, below), math.nan)
 
     def cdf(self, k: Any, mu: Any, loc: Any = 0) -> Tensor:
         """The probability of up to `k` events."""
@@ -298,7 +298,7 @@ class _MultivariateNormal:
         z = off @ (vectors[:, some] / np.sqrt(values[some]))
         value = -0.5 * (z * z).sum(-1) - 0.5 * (math.log(2.0 * math.pi) * int(some.sum()) + float(np.log(values[some]).sum()))
         stray = np.absolute(host_array((off @ vectors[:, ~some]).detach())).max(-1, initial=0.0)
-        return where(stray < 1e3 * least, value, -math.inf)  # type: ignore[no-any-return]
+        return where(stray < 1e3 * least, value, -math.inf)
 
     def pdf(self, x: Any, mean: Any = None, cov: Any = None, allow_singular: bool = False) -> Tensor:
         """The density."""
@@ -310,4 +310,6 @@ class _MultivariateNormal:
         return log(cholesky(matrix).diagonal()).sum() + 0.5 * matrix.shape[0] * math.log(2.0 * math.pi * math.e)
 
 
-poisson, dirichlet, multivariate_normal = _Poisson(), _Dirichlet(), _MultivariateNormal()
+poisson: Final = _Poisson()
+dirichlet: Final = _Dirichlet()
+multivariate_normal: Final = _MultivariateNormal()

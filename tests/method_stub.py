@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.tensors.methods import TensorMethods
+from tests.spellings import spellings
 
 PATH = Path(__file__).parent.parent / "aiograd" / "tensors" / "methods.pyi"
 METHODS: dict[str, Callable[..., Any]] = {name: method for name, method in vars(TensorMethods).items() if not name.startswith("_")}
@@ -19,7 +20,7 @@ HEAD = '''"""The methods of Tensor that compute; written by ``python -m tests.me
 
 import builtins
 from collections.abc import Sequence
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 import numpy.typing as npt
 
@@ -45,29 +46,41 @@ def _lines() -> Iterator[str]:
     for name, method in sorted(METHODS.items()):
         if method in first:
             yield f"    {name} = {first[method]}"
-        else:
-            first[method] = name
-            yield _declared(name, inspect.signature(method))
+            continue
+        first[method] = name
+        signatures = [_typed(name, spelled) for spelled in spellings(method.__name__, inspect.signature(method))]
+        for signature in signatures:
+            if len(signatures) > 1:
+                yield "    @overload"
+            yield declared("    ", name, signature)
 
 
-def _declared(name: str, signature: inspect.Signature) -> str:
+def _typed(name: str, signature: inspect.Signature) -> inspect.Signature:
     itself, *rest = signature.parameters.values()
-    result = "T" if name.endswith("_") else _type(signature.return_annotation)
+    result = Shown("T") if name.endswith("_") else _type(signature.return_annotation)
     parameters = [itself.replace(name="self", annotation=itself.empty), *(each.replace(annotation=_type(each.annotation)) for each in rest)]
-    line = f"    def {name}{inspect.Signature(parameters)} -> {result}: ..."
-    return line if len(line) <= WIDTH else line.replace("(", "(\n        ", 1).replace(f") -> {result}:", f"\n    ) -> {result}:")
+    return signature.replace(parameters=parameters, return_annotation=result)
 
 
-class _Type(str):
-    """The text of a type, which a signature shows without quotes."""
+def declared(indent: str, name: str, signature: inspect.Signature) -> str:
+    """The declaration of a function, in one line where it fits."""
+    line = f"{indent}def {name}{signature}: ..."
+    if len(line) <= WIDTH:
+        return line
+    before, arrow, result = line.rpartition(") -> ")
+    return before.replace("(", f"(\n{indent}    ", 1) + f"\n{indent}{arrow}{result}"
+
+
+class Shown(str):
+    """Text that a signature shows without quotes: of a type, of a default."""
 
     __repr__ = str.__str__
 
 
-def _type(annotation: str) -> _Type:
+def _type(annotation: str) -> Shown:
     """An annotation as it reads in the class, whose methods hide some types of the same name."""
     named = re.sub(r"(?:builtins\.)?\b(\w+)\b", lambda found: f"builtins.{found[1]}" if found[1] in METHODS else found[1], annotation)
-    return _Type(named.replace("ArrayLike", "ArrayLike[T]").replace("Tensor", "T"))
+    return Shown(named.replace("ArrayLike", "ArrayLike[T]").replace("Tensor", "T"))
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ LONGEST = 450
 
 
 def test_no_file_is_too_long_to_be_read_at_once() -> None:
-    lengths = {path: text.count("\n") for path, text in package_sources(ROOT).items()}
+    lengths = {path: text.count("\n") for path, text in package_sources(ROOT).items() if path.endswith(".py")}  # a program writes the stubs
     assert not [path for path, length in lengths.items() if length > LONGEST], "divide the file"
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, calling, one, row
+from aiograd.array_functions.conversion import ArrayLike, Unary, as_tensor, calling, one, row
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 __all__ = ["relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "log_sigmoid", "softmax", "log_softmax"]
 
-relu = one("relu", "``max(x, 0)``.")
+relu: Unary = one("relu", "``max(x, 0)``.")
 
 
 def gelu(x: ArrayLike, /, *, approximate: str = "none") -> Tensor:
@@ -16,7 +16,7 @@ def gelu(x: ArrayLike, /, *, approximate: str = "none") -> Tensor:
     return call(row("gelu"), (as_tensor(x),), {"approximate": approximate})  # type: ignore[no-any-return]
 
 
-silu = one("silu", "``x * sigmoid(x)``.", calling("silu"))
+silu: Unary = one("silu", "``x * sigmoid(x)``.", calling("silu"))
 
 
 def elu(x: ArrayLike, /, *, alpha: float = 1.0) -> Tensor:
@@ -34,9 +34,9 @@ def softplus(x: ArrayLike, /, *, beta: float = 1.0) -> Tensor:
     return call(row("softplus"), (as_tensor(x),), {"beta": beta})  # type: ignore[no-any-return]
 
 
-softsign = one("softsign", "``x / (1 + |x|)``.")
-sigmoid = one("sigmoid", "``1 / (1 + exp(-x))``.")
-log_sigmoid = one("log_sigmoid", "``log(sigmoid(x))``, accurate for large negative `x`.")
+softsign: Unary = one("softsign", "``x / (1 + |x|)``.")
+sigmoid: Unary = one("sigmoid", "``1 / (1 + exp(-x))``.")
+log_sigmoid: Unary = one("log_sigmoid", "``log(sigmoid(x))``, accurate for large negative `x`.")
 
 
 def softmax(x: ArrayLike, /, axis: int = -1) -> Tensor:

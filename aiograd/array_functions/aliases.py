@@ -1,4 +1,6 @@
-"""Names that numpy and PyTorch have for functions of the standard: a table, ``name = function``.
+"""Names that numpy and PyTorch have for functions of the standard: a table, ``function as name``.
+
+Type checkers follow an import to its function; the type of ``name = module.function`` is left to what each infers.
 
 A name is here where it means the same as there. Where the two libraries mean different things by a name, numpy's meaning is meant; the
 table in ``docs/guides/from-pytorch.md`` lists those.
@@ -8,13 +10,35 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiograd.array_functions import comparison, elementwise, linalg, manipulation, method_forms, products, reduction, searching, special
+from aiograd.array_functions import elementwise, method_forms, searching
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
-from aiograd.running.modes import no_grad
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.creation import tensor
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
+
+# isort: off
+from aiograd.running.modes import no_grad as inference_mode
+from aiograd.tensors.creation import tensor as array
+from aiograd.array_functions.comparison import (
+    bitwise_invert as bitwise_not, bitwise_invert as invert, bitwise_left_shift as left_shift, bitwise_right_shift as right_shift, equal as eq,
+    greater as gt, greater_equal as ge, less as lt, less_equal as le, not_equal as ne,
+)  # fmt: skip
+from aiograd.array_functions.elementwise import (
+    abs as absolute, acos as arccos, acosh as arccosh, asin as arcsin, asinh as arcsinh, atan as arctan, atan2 as arctan2, atanh as arctanh,
+    clip as clamp, conj as conjugate, divide as div, divide as true_divide, multiply as mul, negative as neg, pow as power, remainder as mod,
+    round as around, sign as sgn, subtract as sub, trunc as fix,
+)  # fmt: skip
+from aiograd.array_functions.linalg import (
+    cholesky, cross, det, expm as matrix_exp, inv as inverse, logdet, matrix_power, norm, pinv as pinverse, slogdet,
+)  # fmt: skip
+from aiograd.array_functions.manipulation import (
+    broadcast_arrays as broadcast_tensors, concat as cat, concat as concatenate, expand_dims as unsqueeze, moveaxis as movedim,
+    permute_dims as permute, repeat as repeat_interleave, swapaxes as swapdims, unstack as unbind,
+)  # fmt: skip
+from aiograd.array_functions.products import matmul as bmm, matmul as mm, matmul as mv, outer as ger
+from aiograd.array_functions.reduction import max as amax, min as amin
+from aiograd.array_functions.special import digamma, erfinv, gammaln as lgamma, i0, logit, polygamma
+# isort: on
 
 __all__ = [
     "cat", "permute", "unsqueeze", "unbind", "movedim", "swapdims", "repeat_interleave", "broadcast_tensors", "clamp", "sub", "mul", "div", "neg",
@@ -24,32 +48,6 @@ __all__ = [
     "conjugate", "amax", "amin", "invert", "bitwise_not", "left_shift", "right_shift", "index_select", "masked_fill", "ravel", "t", "numel",
     "is_tensor", "is_floating_point", "is_complex", "complex", "polar",
 ]  # fmt: skip
-
-# PyTorch's
-cat, permute, unsqueeze, unbind = manipulation.concat, manipulation.permute_dims, manipulation.expand_dims, manipulation.unstack
-movedim, swapdims, repeat_interleave = manipulation.moveaxis, manipulation.swapaxes, manipulation.repeat
-broadcast_tensors = manipulation.broadcast_arrays
-clamp, sub, mul, div, neg = elementwise.clip, elementwise.subtract, elementwise.multiply, elementwise.divide, elementwise.negative
-sgn, fix = elementwise.sign, elementwise.trunc
-eq, ne, lt, le = comparison.equal, comparison.not_equal, comparison.less, comparison.less_equal
-gt, ge = comparison.greater, comparison.greater_equal
-mm = bmm = mv = products.matmul
-ger = products.outer
-norm, det, slogdet, logdet, inverse, pinverse = linalg.norm, linalg.det, linalg.slogdet, linalg.logdet, linalg.inv, linalg.pinv
-cholesky, cross, matrix_exp, matrix_power = linalg.cholesky, linalg.cross, linalg.expm, linalg.matrix_power
-lgamma, digamma, polygamma, erfinv, logit, i0 = (
-    special.gammaln, special.digamma, special.polygamma, special.erfinv, special.logit, special.i0,
-)  # fmt: skip
-inference_mode = no_grad
-
-# numpy's
-array, concatenate = tensor, manipulation.concat
-absolute, power, mod, true_divide = elementwise.abs, elementwise.pow, elementwise.remainder, elementwise.divide
-arccos, arcsin, arctan, arctan2 = elementwise.acos, elementwise.asin, elementwise.atan, elementwise.atan2
-arccosh, arcsinh, arctanh = elementwise.acosh, elementwise.asinh, elementwise.atanh
-around, conjugate, amax, amin = elementwise.round, elementwise.conj, reduction.max, reduction.min
-invert = bitwise_not = comparison.bitwise_invert
-left_shift, right_shift = comparison.bitwise_left_shift, comparison.bitwise_right_shift
 
 
 def index_select(x: ArrayLike, axis: int, indices: ArrayLike, /) -> Tensor:

@@ -38,7 +38,8 @@ def addmm(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, beta: float =
 
 
 #: of batches of matrices, and of a matrix and a vector
-baddbmm = addmv = addmm
+baddbmm = addmm
+addmv = addmm
 
 
 def addbmm(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, beta: float = 1, alpha: float = 1) -> Tensor:

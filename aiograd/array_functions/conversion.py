@@ -27,6 +27,8 @@ from aiograd.tensors.unrolled import binary, unary
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
 Axis: TypeAlias = int | Sequence[int] | None
+Unary: TypeAlias = Callable[[ArrayLike], Tensor]
+Binary: TypeAlias = Callable[[ArrayLike, ArrayLike], Tensor]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -70,7 +72,7 @@ def tensors_of(arrays: Any, name: str) -> list[Tensor]:
     return as_tensors(*arrays)
 
 
-def one(name: str, text: str, apply: Callable[[Any], Any] | None = None) -> Callable[[ArrayLike], Tensor]:
+def one(name: str, text: str, apply: Callable[[Any], Any] | None = None) -> Unary:
     """The public function of one array, of which a module declares many.
 
     Args:
@@ -92,7 +94,7 @@ def calling(name: str) -> Callable[[Any], Any]:
     return lambda x: call(op, (x,), {})
 
 
-def two(name: str, text: str = "", *, row_name: str | None = None) -> Callable[[ArrayLike, ArrayLike], Tensor]:
+def two(name: str, text: str = "", *, row_name: str | None = None) -> Binary:
     """As `one`, of two Tensors, arrays or numbers; it runs the row `row_name`, or `name`."""
     apply = binary(row(row_name or name))
 
@@ -107,7 +109,7 @@ def two(name: str, text: str = "", *, row_name: str | None = None) -> Callable[[
     return _declared(function, name, text)
 
 
-def two_plain(name: str, text: str = "", *, row_name: str | None = None) -> Callable[[ArrayLike, ArrayLike], Tensor]:
+def two_plain(name: str, text: str = "", *, row_name: str | None = None) -> Binary:
     """As `two`, for a row without derivatives."""
     op = row(row_name or name)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -22,14 +22,35 @@ __all__ = [
     "int", "long", "cfloat", "cdouble",
 ]  # fmt: skip
 
-float16, float32, float64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
-complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
-int8, int16, int32, int64 = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64)
-uint8, uint16, uint32, uint64 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
-bool = np.dtype(np.bool_)
+bool: Final = np.dtype(np.bool_)
+int8: Final = np.dtype(np.int8)
+int16: Final = np.dtype(np.int16)
+int32: Final = np.dtype(np.int32)
+int64: Final = np.dtype(np.int64)
+uint8: Final = np.dtype(np.uint8)
+uint16: Final = np.dtype(np.uint16)
+uint32: Final = np.dtype(np.uint32)
+uint64: Final = np.dtype(np.uint64)
+float16: Final = np.dtype(np.float16)
+float32: Final = np.dtype(np.float32)
+float64: Final = np.dtype(np.float64)
+complex64: Final = np.dtype(np.complex64)
+complex128: Final = np.dtype(np.complex128)
 # PyTorch's names
-half, float, double, short, int, long, cfloat, cdouble = float16, float32, float64, int16, int32, int64, complex64, complex128
-e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
+half: Final = float16
+float: Final = float32
+double: Final = float64
+short: Final = int16
+int: Final = int32
+long: Final = int64
+cfloat: Final = complex64
+cdouble: Final = complex128
+# constants
+e: Final = math.e
+pi: Final = math.pi
+inf: Final = math.inf
+nan: Final = math.nan
+newaxis: Final = None
 
 _KINDS = {
     "bool": "b",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, calling, one, row, scaled, two, two_plain
+from aiograd.array_functions.conversion import ArrayLike, Binary, Unary, as_tensor, calling, one, row, scaled, two, two_plain
 from aiograd.errors import ArgumentError
 from aiograd.ops import elementwise
 from aiograd.tensors.record import call
@@ -39,7 +39,7 @@ def subtract(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
     return _subtract(x1, scaled(x2, alpha))
 
 
-multiply = two("multiply", "``x1 * x2``, element by element.", row_name="mul")
+multiply: Binary = two("multiply", "``x1 * x2``, element by element.", row_name="mul")
 
 
 def divide(x1: ArrayLike, x2: ArrayLike, /, *, rounding_mode: str | None = None) -> Tensor:
@@ -54,64 +54,64 @@ def divide(x1: ArrayLike, x2: ArrayLike, /, *, rounding_mode: str | None = None)
     return quotient.astype(np.result_type(*(x.dtype if hasattr(x, "dtype") else x for x in (x1, x2))), copy=False)
 
 
-floor_divide = two_plain("floor_divide", "Quotients rounded down; without a gradient.")
-remainder = two("remainder", "Remainders with the sign of the divisor.")
-fmod = two("fmod", "Remainders with the sign of the dividend.")
-pow = two("pow", "`x1` to the power `x2`.")
-gcd = two_plain("gcd", "Greatest common divisors of integers.")
-lcm = two_plain("lcm", "Least common multiples of integers.")
-negative = one("negative", "Elements with the other sign.", unary(row("neg")))
-positive = one("positive", "The elements as they are.")
-abs = one("abs", "Absolute values; magnitudes of complex numbers.")
-sign = one("sign", "-1, 0 or 1 as the elements are; ``x / |x|`` of complex numbers.", unary(row("sgn")))
-copysign = two("copysign", "Magnitudes of `x1` with the signs of `x2`.")
-reciprocal = one("reciprocal", "One divided by each element.")
-square = one("square", "Squares.")
-sqrt = one("sqrt", "Square roots.")
-rsqrt = one("rsqrt", "One divided by the square root of each element.")
-cbrt = one("cbrt", "Cube roots.")
-hypot = two("hypot", "``sqrt(x1**2 + x2**2)`` without overflow.")
+floor_divide: Binary = two_plain("floor_divide", "Quotients rounded down; without a gradient.")
+remainder: Binary = two("remainder", "Remainders with the sign of the divisor.")
+fmod: Binary = two("fmod", "Remainders with the sign of the dividend.")
+pow: Binary = two("pow", "`x1` to the power `x2`.")
+gcd: Binary = two_plain("gcd", "Greatest common divisors of integers.")
+lcm: Binary = two_plain("lcm", "Least common multiples of integers.")
+negative: Unary = one("negative", "Elements with the other sign.", unary(row("neg")))
+positive: Unary = one("positive", "The elements as they are.")
+abs: Unary = one("abs", "Absolute values; magnitudes of complex numbers.")
+sign: Unary = one("sign", "-1, 0 or 1 as the elements are; ``x / |x|`` of complex numbers.", unary(row("sgn")))
+copysign: Binary = two("copysign", "Magnitudes of `x1` with the signs of `x2`.")
+reciprocal: Unary = one("reciprocal", "One divided by each element.")
+square: Unary = one("square", "Squares.")
+sqrt: Unary = one("sqrt", "Square roots.")
+rsqrt: Unary = one("rsqrt", "One divided by the square root of each element.")
+cbrt: Unary = one("cbrt", "Cube roots.")
+hypot: Binary = two("hypot", "``sqrt(x1**2 + x2**2)`` without overflow.")
 
 # Exponentials and logarithms.
-exp = one("exp", "e to the power of each element.")
-exp2 = one("exp2", "2 to the power of each element.")
-expm1 = one("expm1", "``exp(x) - 1``, accurate near 0.")
-log = one("log", "Natural logarithms.")
-log1p = one("log1p", "``log(1 + x)``, accurate near 0.")
-log2 = one("log2", "Logarithms to base 2.")
-log10 = one("log10", "Logarithms to base 10.")
-logaddexp = two("logaddexp", "``log(exp(x1) + exp(x2))`` without overflow.")
-logaddexp2 = two("logaddexp2", "``log2(2**x1 + 2**x2)`` without overflow.")
-ldexp = two("ldexp", "``x1 * 2**x2``.")
-float_power = two("float_power", "`x1` to the power `x2` in float64 or complex128.")
-xlogy = two("xlogy", "``x1 * log(x2)``, 0 where `x1` is 0.")
+exp: Unary = one("exp", "e to the power of each element.")
+exp2: Unary = one("exp2", "2 to the power of each element.")
+expm1: Unary = one("expm1", "``exp(x) - 1``, accurate near 0.")
+log: Unary = one("log", "Natural logarithms.")
+log1p: Unary = one("log1p", "``log(1 + x)``, accurate near 0.")
+log2: Unary = one("log2", "Logarithms to base 2.")
+log10: Unary = one("log10", "Logarithms to base 10.")
+logaddexp: Binary = two("logaddexp", "``log(exp(x1) + exp(x2))`` without overflow.")
+logaddexp2: Binary = two("logaddexp2", "``log2(2**x1 + 2**x2)`` without overflow.")
+ldexp: Binary = two("ldexp", "``x1 * 2**x2``.")
+float_power: Binary = two("float_power", "`x1` to the power `x2` in float64 or complex128.")
+xlogy: Binary = two("xlogy", "``x1 * log(x2)``, 0 where `x1` is 0.")
 
 # Trigonometric and hyperbolic functions.
-sin = one("sin", "Sines of angles in radians.")
-cos = one("cos", "Cosines of angles in radians.")
-tan = one("tan", "Tangents of angles in radians.")
-asin = one("asin", "Inverse sines, in radians.")
-acos = one("acos", "Inverse cosines, in radians.")
-atan = one("atan", "Inverse tangents, in radians.")
-atan2 = two("atan2", "Angles of the points (x2, x1), in radians from -pi to pi.")
-sinh = one("sinh", "Hyperbolic sines.")
-cosh = one("cosh", "Hyperbolic cosines.")
-tanh = one("tanh", "Hyperbolic tangents.")
-asinh = one("asinh", "Inverse hyperbolic sines.")
-acosh = one("acosh", "Inverse hyperbolic cosines.")
-atanh = one("atanh", "Inverse hyperbolic tangents.")
-deg2rad = one("deg2rad", "Degrees as radians.")
-rad2deg = one("rad2deg", "Radians as degrees.")
+sin: Unary = one("sin", "Sines of angles in radians.")
+cos: Unary = one("cos", "Cosines of angles in radians.")
+tan: Unary = one("tan", "Tangents of angles in radians.")
+asin: Unary = one("asin", "Inverse sines, in radians.")
+acos: Unary = one("acos", "Inverse cosines, in radians.")
+atan: Unary = one("atan", "Inverse tangents, in radians.")
+atan2: Binary = two("atan2", "Angles of the points (x2, x1), in radians from -pi to pi.")
+sinh: Unary = one("sinh", "Hyperbolic sines.")
+cosh: Unary = one("cosh", "Hyperbolic cosines.")
+tanh: Unary = one("tanh", "Hyperbolic tangents.")
+asinh: Unary = one("asinh", "Inverse hyperbolic sines.")
+acosh: Unary = one("acosh", "Inverse hyperbolic cosines.")
+atanh: Unary = one("atanh", "Inverse hyperbolic tangents.")
+deg2rad: Unary = one("deg2rad", "Degrees as radians.")
+rad2deg: Unary = one("rad2deg", "Radians as degrees.")
 
 # Special functions.
-erf = one("erf", "The error function.")
-erfc = one("erfc", "``1 - erf(x)``, accurate for large `x`.")
-sinc = one("sinc", "``sin(pi x) / (pi x)``, 1 at 0.", calling("sinc"))
+erf: Unary = one("erf", "The error function.")
+erfc: Unary = one("erfc", "``1 - erf(x)``, accurate for large `x`.")
+sinc: Unary = one("sinc", "``sin(pi x) / (pi x)``, 1 at 0.", calling("sinc"))
 
 # Rounding, extrema and parts.
-floor = one("floor", "The largest integers not above the elements.")
-ceil = one("ceil", "The smallest integers not below the elements.")
-trunc = one("trunc", "The elements without their digits behind the decimal point.")
+floor: Unary = one("floor", "The largest integers not above the elements.")
+ceil: Unary = one("ceil", "The smallest integers not below the elements.")
+trunc: Unary = one("trunc", "The elements without their digits behind the decimal point.")
 
 
 def round(x: ArrayLike, /, decimals: int = 0) -> Tensor:
@@ -119,8 +119,8 @@ def round(x: ArrayLike, /, decimals: int = 0) -> Tensor:
     return call(row("round"), (as_tensor(x),), {"decimals": decimals})  # type: ignore[no-any-return]
 
 
-maximum = two("maximum", "The larger elements; where two are equal each gets half of the gradient.")
-minimum = two("minimum", "The smaller elements; where two are equal each gets half of the gradient.")
+maximum: Binary = two("maximum", "The larger elements; where two are equal each gets half of the gradient.")
+minimum: Binary = two("minimum", "The smaller elements; where two are equal each gets half of the gradient.")
 
 
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:
@@ -130,8 +130,8 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
     return elementwise.clip(source, *limits)  # type: ignore[no-any-return]
 
 
-fmax = two("fmax", "The larger elements, the other where one is NaN; where two are equal the first gets the gradient.")
-fmin = two("fmin", "The smaller elements, the other where one is NaN; where two are equal the first gets the gradient.")
+fmax: Binary = two("fmax", "The larger elements, the other where one is NaN; where two are equal the first gets the gradient.")
+fmin: Binary = two("fmin", "The smaller elements, the other where one is NaN; where two are equal the first gets the gradient.")
 
 
 def frac(x: ArrayLike, /) -> Tensor:
@@ -140,7 +140,7 @@ def frac(x: ArrayLike, /) -> Tensor:
     return source - trunc(source)
 
 
-heaviside = two("heaviside", "0 where `x1` is negative, 1 where it is positive, `x2` where it is zero.")
+heaviside: Binary = two("heaviside", "0 where `x1` is negative, 1 where it is positive, `x2` where it is zero.")
 
 
 def nan_to_num(x: ArrayLike, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
@@ -148,9 +148,9 @@ def nan_to_num(x: ArrayLike, /, nan: float = 0.0, posinf: float | None = None, n
     return call(row("nan_to_num"), (as_tensor(x),), {"nan": nan, "posinf": posinf, "neginf": neginf})  # type: ignore[no-any-return]
 
 
-nextafter = two_plain("nextafter", "The next representable number from `x1` towards `x2`.")
-signbit = one("signbit", "True if the sign bit is set, as in -0.0.", calling("signbit"))
-conj = one("conj", "Complex conjugates.")
-real = one("real", "Real parts of complex numbers.", calling("real"))
-imag = one("imag", "Imaginary parts; zeros of real numbers.", calling("imag"))
-angle = one("angle", "Arguments of complex numbers, in radians.")
+nextafter: Binary = two_plain("nextafter", "The next representable number from `x1` towards `x2`.")
+signbit: Unary = one("signbit", "True if the sign bit is set, as in -0.0.", calling("signbit"))
+conj: Unary = one("conj", "Complex conjugates.")
+real: Unary = one("real", "Real parts of complex numbers.", calling("real"))
+imag: Unary = one("imag", "Imaginary parts; zeros of real numbers.", calling("imag"))
+angle: Unary = one("angle", "Arguments of complex numbers, in radians.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, one, row, tensors_of
+from aiograd.array_functions.conversion import ArrayLike, Axis, Unary, as_tensor, axes_of, one, row, tensors_of
 from aiograd.array_functions.creation import diag, meshgrid
 from aiograd.array_functions.manipulation import concat, moveaxis, pad, reshape, split, stack
 from aiograd.array_functions.searching import where
@@ -72,9 +72,9 @@ def block_diag(*matrices: ArrayLike) -> Tensor:
     return concat(rows, axis=0)
 
 
-atleast_1d = one("atleast_1d", "Add an axis to a number; others have at least one.", shape.np_atleast_1d)
-atleast_2d = one("atleast_2d", "Add axes in front until there are two; a vector becomes a row.", shape.np_atleast_2d)
-atleast_3d = one("atleast_3d", "Add axes until there are three, as in numpy.", shape.np_atleast_3d)
+atleast_1d: Unary = one("atleast_1d", "Add an axis to a number; others have at least one.", shape.np_atleast_1d)
+atleast_2d: Unary = one("atleast_2d", "Add axes in front until there are two; a vector becomes a row.", shape.np_atleast_2d)
+atleast_3d: Unary = one("atleast_3d", "Add axes until there are three, as in numpy.", shape.np_atleast_3d)
 
 
 def diag_embed(x: ArrayLike, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
@@ -162,8 +162,8 @@ def sliding_window_view(x: ArrayLike, /, window_shape: int | Sequence[int], axis
 # Round, and by choice.
 
 
-fliplr = one("fliplr", "The columns in reverse order.", shape.np_fliplr)
-flipud = one("flipud", "The rows in reverse order.", shape.np_flipud)
+fliplr: Unary = one("fliplr", "The columns in reverse order.", shape.np_fliplr)
+flipud: Unary = one("flipud", "The rows in reverse order.", shape.np_flipud)
 
 
 def rot90(x: ArrayLike, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:

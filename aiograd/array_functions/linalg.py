@@ -202,4 +202,4 @@ def cond(x: ArrayLike, /, ord: Any = None) -> Tensor:
 def logdet(x: ArrayLike, /) -> Tensor:
     """The logarithms of positive determinants."""
     sign, logabsdet = slogdet(x)
-    return where(sign > 0, logabsdet, np.nan)  # type: ignore[no-any-return]
+    return where(sign > 0, logabsdet, np.nan)

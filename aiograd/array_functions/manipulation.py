@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, calling, one, row, tensors_of, values_of
+from aiograd.array_functions.conversion import ArrayLike, Axis, Unary, as_tensor, axes_of, calling, one, row, tensors_of, values_of
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops import joining, shape
 from aiograd.tensors.record import call
@@ -165,4 +165,4 @@ def diagonal(x: ArrayLike, /, offset: int = 0, axis1: int = -2, axis2: int = -1)
     return call(row("diagonal"), (as_tensor(x),), {"offset": offset, "axis1": axis1, "axis2": axis2})  # type: ignore[no-any-return]
 
 
-clone = one("clone", "Copy, in the graph.", calling("clone"))
+clone: Unary = one("clone", "Copy, in the graph.", calling("clone"))

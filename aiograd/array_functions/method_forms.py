@@ -104,7 +104,7 @@ def index_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike, *, a
 
 def where(x: Tensor, /, condition: ArrayLike, other: ArrayLike) -> Tensor:
     """The elements where the condition holds, the elements of `other` elsewhere."""
-    return searching.where(condition, x, other)  # type: ignore[no-any-return]
+    return searching.where(condition, x, other)
 
 
 def masked_fill(x: Tensor, /, mask: ArrayLike, value: ArrayLike) -> Tensor:
@@ -189,7 +189,7 @@ def sum_to_size(x: Tensor, /, *shape: Any) -> Tensor:
 
 def diagonal_filled(x: Tensor, /, value: complex) -> Tensor:
     """A copy with one number on the diagonal."""
-    return searching.where(np.eye(*x.shape[-2:], dtype=bool), value, x)  # type: ignore[no-any-return]
+    return searching.where(np.eye(*x.shape[-2:], dtype=np.bool_), value, x)
 
 
 def type_as(x: Tensor, /, other: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Every public array function by its name, ready for use: with its documentation, the other names of its parameters and its method of Tensor.
 
-A family lists its names in ``__all__``; they stand in no other list. There is no ``__all__`` here, since mypy reads only one that is written out.
+A family lists its names in ``__all__``; they stand in no other list. Type checkers read the stub beside this file, which ``python -m
+tests.function_stub`` writes: with it they know the other names of parameters too.
 """
 
 import sys as _sys

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -46,6 +46,10 @@ class UniqueInverse(NamedTuple):
     inverse_indices: Tensor
 
 
+@overload
+def where(condition: ArrayLike, /) -> tuple[Tensor, ...]: ...
+@overload
+def where(condition: ArrayLike, x1: ArrayLike, x2: ArrayLike, /) -> Tensor: ...
 def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
     """Elements of `x1` where the condition holds, of `x2` elsewhere; with the condition alone, as `nonzero`."""
     if x1 is None and x2 is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from aiograd.array_functions.activation import log_softmax, sigmoid, softmax
 from aiograd.array_functions.comparison import equal, isfinite
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_tensors, axes_of, calling, one, row, two
+from aiograd.array_functions.conversion import ArrayLike, Axis, Binary, Unary, as_tensor, as_tensors, axes_of, calling, one, row, two
 from aiograd.array_functions.elementwise import erf, erfc, exp, log, minimum, sinc, xlogy
 from aiograd.array_functions.reduction import logsumexp as _logsumexp
 from aiograd.array_functions.searching import where
@@ -53,13 +53,13 @@ def logsumexp(a: ArrayLike, /, axis: Axis = None, b: ArrayLike | None = None, ke
     most = math.log(np.finfo(gap.dtype).max) - 1.0  # a power without weight must not become infinite
     total = log((weights * exp(where(none, minimum(gap, most), gap))).sum(axis=axes, keepdims=True)) + where(isfinite(largest), largest, 0.0)
     if keepdims:
-        return total  # type: ignore[no-any-return]
-    return total.reshape(()) if axes is None else total.squeeze(axes)  # type: ignore[no-any-return]
+        return total
+    return total.reshape(()) if axes is None else total.squeeze(axes)
 
 
-gammaln = one("gammaln", "The logarithm of the magnitude of the gamma function.", calling("gammaln"))
-gamma = one("gamma", "The gamma function, ``(x - 1)!`` of positive integers.", calling("gamma"))
-digamma = one("digamma", "The derivative of the logarithm of the gamma function.", calling("digamma"))
+gammaln: Unary = one("gammaln", "The logarithm of the magnitude of the gamma function.", calling("gammaln"))
+gamma: Unary = one("gamma", "The gamma function, ``(x - 1)!`` of positive integers.", calling("gamma"))
+digamma: Unary = one("digamma", "The derivative of the logarithm of the gamma function.", calling("digamma"))
 
 
 def polygamma(n: int, x: ArrayLike, /) -> Tensor:
@@ -84,9 +84,9 @@ def betaln(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return gamma_rows.betaln(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
-erfinv = one("erfinv", "The inverse of `erf`.", calling("erfinv"))
-ndtr = one("ndtr", "The probability that a standard normal is below `x`.", special_rows.ndtr)
-log_ndtr = one("log_ndtr", "The logarithm of `ndtr`, also where that is too small to represent.", calling("log_ndtr"))
+erfinv: Unary = one("erfinv", "The inverse of `erf`.", calling("erfinv"))
+ndtr: Unary = one("ndtr", "The probability that a standard normal is below `x`.", special_rows.ndtr)
+log_ndtr: Unary = one("log_ndtr", "The logarithm of `ndtr`, also where that is too small to represent.", calling("log_ndtr"))
 
 
 def logit(x: ArrayLike, /, eps: float | None = None) -> Tensor:
@@ -95,7 +95,7 @@ def logit(x: ArrayLike, /, eps: float | None = None) -> Tensor:
     return call(row("logit"), (source if eps is None else source.clip(eps, 1.0 - eps),), {})  # type: ignore[no-any-return]
 
 
-entr = one("entr", "``-x * log(x)``, 0 at 0.", special_rows.entr)
+entr: Unary = one("entr", "``-x * log(x)``, 0 at 0.", special_rows.entr)
 
 
 def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
@@ -103,16 +103,16 @@ def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return special_rows.xlog1py(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
-i0 = one("i0", "The modified Bessel function of the first kind of order 0.", calling("bessel_i0"))
-i1 = one("i1", "The modified Bessel function of the first kind of order 1.", calling("bessel_i1"))
-i0e = one("i0e", "``exp(-|x|) * i0(x)``.", calling("bessel_i0e"))
-i1e = one("i1e", "``exp(-|x|) * i1(x)``.", calling("bessel_i1e"))
-j0 = one("j0", "The Bessel function of the first kind of order 0.", calling("bessel_j0"))
-j1 = one("j1", "The Bessel function of the first kind of order 1.", calling("bessel_j1"))
-y0 = one("y0", "The Bessel function of the second kind of order 0.", calling("bessel_y0"))
-y1 = one("y1", "The Bessel function of the second kind of order 1.", calling("bessel_y1"))
-k0 = one("k0", "The modified Bessel function of the second kind of order 0; infinite at 0.", calling("bessel_k0"))
-k1 = one("k1", "The modified Bessel function of the second kind of order 1; infinite at 0.", calling("bessel_k1"))
+i0: Unary = one("i0", "The modified Bessel function of the first kind of order 0.", calling("bessel_i0"))
+i1: Unary = one("i1", "The modified Bessel function of the first kind of order 1.", calling("bessel_i1"))
+i0e: Unary = one("i0e", "``exp(-|x|) * i0(x)``.", calling("bessel_i0e"))
+i1e: Unary = one("i1e", "``exp(-|x|) * i1(x)``.", calling("bessel_i1e"))
+j0: Unary = one("j0", "The Bessel function of the first kind of order 0.", calling("bessel_j0"))
+j1: Unary = one("j1", "The Bessel function of the first kind of order 1.", calling("bessel_j1"))
+y0: Unary = one("y0", "The Bessel function of the second kind of order 0.", calling("bessel_y0"))
+y1: Unary = one("y1", "The Bessel function of the second kind of order 1.", calling("bessel_y1"))
+k0: Unary = one("k0", "The modified Bessel function of the second kind of order 0; infinite at 0.", calling("bessel_k0"))
+k1: Unary = one("k1", "The modified Bessel function of the second kind of order 1; infinite at 0.", calling("bessel_k1"))
 
 
 def jv(v: ArrayLike, x: ArrayLike, /) -> Tensor:
@@ -165,8 +165,8 @@ def ive(v: ArrayLike, x: ArrayLike, /) -> Tensor:
     return _ive(v, x)
 
 
-rgamma = one("rgamma", "``1 / gamma(x)``, 0 at 0, -1, -2, ...", calling("rgamma"))
-gammasgn = one("gammasgn", "The sign of the gamma function; its gradient is zero.", calling("gammasgn"))
+rgamma: Unary = one("rgamma", "``1 / gamma(x)``, 0 at 0, -1, -2, ...", calling("rgamma"))
+gammasgn: Unary = one("gammasgn", "The sign of the gamma function; its gradient is zero.", calling("gammasgn"))
 
 
 def multigammaln(x: ArrayLike, d: int, /) -> Tensor:
@@ -243,8 +243,8 @@ def stdtr(df: ArrayLike, x: ArrayLike, /) -> Tensor:
     return _stdtr(df, x)
 
 
-erfcx = one("erfcx", "``exp(x**2) * erfc(x)``, also where one of the two leaves the range.", calling("erfcx"))
-erfcinv = one("erfcinv", "The inverse of `erfc`.", special_rows.erfcinv)
+erfcx: Unary = one("erfcx", "``exp(x**2) * erfc(x)``, also where one of the two leaves the range.", calling("erfcx"))
+erfcinv: Unary = one("erfcinv", "The inverse of `erfc`.", special_rows.erfcinv)
 
 
 def ndtri(p: ArrayLike, /) -> Tensor:
@@ -252,11 +252,16 @@ def ndtri(p: ArrayLike, /) -> Tensor:
     return call(row("ndtri"), (as_tensor(p),), {})  # type: ignore[no-any-return]
 
 
-exprel = one("exprel", "``(exp(x) - 1) / x``, 1 at 0.", calling("exprel"))
-rel_entr = two("rel_entr", "``x1 * log(x1 / x2)``, 0 where `x1` is 0; infinite where `x2` alone is 0 or either is negative.")
+exprel: Unary = one("exprel", "``(exp(x) - 1) / x``, 1 at 0.", calling("exprel"))
+rel_entr: Binary = two("rel_entr", "``x1 * log(x1 / x2)``, 0 where `x1` is 0; infinite where `x2` alone is 0 or either is negative.")
 
 
 #: the other library's names
 jn = jv
-expit, psi, lgamma = sigmoid, digamma, gammaln
-bessel_j0, bessel_j1, bessel_y0, bessel_y1 = j0, j1, y0, y1
+expit: Unary = sigmoid
+psi: Unary = digamma
+lgamma: Unary = gammaln
+bessel_j0: Unary = j0
+bessel_j1: Unary = j1
+bessel_y0: Unary = y0
+bessel_y1: Unary = y1

@@ -36,8 +36,8 @@ class SourceFile:
     """
 
     def __init__(self) -> None:
-        self.name = f"<aiograd program {next(_numbers)}>"
-        self.text = ""
+        self.name: str = f"<aiograd program {next(_numbers)}>"
+        self.text: str = ""
         weakref.finalize(self, linecache.cache.pop, self.name, None).atexit = False
 
     def add(self, text: str) -> int:

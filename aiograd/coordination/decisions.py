@@ -55,9 +55,9 @@ class StepDecision(StepClient[W, CoordinatorDrive], Generic[W, R]):
     def __init__(self, work: W, remotes: Iterable[R], timeout: float | None, *, has_tree: bool = True) -> None:
         super().__init__(work, lambda decision: None)
         self.remotes: dict[str, R] = {remote.name: remote for remote in remotes if remote.ref is not None}
-        self.has_tree = has_tree
+        self.has_tree: bool = has_tree
         self._timeout = timeout
-        self.drive = CoordinatorDrive(Coordinator(COORDINATOR, pause=PAUSE), self)
+        self.drive: CoordinatorDrive = CoordinatorDrive(Coordinator(COORDINATOR, pause=PAUSE), self)
         self.drive.handle(ParticipantsJoined(tuple(self.remotes)))
 
     @property

@@ -54,7 +54,7 @@ class TransactionDrive(Generic[M]):
     __slots__ = ("machine", "_client_ref", "_loop")
 
     def __init__(self, machine: M, client: TransactionClient) -> None:
-        self.machine = machine
+        self.machine: M = machine
         self._client_ref = weakref.ref(client)
         self._loop = asyncio.get_running_loop()
 
@@ -193,7 +193,7 @@ class CoordinatorDrive(TransactionDrive[Coordinator]):
         #: the last error of each participant that could not be told, or that failed after its commit
         self.failures: dict[str, BaseException] = {}
         #: the participants that are being told
-        self.untold = Untold()
+        self.untold: Untold = Untold()
 
     async def attempt(self, names: Iterable[str], worker_of: Callable[[str], str], at_least: float) -> dict[str, BaseException]:
         """As `tell`, for as long as participants may be heard; see Note [Silence is counted once] in `silence`.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 from aiograd.coordination.malformed import malformed
-from aiograd.coordination.message_code import SHOWN, Bound, MessageFields, MismatchError, ValueForm, compile_message, shown
+from aiograd.coordination.message_code import SHOWN, Bound, Convert, MessageFields, MismatchError, ValueForm, compile_message, shown
 
 M = TypeVar("M", bound="WireMessage")
 #: a number that counts something, and one of at least 1
@@ -108,9 +108,11 @@ class MessageForm:
         self.failpoints = failpoints
         hints = typing.get_type_hints(cls, include_extras=True)
         fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-        self.names = tuple(field.name for field in fields)
-        self.forms = tuple(value_form(hints[name]) for name in self.names)
-        self.required = sum(field.default is dataclasses.MISSING for field in fields)
+        self.names: tuple[str, ...] = tuple(field.name for field in fields)
+        self.forms: tuple[ValueForm, ...] = tuple(value_form(hints[name]) for name in self.names)
+        self.required: int = sum(field.default is dataclasses.MISSING for field in fields)
+        self.parse: Convert
+        self.encode: Convert
         make, self.parse, self.encode = compile_message(cls, MessageFields(self.names, self.forms, self.required, wire))
         cls.__new__ = make  # type: ignore[method-assign]
 

@@ -103,12 +103,12 @@ class StepWork:
     __slots__ = ("step", "execution", "runner", "has_begun", "leaves")
 
     def __init__(self, step: int) -> None:
-        self.step = step
+        self.step: int = step
         #: the prepared work
         self.execution: PreparedStep | None = None
         #: the task that carries the step out, and whether there has been one
         self.runner: asyncio.Task[Any] | None = None
-        self.has_begun = False
+        self.has_begun: bool = False
         #: the leaves with prepared gradients
         self.leaves: frozenset[AccumulateGrad] = frozenset()
 
@@ -156,7 +156,7 @@ class StepClient(TransactionClient, Generic[W, D]):
     drive: D
 
     def __init__(self, work: W, on_end: Callable[[Any], None]) -> None:
-        self.work = work
+        self.work: W = work
         self._on_end = on_end
 
     @property

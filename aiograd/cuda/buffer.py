@@ -45,8 +45,8 @@ class Buffer:
     __slots__ = ("device", "nbytes", "memory", "error", "expression", "readers", "last", "writer", "home", "used", "keeps", "__weakref__")
 
     def __init__(self, device: DeviceCore, nbytes: int) -> None:
-        self.device = device
-        self.nbytes = nbytes
+        self.device: DeviceCore = device
+        self.nbytes: int = nbytes
         #: the driver's handle, None until something is written
         self.memory: Any = None
         #: why there are no values

@@ -40,12 +40,12 @@ class DeviceCore:
         self.driver = driver
         self.properties: Properties = driver.properties
         #: ``cuda:ordinal``
-        self.name = f"cuda:{driver.ordinal}"
+        self.name: str = f"cuda:{driver.ordinal}"
         #: held while pending expressions are looked at or changed, and while commands are queued
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._stream_states: weakref.WeakSet[StreamState] = weakref.WeakSet()
-        self.thread = DeviceThread(f"aiograd-{self.name}", driver, self._stream_states)
-        self.default_stream_state = StreamState(driver, None, "default")
+        self.thread: DeviceThread = DeviceThread(f"aiograd-{self.name}", driver, self._stream_states)
+        self.default_stream_state: StreamState = StreamState(driver, None, "default")
         self._stream_states.add(self.default_stream_state)
         #: the stream of the caller, where it chose one
         self.stream_state_of_caller: contextvars.ContextVar[StreamState | None] = contextvars.ContextVar(f"aiograd-{self.name}", default=None)

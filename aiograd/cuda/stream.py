@@ -37,7 +37,7 @@ class Event:
     __slots__ = ("timing", "_stream_state", "_count", "_handle", "_device")
 
     def __init__(self, *, timing: bool = False) -> None:
-        self.timing = timing
+        self.timing: bool = timing
         self._device: CudaDevice | None = None
         self._stream_state: StreamState | None = None
         self._count = 0
@@ -151,8 +151,8 @@ class Stream:
     __slots__ = ("device_object", "stream_state", "_tokens")
 
     def __init__(self, device: str = "cuda:0", *, priority: int = 0) -> None:
-        self.device_object = _cuda_device(device)
-        self.stream_state = self.device_object.new_stream_state(f"stream of {device}", priority)
+        self.device_object: CudaDevice = _cuda_device(device)
+        self.stream_state: StreamState = self.device_object.new_stream_state(f"stream of {device}", priority)
         self._tokens: list[Token[StreamState | None]] = []
 
     @classmethod

@@ -30,15 +30,16 @@ class StreamState:
     __slots__ = ("driver", "handle", "name", "asked", "performed", "count", "completed", "marks", "waited", "error", "_polling", "__weakref__")
 
     def __init__(self, driver: DeviceDriver, handle: Any, name: str) -> None:
-        self.driver = driver
-        self.handle = handle
-        self.name = name
+        self.driver: DeviceDriver = driver
+        self.handle: Any = handle
+        self.name: str = name
         #: commands queued for it, and of those the ones that were given to the device
-        self.asked = self.performed = 0
+        self.asked: int = 0
+        self.performed: int = 0
         #: the number of commands, copies and events given to the device so far
-        self.count = 0
+        self.count: int = 0
         #: commands known to be done
-        self.completed = 0
+        self.completed: int = 0
         #: events that were recorded, with the count they stand for
         self.marks: deque[tuple[int, Any]] = deque()
         #: other stream -> up to which count of its commands this one waits

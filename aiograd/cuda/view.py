@@ -27,12 +27,12 @@ class BufferView:
     __slots__ = ("buffer", "offset", "shape", "strides", "dtype", "base", "__weakref__")
 
     def __init__(self, buffer: Buffer, offset: int, shape: Shape, strides: Shape, dtype: np.dtype[Any], base: BufferView | None) -> None:
-        self.buffer = buffer
-        self.offset = offset
-        self.shape = shape
-        self.strides = strides
-        self.dtype = dtype
-        self.base = base
+        self.buffer: Buffer = buffer
+        self.offset: int = offset
+        self.shape: Shape = shape
+        self.strides: Shape = strides
+        self.dtype: np.dtype[Any] = dtype
+        self.base: BufferView | None = base
 
     @property
     def device(self) -> DeviceCore:

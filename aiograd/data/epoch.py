@@ -262,15 +262,15 @@ class Epoch:
     __slots__ = ("batches", "ledger", "order", "draws", "unentered", "entered", "has_ended", "_seed")
 
     def __init__(self, batches: SequenceBatches | StreamBatches, ledger: BatchLedger, order: Generator | None, draws: Generator | None) -> None:
-        self.batches = batches
-        self.ledger = ledger
-        self.order = order
-        self.draws = draws
+        self.batches: SequenceBatches | StreamBatches = batches
+        self.ledger: BatchLedger = ledger
+        self.order: Generator | None = order
+        self.draws: Generator | None = draws
         #: leases that were handed out and not entered: place and generator, a new one for every lease
         self.unentered: dict[BatchPlace, Generator] = {}
         #: how many leases were entered and not left
-        self.entered = 0
-        self.has_ended = False
+        self.entered: int = 0
+        self.has_ended: bool = False
         #: entropy and spawn key of `draws`
         self._seed: tuple[Any, tuple[int, ...]] | None = None
 

@@ -66,8 +66,10 @@ class BatchLease:
     __slots__ = ("epoch", "number", "indices", "_batch", "_place", "_holder", "_generator", "_scope")
 
     def __init__(self, holder: Epoch, place: BatchPlace, loaded: LoadedBatch, generator: Generator) -> None:
-        self.epoch, self.number = self._place = place
-        self.indices = loaded.indices
+        self._place = place
+        self.epoch: int = place.epoch
+        self.number: int = place.number
+        self.indices: list[Any] = loaded.indices
         self._batch = loaded.value
         self._holder = holder
         self._generator = generator

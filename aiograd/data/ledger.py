@@ -38,7 +38,7 @@ class BatchLedger:
     def __init__(self, length: int | None = None, state: Mapping[str, Any] | None = None) -> None:
         if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
             raise ArgumentError(f"BatchLedger(length={length!r}): expected an int of at least 1, or None")
-        self.length = length
+        self.length: int | None = length
         #: the first place that is not read, and the places behind it that are
         self._first, self._read = _places(length, {"epoch": 0, "batches": 0, "ahead": []} if state is None else state)
         #: no place from here on was handed out

@@ -104,7 +104,7 @@ class DataLoader:
         self.drop_last = drop_last
         self.collate = collate
         self.batch_sampler = batch_sampler
-        self.epoch = 0
+        self.epoch: int = 0
         self._is_sequence = is_sequence
         self._is_async = inspect.iscoroutinefunction(getattr(type(source), "__getitem__", None))
         #: the epoch that has begun and not ended

@@ -40,7 +40,9 @@ class PoissonSampler:
             raise ArgumentError(f"PoissonSampler(sample_rate={sample_rate!r}): expected a probability above 0 and at most 1")
         if generator is not None and not isinstance(generator, Generator):
             raise ArgumentTypeError(f"PoissonSampler: expected a Generator or None, found {type(generator).__name__}")
-        self.dataset_size, self.sample_rate, self.steps = int(dataset_size), float(sample_rate), int(steps)
+        self.dataset_size: int = int(dataset_size)
+        self.sample_rate: float = float(sample_rate)
+        self.steps: int = int(steps)
         self.generator = generator
 
     def __len__(self) -> int:

@@ -121,9 +121,9 @@ class Failpoint:
     __slots__ = ("point", "hits", "_action", "_hit", "_when", "_stop")
 
     def __init__(self, point: str, action: Callable[[], object], hit: int, when: Callable[[], bool] | None) -> None:
-        self.point = point
+        self.point: str = point
         #: times that the point was reached
-        self.hits = 0
+        self.hits: int = 0
         self._action = action
         self._hit = hit
         self._when = when

@@ -22,7 +22,7 @@ class LoopLag:
     __slots__ = ("histogram", "_latest", "_until", "_handle")
 
     def __init__(self) -> None:
-        self.histogram = DurationHistogram()
+        self.histogram: DurationHistogram = DurationHistogram()
         self._latest: deque[float] = deque(maxlen=SAMPLES)
         self._until = 0.0
         self._handle: asyncio.TimerHandle | None = None

@@ -49,11 +49,11 @@ class Membership:
         #: name of the coordinator that this worker belongs to
         self.leader: str | None = None
         #: set when the leader has closed its cluster
-        self.dismissed = asyncio.Event()
+        self.dismissed: asyncio.Event = asyncio.Event()
         #: set when the leader wants this worker to restart
-        self.restarting = asyncio.Event()
+        self.restarting: asyncio.Event = asyncio.Event()
         #: set when the leader was lost
-        self.leader_lost = asyncio.Event()
+        self.leader_lost: asyncio.Event = asyncio.Event()
         #: on a coordinator: admits a worker, given its identity, URL and version
         self.on_join: Callable[[PeerIdentity, str, str], Awaitable[None]] | None = None
         #: on a coordinator: called with the name and the incarnation of a worker that was lost

@@ -23,9 +23,9 @@ class DurationHistogram:
     __slots__ = ("counts", "total", "failed")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS) + 1)
-        self.total = 0.0
-        self.failed = 0
+        self.counts: list[int] = [0] * (len(BOUNDS) + 1)
+        self.total: float = 0.0
+        self.failed: int = 0
 
     @property
     def count(self) -> int:

@@ -38,14 +38,14 @@ class Schema:
     __slots__ = ("name", "signature", "annotations", "_plain", "_required")
 
     def __init__(self, name: str, function: Callable[..., Any], *, is_method: bool = False) -> None:
-        self.name = name
+        self.name: str = name
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):
             raise ArgumentError(f"exposing {name}: Python knows no signature of it; wrap it in a function of your own") from None
         if is_method:
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-        self.signature = signature
+        self.signature: inspect.Signature = signature
         hints = _hints(function)
         self.annotations: dict[str, Any] = {}
         for parameter in signature.parameters.values():

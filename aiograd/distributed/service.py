@@ -22,11 +22,11 @@ class Exposed:
     __slots__ = ("name", "function", "schema", "is_async")
 
     def __init__(self, name: str, function: Callable[..., Any], schema: Schema) -> None:
-        self.name = name
-        self.function = function
-        self.schema = schema
+        self.name: str = name
+        self.function: Callable[..., Any] = function
+        self.schema: Schema = schema
         #: True if it runs on the loop; other functions, constructors among them, run on the executor
-        self.is_async = not inspect.isclass(function) and (
+        self.is_async: bool = not inspect.isclass(function) and (
             inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
         )
 
@@ -37,9 +37,9 @@ class ExposedClass:
     __slots__ = ("name", "cls", "schema", "_methods")
 
     def __init__(self, name: str, cls: type[Any]) -> None:
-        self.name = name
-        self.cls = cls
-        self.schema = Schema(name, cls)
+        self.name: str = name
+        self.cls: type[Any] = cls
+        self.schema: Schema = Schema(name, cls)
         self._methods: dict[str, Schema] = {}
 
     def method(self, instance: Any, name: str) -> Exposed:

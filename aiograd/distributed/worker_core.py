@@ -87,20 +87,20 @@ class WorkerCore:
         self.name = name
         self.service = service
         self.limits = limits
-        self.entropy = transport.entropy
+        self.entropy: Callable[[int], bytes] = transport.entropy
         self.encoding = encoding
         self.gradient_encoding = gradient_encoding
-        self.principal = keyring.default_principal
+        self.principal: str = keyring.default_principal
         self.profiler: Any = None
         self.watch: Watch | None = None
-        self.meter = Meter()
-        self.loop_lag = LoopLag()
+        self.meter: Meter = Meter()
+        self.loop_lag: LoopLag = LoopLag()
         self.handlers: dict[int, Handler] = {}
         self.prompt_handlers: dict[int, PromptHandler] = {}
         self._servers: dict[type[WireMessage], Handler] = {}
         self.wait_tables: list[WaitTable] = []
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
-        self.endpoint = Endpoint(
+        self.endpoint: Endpoint = Endpoint(
             name,
             transport=transport,
             keyring=keyring,
@@ -111,8 +111,8 @@ class WorkerCore:
             describe=_describe,
             failpoints=REQUESTS.failpoints,
         )
-        self.multicast = Multicast(self)
-        self.is_closing = False
+        self.multicast: Multicast = Multicast(self)
+        self.is_closing: bool = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.loop: asyncio.AbstractEventLoop
 

@@ -37,6 +37,9 @@ class Normal(Distribution):
 
     has_rsample = True
 
+    loc: Tensor
+    scale: Tensor
+
     def __init__(self, loc: Any, scale: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
         self.loc, self.scale = parameters("Normal", loc, scale)
         super().__init__(self.loc.shape, (), validate_args, generator)
@@ -98,6 +101,9 @@ class Uniform(Distribution):
     """
 
     has_rsample = True
+
+    low: Tensor
+    high: Tensor
 
     def __init__(self, low: Any, high: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
         self.low, self.high = parameters("Uniform", low, high)

@@ -102,6 +102,9 @@ def safe_log(x: Tensor) -> Tensor:
 
 
 class _OverClasses(Distribution):
+    probs: Tensor
+    logits: Tensor
+
     def __init__(self, name: str, probs: Any, logits: Any, validate_args: bool, event: bool, generator: Generator | None) -> None:
         _one_of(name, probs, logits)
         (given,) = parameters(name, logits if probs is None else probs)
@@ -184,7 +187,7 @@ class Multinomial(_OverClasses):
     ) -> None:
         if isinstance(total_count, bool) or not isinstance(total_count, (int, np.integer)) or total_count < 0:
             raise ArgumentError(f"Multinomial(total_count={total_count!r}): expected an int of at least 0")
-        self.total_count = int(total_count)
+        self.total_count: int = int(total_count)
         super().__init__("Multinomial", probs, logits, validate_args, True, generator)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:

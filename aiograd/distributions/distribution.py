@@ -41,8 +41,8 @@ class Distribution:
     def __init__(
         self, batch_shape: Sequence[int], event_shape: Sequence[int] = (), validate_args: bool = True, generator: Generator | None = None
     ) -> None:
-        self.batch_shape = tuple(batch_shape)
-        self.event_shape = tuple(event_shape)
+        self.batch_shape: tuple[int, ...] = tuple(batch_shape)
+        self.event_shape: tuple[int, ...] = tuple(event_shape)
         self.validate_args = validate_args
         self.generator = generator
 

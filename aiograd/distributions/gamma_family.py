@@ -42,6 +42,9 @@ class Gamma(Distribution):
 
     has_rsample = True
 
+    concentration: Tensor
+    rate: Tensor
+
     def __init__(self, concentration: Any, rate: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
         self.concentration, self.rate = parameters("Gamma", concentration, rate)
         super().__init__(self.concentration.shape, (), validate_args, generator)
@@ -89,6 +92,8 @@ class Dirichlet(Distribution):
 
     has_rsample = True
 
+    concentration: Tensor
+
     def __init__(self, concentration: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
         (self.concentration,) = parameters("Dirichlet", concentration)
         if not self.concentration.ndim:
@@ -135,6 +140,9 @@ class Beta(Distribution):
     """
 
     has_rsample = True
+
+    concentration1: Tensor
+    concentration0: Tensor
 
     def __init__(self, concentration1: Any, concentration0: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
         self.concentration1, self.concentration0 = parameters("Beta", concentration1, concentration0)

@@ -43,7 +43,7 @@ class ComputeExecutor:
     """
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or os.cpu_count() or 1
+        self.threads: int = threads or os.cpu_count() or 1
         self._closed = False
         self._start_afresh()
         _executors.add(self)

@@ -101,7 +101,7 @@ class GraphTask(PassView):
         profiler: Any = None,
         hooks: PassHooks | None = None,
     ) -> None:
-        self.id = _next_id()
+        self.id: int = _next_id()
         if create_graph or anomaly is not None:
             expand_programs([node for node, _ in roots])
         if plan is None:
@@ -109,19 +109,19 @@ class GraphTask(PassView):
                 plan = BackwardPlan(roots, seeds)
             else:
                 plan = Selection(roots, seeds, inputs, require_inputs=require_inputs, accumulate=accumulate, keepers=keepers)
-        self.plan = plan
-        self.keep_graph = keep_graph
+        self.plan: BackwardPlan = plan
+        self.keep_graph: bool = keep_graph
         self.create_graph = create_graph
         self.reentrant_depth = reentrant_depth
         self.anomaly = anomaly
         self.profiler = profiler
         self.hooks = hooks
         #: True if the options allow a walk; the graph may still forbid it
-        self.may_walk = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
+        self.may_walk: bool = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
         if create_graph:  # `grad` of one root; leaves that accumulate are not told apart by numbers, and a batch takes longer than its node says
             self.may_walk = self.may_walk and plan.__class__ is Selection and not accumulate and len(roots) == 1 and examples_of(seeds) == 1
-        self.staged = StagedCommit()
-        self.released = ReleasedVariables()
+        self.staged: StagedCommit = StagedCommit()
+        self.released: ReleasedVariables = ReleasedVariables()
         if not keep_graph:
             plan.released = self.released
         self.callbacks: list[Callable[[], Any]] = []

@@ -62,13 +62,13 @@ class InputBuffer:
 
     def __init__(self, num_inputs: int, expected: list[Key]) -> None:
         self.sums: list[Array | None] = [None] * num_inputs
-        self.owned = [False] * num_inputs
-        self.expected = expected
-        self.position = 0
+        self.owned: list[bool] = [False] * num_inputs
+        self.expected: list[Key] = expected
+        self.position: int = 0
         self.parked: dict[Key, tuple[int, Array | None]] = {}
         #: large contributions in order, to be added by `fold` off the loop
         self.unfolded: list[tuple[int, Array]] = []
-        self.folding = False
+        self.folding: bool = False
 
     def add(self, key: Key, input_nr: int, grad: Array | None) -> bool:
         """Take a contribution; returns True if `fold` has something to do and is not running yet."""

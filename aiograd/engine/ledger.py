@@ -34,9 +34,9 @@ class Ledger:
         self, plan: BackwardPlan, place_of: Callable[[Node], Any] | None = None, recorded: RecordedNodes | None = None, sources: Iterable[Node] = ()
     ) -> None:
         #: nodes that are ready or running
-        self.outstanding = 0
+        self.outstanding: int = 0
         #: the number of nodes that have run
-        self.completed_nodes = 0
+        self.completed_nodes: int = 0
         #: large sums to be computed on the executor
         self.folds: deque[tuple[Node, InputBuffer]] = deque()
         #: nodes that still wait for gradients from other workers

@@ -59,9 +59,10 @@ class LoopBudget:
         #: True while a budget is open; it ends `ROUNDS` rounds of the loop after it was opened
         self._open = False
         self._opened = 0.0
-        self.deadline = 0.0
+        self.deadline: float = 0.0
         #: seconds from opening a budget to the next round of the loop, i.e. the delay of other tasks: the last and the longest
-        self.lag = self.longest_lag = 0.0
+        self.lag: float = 0.0
+        self.longest_lag: float = 0.0
         #: each returns the seconds that passes may be kept waiting, 0.0 for none
         self.gates: list[Callable[[], float]] = []
         #: time of the loop since when gates keep passes waiting

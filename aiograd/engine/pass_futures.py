@@ -21,7 +21,7 @@ class PassFutures:
     __slots__ = ("on_future", "_loop", "_must_report", "_waiting", "_unfetched", "_is_over", "_results", "_error", "_is_cancelled")
 
     def __init__(self, loop: Any, on_future: Callable[[Any], None] | None = None, must_report: bool = False) -> None:
-        self.on_future = on_future
+        self.on_future: Callable[[Any], None] | None = on_future
         self._loop = loop
         self._must_report = must_report
         self._waiting: list[Any] = []

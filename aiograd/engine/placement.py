@@ -55,7 +55,7 @@ class RulePlacement:
     __slots__ = ("inline_ns", "small_shapes", "small_leaves", "_small_ns", "_estimates")
 
     def __init__(self, inline_ns: float = INLINE_NS) -> None:
-        self.inline_ns = inline_ns
+        self.inline_ns: float = inline_ns
         self._small_ns = min(SMALL_NS, inline_ns)
         self._estimates: dict[Any, float] = {}
         #: shapes for which every node marked ``is_cheap`` is small

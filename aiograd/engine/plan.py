@@ -82,12 +82,14 @@ class BackwardPlan:
     released: ReleasedVariables | None = None
 
     def __init__(self, roots: Sequence[tuple[Node, int]], seeds: Sequence[Array]) -> None:
-        self.roots = tuple(roots)
+        self.roots: tuple[tuple[Node, int], ...] = tuple(roots)
         #: node -> number of gradients that it still waits for
         self.dependencies: dict[Node, int] = {}
         #: node with several producers -> keys of all gradients that will arrive at it
         self.expected: dict[Node, list[Key]] = {}
         #: the node that leads to all others, and the gradients of its inputs
+        self.root: Node
+        self.root_grads: list[Any]
         self.root, self.root_grads = self._start(roots, seeds)
 
     def _start(self, roots: Sequence[tuple[Node, int]], seeds: Sequence[Array]) -> tuple[Node, list[Any]]:

@@ -53,7 +53,7 @@ class Selection(BackwardPlan):
         self.accumulate = accumulate
         self.keepers = keepers
         self.special: dict[Node, tuple[bool, ...] | None] = {}
-        self.captures = Captures(0 if accumulate else len(inputs))
+        self.captures: Captures = Captures(0 if accumulate else len(inputs))
         #: leaves to accumulate into
         self._targets: set[Node] = set()
         #: indices of required inputs that cannot be reached
@@ -80,7 +80,7 @@ class Selection(BackwardPlan):
 
     def _select(self, placement: RulePlacement, hooks: PassHooks | None, floor: int) -> Iterator[None]:
         dependencies = self.dependencies
-        self.is_plain = self.is_plain and len(dependencies) <= SORT_NODES and all(node.is_leaf for node in self._targets)
+        self.is_plain: bool = self.is_plain and len(dependencies) <= SORT_NODES and all(node.is_leaf for node in self._targets)
         self._unused = [index for index, (node, _) in enumerate(self.inputs) if node not in dependencies] if self.require_inputs else []
         if self.is_plain:
             self.check_used()
@@ -98,7 +98,7 @@ class Selection(BackwardPlan):
                     if child is not None:
                         parents.setdefault(child, []).append(node)
         if hooks is None or hooks.is_local:
-            self.crossings = outlets
+            self.crossings: Sequence[Node] = outlets
         else:
             self._outlets = outlets if hooks.outlets is None else hooks.outlets
         if not self.crossings:
@@ -162,6 +162,6 @@ class Selection(BackwardPlan):
 
     def _set_order(self, order: list[Node], ends: Collection[Node]) -> None:
         order.reverse()
-        self.order = order
-        self.exec_info = dict.fromkeys((*order, *[node for node in ends if node in self._targets]), True)
-        self.dependencies = dict.fromkeys((self.root, *order, *ends), 0)
+        self.order: list[Node] | None = order
+        self.exec_info: dict[Node, bool] | None = dict.fromkeys((*order, *[node for node in ends if node in self._targets]), True)
+        self.dependencies: dict[Node, int] = dict.fromkeys((self.root, *order, *ends), 0)

@@ -25,7 +25,7 @@ class StagedCommit:
         #: gradients of non-leaves, each with the function that keeps it
         self.retained: list[tuple[Keeper, Any]] = []
         #: True if everything has been written
-        self.is_done = False
+        self.is_done: bool = False
 
     def stage(self, leaf: AccumulateGrad, grads: list[Any], target: GradTarget) -> None:
         """Stage the complete gradient of a leaf, the only entry of `grads`; adds it to an existing gradient, which takes long for large arrays."""

@@ -59,15 +59,15 @@ class GraphWalk:
     __slots__ = ("task", "placement", "slice_over", "sums", "last", "slow", "is_complete")
 
     def __init__(self, task: GraphTask, placement: RulePlacement, slice_over: Callable[[], bool]) -> None:
-        self.task = task
-        self.placement = placement
-        self.slice_over = slice_over
+        self.task: GraphTask = task
+        self.placement: RulePlacement = placement
+        self.slice_over: Callable[[], bool] = slice_over
         #: the gradients of nodes that have not run: per node one, or a list where the node has several inputs
         self.sums: dict[Node, Any] = task.plan.first_sums()
         #: sequence number of the last node that has run
         self.last: float = math.inf
         #: True if nothing but the commit is left to do, so that nothing is handed over
-        self.is_complete = False
+        self.is_complete: bool = False
         #: nodes and leaves after which the slice may be over
         self.slow: set[Node] = set()
 

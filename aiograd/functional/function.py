@@ -66,12 +66,13 @@ class Function:
         raise ArgumentTypeError(f"{cls.__name__}(...): a Function has no instances; call {cls.__name__}.apply(...) to run and record it")
 
     @staticmethod
-    def forward(ctx: Any, *args: Any) -> Any:
+    def forward(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs; override.
 
         Args:
             ctx: a `FunctionCtx`: ``save_for_backward``, ``needs_input_grad``, attributes of your own.
             *args: the arguments of ``apply``, tensors and others.
+            **kwargs: none; with it type checkers accept any parameters of a forward that overrides this one.
 
         Returns:
             A Tensor or a tuple of Tensors; of an ``async def`` a coroutine of them.
@@ -79,12 +80,13 @@ class Function:
         raise NotImplementedError("You must implement the forward function for custom aiograd.Function.")
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: Any, **kwargs: Any) -> Any:
         """Compute the gradients of the arguments; override.
 
         Args:
             ctx: the `FunctionCtx` that forward had.
             *grads: one for each output of forward.
+            **kwargs: none, as in `forward`.
 
         Returns:
             One for each argument of forward, None where there is none; of an ``async def`` a coroutine of them.
@@ -92,12 +94,13 @@ class Function:
         raise NotImplementedError("You must implement either the backward or vjp method for your custom aiograd.Function to use it with backward.")
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
+    def jvp(ctx: Any, *tangents: Any, **kwargs: Any) -> Any:
         """Compute the tangents of the outputs, for `aiograd.jvp`; override. Without it ``backward`` is transposed.
 
         Args:
             ctx: the `FunctionCtx` that forward had, as in backward.
             *tangents: one for each argument of forward, None where it has none.
+            **kwargs: none, as in `forward`.
 
         Returns:
             One for each output of forward, of its shape and dtype, None for zeros; of an ``async def`` a coroutine of them.

@@ -65,16 +65,16 @@ class AccumulateGrad(Node):
     is_hidden = False
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], device: str, leaf: Any) -> None:
-        self.next_nodes = ()
-        self.next_nrs = ()
+        self.next_nodes: tuple[Node | None, ...] = ()
+        self.next_nrs: tuple[int, ...] = ()
         self._seq = LEAF_SEQUENCE
         self._extra: NodeExtra | None = None
-        self.shape = shape
-        self.dtype = dtype
-        self.device = device
+        self.shape: Shape = shape
+        self.dtype: np.dtype[Any] = dtype
+        self.device: str = device
         #: the gradient: None, an array while the user has not read it yet, or a Tensor
         self.grad: Any = None
-        self.leaf = weakref.ref(leaf)
+        self.leaf: weakref.ref[Any] = weakref.ref(leaf)
         self.post_accumulate_hooks: HookDict | None = None
         #: keys of the hooks that asked for accumulation at once instead of at the commit
         self.eager_hooks: set[int] | None = None
@@ -161,13 +161,13 @@ class Staged:
     __slots__ = ("target", "grad", "base", "version", "total")
 
     def __init__(self, target: GradTarget, grad: Array) -> None:
-        self.target = target
+        self.target: GradTarget = target
         #: the gradient that arrived
-        self.grad = grad
+        self.grad: Array = grad
         if target.grad is None:  # nearly always, and models have many leaves
-            self.base = None
-            self.version = 0
-            self.total = grad
+            self.base: Any = None
+            self.version: int = 0
+            self.total: Array = grad
         else:
             self.add_up()
 

@@ -17,7 +17,7 @@ class HookDict(dict[int, Hook]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.next_key = 0
+        self.next_key: int = 0
 
     def add(self, hook: Hook) -> RemovableHandle:
         """Append a hook and return the handle that removes it."""

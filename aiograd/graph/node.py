@@ -70,7 +70,7 @@ class NodeExtra:
         self.posthooks: HookDict | None = None
         self.metadata: dict[str, Any] | None = None
         self.priority: int | None = None
-        self.reordered = False
+        self.reordered: bool = False
         #: the forward stack as text, and the node that recorded this one in its backward (double backward)
         self.anomaly: tuple[str, Node | None] | None = None
         #: (thread id, task name) that recorded the node, known in anomaly and profiler mode
@@ -123,7 +123,7 @@ class Node:
     spans_devices = False
     #: True if its saved values include array data, which a pass frees unless it keeps the graph
     holds_data = False
-    num_inputs = 1
+    num_inputs: int = 1
     #: True if the engine can compute only the outputs that a pass wants
     is_traceable = False
     #: True if the node is to be told, by ``leave(outputs)``, that its next run is one half of a split backward, to keep what serves the other
@@ -131,7 +131,7 @@ class Node:
     #: True if ``keeps_graph`` is to be set before each run: True if the pass keeps the graph for another
     heeds_keeping = False
     #: True once any node of the process has got edges against the order of sequence numbers (which turns pruning by number off)
-    any_reordered = False
+    any_reordered: bool = False
 
     def __init__(self, next_edges: Iterable[Edge | tuple[Node | None, int] | None] = (), *, num_inputs: int = 0) -> None:
         edges = [as_edge(edge) for edge in next_edges]

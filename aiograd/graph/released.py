@@ -11,7 +11,7 @@ class ReleasedVariables:
     __slots__ = ("reason",)
 
     def __init__(self, reason: str = "") -> None:
-        self.reason = reason
+        self.reason: str = reason
 
     def error(self, name: str) -> GraphFreedError:
         """The error for a second use of the saved values of node `name`."""

@@ -206,4 +206,4 @@ class MultiHeadAttention(Module):
 def _as_added(mask: Tensor, dtype: Any) -> Tensor:
     if mask.dtype != np.bool_:
         return mask
-    return where(mask, np.array(-np.inf, dtype), np.array(0, dtype))  # type: ignore[no-any-return]
+    return where(mask, np.array(-np.inf, dtype), np.array(0, dtype))

@@ -199,7 +199,7 @@ class _Transposed(_Convolution):
     ) -> None:
         if isinstance(padding, str):
             raise ArgumentError(f"{type(self).__name__}(padding={padding!r}): expected numbers")
-        self.output_padding = self._each(output_padding, "output_padding")
+        self.output_padding: tuple[int, ...] = self._each(output_padding, "output_padding")
         super().__init__(
             in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, device, dtype, generator=generator
         )

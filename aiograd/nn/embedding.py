@@ -52,7 +52,7 @@ class Embedding(Module):
             raise ArgumentError(f"Embedding(padding_idx={padding_idx}): expected the number of one of {num_embeddings} rows")
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
-        self.padding_idx = padding_idx if padding_idx is None else padding_idx % num_embeddings
+        self.padding_idx: int | None = padding_idx if padding_idx is None else padding_idx % num_embeddings
         self.weight = new_parameter((num_embeddings, embedding_dim), dtype, device)
         self.reset_parameters(generator)
 

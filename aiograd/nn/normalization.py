@@ -50,7 +50,7 @@ class LayerNorm(Module):
         device: str | None = None,
         dtype: Any = None,
     ) -> None:
-        self.normalized_shape = _shape(normalized_shape)
+        self.normalized_shape: tuple[int, ...] = _shape(normalized_shape)
         self.eps = eps
         self.weight = new_parameter(self.normalized_shape, dtype, device) if elementwise_affine else None
         self.bias = new_parameter(self.normalized_shape, dtype, device) if elementwise_affine and bias else None
@@ -93,7 +93,7 @@ class RMSNorm(Module):
         device: str | None = None,
         dtype: Any = None,
     ) -> None:
-        self.normalized_shape = _shape(normalized_shape)
+        self.normalized_shape: tuple[int, ...] = _shape(normalized_shape)
         self.eps = eps
         self.weight = new_parameter(self.normalized_shape, dtype, device) if elementwise_affine else None
         self.reset_parameters()

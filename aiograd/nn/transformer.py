@@ -69,15 +69,15 @@ class _TransformerLayer(Module):
         made: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
         for name in self._attentions:
             self.add_module(name, MultiHeadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **made))
-        self.linear1 = Linear(d_model, dim_feedforward, bias, **made)
-        self.dropout = Dropout(dropout, generator=generator)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, **made)
+        self.linear1: Linear = Linear(d_model, dim_feedforward, bias, **made)
+        self.dropout: Dropout = Dropout(dropout, generator=generator)
+        self.linear2: Linear = Linear(dim_feedforward, d_model, bias, **made)
         self.norm_first = norm_first
         for i in range(1, len(self._attentions) + 2):
             self.add_module(f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype, device=device))
         for i in range(1, len(self._attentions) + 2):
             self.add_module(f"dropout{i}", Dropout(dropout, generator=generator))
-        self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
+        self.activation: Callable[[Any], Tensor] = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
 
     def _blocks(self, x: Tensor, blocks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
         """Each block with its residual connection and norm."""
@@ -173,7 +173,7 @@ class _TransformerStack(Module):
             raise ArgumentError(f"{type(self).__name__}(num_layers={num_layers}): expected at least 1")
         # generators are shared: copies of one would drop the same places in every layer
         drawing = {id(each): each for module in layer.modules() if (each := getattr(module, "generator", None)) is not None}
-        self.layers = ModuleList([copy.deepcopy(layer, dict(drawing)) for _ in range(num_layers)])
+        self.layers: ModuleList = ModuleList([copy.deepcopy(layer, dict(drawing)) for _ in range(num_layers)])
         self.num_layers = num_layers
         self.norm = norm
 
@@ -310,8 +310,12 @@ class Transformer(Module):
         def norm() -> LayerNorm:
             return LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype, device=device)
 
-        self.encoder = custom_encoder or TransformerEncoder(TransformerEncoderLayer(*settings, generator=generator), num_encoder_layers, norm())
-        self.decoder = custom_decoder or TransformerDecoder(TransformerDecoderLayer(*settings, generator=generator), num_decoder_layers, norm())
+        self.encoder: Module = custom_encoder or TransformerEncoder(
+            TransformerEncoderLayer(*settings, generator=generator), num_encoder_layers, norm()
+        )
+        self.decoder: Module = custom_decoder or TransformerDecoder(
+            TransformerDecoderLayer(*settings, generator=generator), num_decoder_layers, norm()
+        )
         self.d_model = d_model
         self.nhead = nhead
         self.batch_first = batch_first

@@ -44,8 +44,8 @@ class ExponentialMovingAverage:
         self.decay = decay
         self.use_buffers = use_buffers
         #: updates so far
-        self.n_averaged = 0
-        self.module = copy.deepcopy(model).requires_grad_(False)
+        self.n_averaged: int = 0
+        self.module: Any = copy.deepcopy(model).requires_grad_(False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)

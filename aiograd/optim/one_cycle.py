@@ -78,15 +78,17 @@ class OneCycleLR(LRScheduler):
         self.total_steps = total_steps
         self.anneal_strategy = anneal_strategy
         self.cycle_momentum = cycle_momentum
-        self.max_lrs = _each("max_lr", max_lr, len(groups))
-        self.momenta = list(zip(_each("base_momentum", base_momentum, len(groups)), _each("max_momentum", max_momentum, len(groups)), strict=True))
+        self.max_lrs: list[float] = _each("max_lr", max_lr, len(groups))
+        self.momenta: list[tuple[float, float]] = list(
+            zip(_each("base_momentum", base_momentum, len(groups)), _each("max_momentum", max_momentum, len(groups)), strict=True)
+        )
         self.div_factor = div_factor
         self.final_div_factor = final_div_factor
         up, down = ("initial", "max"), ("high", "low")
         top = pct_start * total_steps - 1
         if three_phase:
             back = CyclePhase(2 * top, ("max", "initial"), ("low", "high"))
-            self.phases = [CyclePhase(top, up, down), back, CyclePhase(total_steps - 1, ("initial", "min"), ("high", "high"))]
+            self.phases: list[CyclePhase] = [CyclePhase(top, up, down), back, CyclePhase(total_steps - 1, ("initial", "min"), ("high", "high"))]
         else:
             self.phases = [CyclePhase(top, up, down), CyclePhase(total_steps - 1, ("max", "min"), ("low", "high"))]
         for group, highest in zip(groups, self.max_lrs, strict=True):

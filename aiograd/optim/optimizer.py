@@ -91,7 +91,7 @@ class Optimizer:
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, TensorCore):
             raise ArgumentTypeError(f"{type(self).__name__}: expected an iterable of Tensors or groups, found one Tensor: pass [tensor]")
-        self.defaults = dict(defaults)
+        self.defaults: dict[str, Any] = dict(defaults)
         self.param_groups = []
         self.state = {}
         self._lock = threading.Lock()

@@ -56,7 +56,7 @@ class ReduceLROnPlateau:
                 "a factor below 1"
             )
         groups = len(optimizer.param_groups)
-        self.min_lrs = [float(min_lr)] * groups if isinstance(min_lr, (int, float)) else list(min_lr)
+        self.min_lrs: list[float] = [float(min_lr)] * groups if isinstance(min_lr, (int, float)) else list(min_lr)
         if len(self.min_lrs) != groups:
             raise ArgumentError(f"ReduceLROnPlateau(min_lr): found {len(self.min_lrs)} numbers for {groups} groups")
         self.optimizer = optimizer
@@ -67,10 +67,10 @@ class ReduceLROnPlateau:
         self.threshold_mode = threshold_mode
         self.cooldown = cooldown
         self.eps = eps
-        self.best = math.inf if mode == "min" else -math.inf
-        self.num_bad_epochs = 0
-        self.cooldown_counter = 0
-        self.last_epoch = 0
+        self.best: float = math.inf if mode == "min" else -math.inf
+        self.num_bad_epochs: int = 0
+        self.cooldown_counter: int = 0
+        self.last_epoch: int = 0
 
     def step(self, metrics: Any) -> None:
         """Take the measure of one more step, a number or a Tensor of one.

@@ -93,11 +93,13 @@ class Private:
         check_number("Private", "max_grad_norm", max_grad_norm, lambda x: 0 < x < math.inf, "a finite number above 0")
         check_number("Private", "dataset_size", dataset_size, lambda x: x >= 1 and not isinstance(x, (float, np.floating)), "a whole number above 0")
         self.optimizer = optimizer
-        self.noise_multiplier, self.max_grad_norm = float(noise_multiplier), float(max_grad_norm)
-        self.sample_rate, self.dataset_size = float(sample_rate), int(dataset_size)
-        self.generator = Generator() if generator is None else generator
-        self.steps = 0
-        self.delta = 0.1 / self.dataset_size
+        self.noise_multiplier: float = float(noise_multiplier)
+        self.max_grad_norm: float = float(max_grad_norm)
+        self.sample_rate: float = float(sample_rate)
+        self.dataset_size: int = int(dataset_size)
+        self.generator: Generator = Generator() if generator is None else generator
+        self.steps: int = 0
+        self.delta: float = 0.1 / self.dataset_size
         self._expected = self.sample_rate * self.dataset_size
 
     async def step(self, loss: Callable[..., Any], batch: Any, *, chunk_size: int | None = None) -> Tensor:

@@ -40,7 +40,7 @@ class LRScheduler:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         #: steps taken
-        self.last_epoch = 0
+        self.last_epoch: int = 0
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
@@ -147,7 +147,7 @@ class MultiStepLR(LRScheduler):
     """
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
-        self.milestones = sorted(milestones)
+        self.milestones: list[int] = sorted(milestones)
         self.gamma = gamma
         super().__init__(optimizer)
 
@@ -252,7 +252,7 @@ class LambdaLR(LRScheduler):
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]) -> None:
         groups = len(optimizer.param_groups)
-        self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        self.lr_lambdas: list[Callable[[int], float]] = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
         if len(self.lr_lambdas) != groups:
             raise ArgumentError(f"LambdaLR: found {len(self.lr_lambdas)} functions for {groups} groups; expected one each, or one for all")
         super().__init__(optimizer)
@@ -325,8 +325,8 @@ class SequentialLR(LRScheduler):
             )
         if any(scheduler.optimizer is not optimizer for scheduler in schedulers):
             raise ArgumentError("SequentialLR: expected schedulers of the optimizer it is given")
-        self.schedulers = list(schedulers)
-        self.milestones = list(milestones)
+        self.schedulers: list[LRScheduler] = list(schedulers)
+        self.milestones: list[int] = list(milestones)
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:

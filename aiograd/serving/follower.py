@@ -197,7 +197,7 @@ class Follower(Server):
         super().__init__(model, **options)
         self.worker, self.leader, self.connected = worker, leader, False
         self.error: Exception | None = None
-        self.bytes_received = 0
+        self.bytes_received: int = 0
         self.behind: deque[float] = deque(maxlen=DELAYS)
         self._zeros = zeros_of(model.state_dict())
         self._task: asyncio.Task[None] | None = None

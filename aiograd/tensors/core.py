@@ -21,7 +21,7 @@ import numpy as np
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, GraphError, InPlaceError, NotReadyError, ShapeError
 from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
-from aiograd.graph.hooks import Hook, RemovableHandle
+from aiograd.graph.hooks import RemovableHandle
 from aiograd.graph.node import Node
 from aiograd.running import devices
 from aiograd.running.modes import ModeScope, current_mode, tell_compiler
@@ -232,7 +232,7 @@ class TensorCore:
         """True if `retain_grad` is in effect."""
         return self._x is not None and self._x.retains is not None
 
-    def register_hook(self, hook: Hook) -> RemovableHandle:
+    def register_hook(self, hook: Callable[[Any], Any]) -> RemovableHandle:
         """Call ``hook(grad)`` with the summed gradient of this tensor, once per pass; it returns None or a replacement.
 
         Hooks run in order of registration, before the node's own; they may be ``async def``. The hook belongs to this tensor's
@@ -249,7 +249,7 @@ class TensorCore:
         tell_compiler("registers a hook")
         return self._node.tensor_hooks(self._nr).add(hook)
 
-    def register_post_accumulate_grad_hook(self, hook: Hook, *, eager: bool = False) -> RemovableHandle:
+    def register_post_accumulate_grad_hook(self, hook: Callable[[Any], Any], *, eager: bool = False) -> RemovableHandle:
         """Call ``hook(leaf)`` after the gradient of this leaf has been accumulated; it returns None and may be ``async def``.
 
         Args:

@@ -160,6 +160,7 @@ class Tensor(TensorMethods["Tensor"], TensorConversions):
         def __ixor__(self, other: Any) -> Tensor: ...
         def __ilshift__(self, other: Any) -> Tensor: ...
         def __irshift__(self, other: Any) -> Tensor: ...
+        def __hash__(self) -> int: ...
         def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
         def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
         def __lt__(self, other: Any) -> Tensor: ...
@@ -203,8 +204,7 @@ class Tensor(TensorMethods["Tensor"], TensorConversions):
         __lshift__, __rlshift__ = _lshift, _reflected(_lshift)
         __rshift__, __rrshift__ = _rshift, _reflected(_rshift)
         __invert__ = unary(_row("bitwise_not"))
-
-    __hash__ = TensorCore.__hash__
+        __hash__ = TensorCore.__hash__
 
     def __round__(self, ndigits: int | None = None) -> Tensor:
         return _run(_row("round"), (self,), {"decimals": ndigits or 0})

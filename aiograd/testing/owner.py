@@ -44,11 +44,11 @@ class HandleOwner:
     __slots__ = ("name", "is_dead", "is_stopped", "_held", "_tasks", "_futures", "_generators", "_buried")
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        self.name: str = name
         #: stopped for good
-        self.is_dead = False
+        self.is_dead: bool = False
         #: no handle of this owner may run, for good or for now
-        self.is_stopped = False
+        self.is_stopped: bool = False
         self._held: list[asyncio.Handle] = []
         self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
         self._futures: weakref.WeakSet[asyncio.Future[Any]] = weakref.WeakSet()

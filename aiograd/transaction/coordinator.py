@@ -55,17 +55,17 @@ class Coordinator:
 
     def __init__(self, name: str, *, pause: float) -> None:
         self.state = TransactionState.ACTIVE
-        self.name = name
-        self.pause = pause
+        self.name: str = name
+        self.pause: float = pause
         #: the workers that have to prepare, and the workers that are only told
         self.voters: frozenset[str] = frozenset((name,))
         self.listeners: frozenset[str] = frozenset()
         #: by worker that has prepared: the time until which it surely keeps its changes
         self.promises: dict[str, float] = {}
-        self.rounds = 0
+        self.rounds: int = 0
         self.unacknowledged: frozenset[str] = frozenset()
         #: the time until which workers are told again after a failure, without a `Settle`
-        self.tell_until = math.inf
+        self.tell_until: float = math.inf
         self.tries: Mapping[str, int] = {}
 
     @property

@@ -44,20 +44,20 @@ class Participant:
         self, coordinator: str, *, lease: float, pause: float, is_read_only: bool = False, votes: bool = True, due: float | None = None
     ) -> None:
         self.state = TransactionState.ACTIVE
-        self.coordinator = coordinator
+        self.coordinator: str = coordinator
         #: other workers that may know the outcome; kept up to date by the asyncio shell
         self.others: tuple[str, ...] = ()
-        self.lease = lease
-        self.pause = pause
-        self.is_read_only = is_read_only
-        self.votes = votes
+        self.lease: float = lease
+        self.pause: float = pause
+        self.is_read_only: bool = is_read_only
+        self.votes: bool = votes
         #: the time of its next `Tick`; None: it needs none
         self.due = due
         #: the workers that have not answered yet in this round of questions
         self.asked: frozenset[str] = frozenset()
         #: the time since which it is uncertain, and the rounds in a row without an answer
-        self.since = 0.0
-        self.unanswered = 0
+        self.since: float = 0.0
+        self.unanswered: int = 0
 
     @property
     def outcome(self) -> Outcome:

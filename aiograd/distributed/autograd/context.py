@@ -84,7 +84,7 @@ class ContextSlot:
     def __init__(self, leaf: Any) -> None:
         self.grad: Any = None
         #: the Tensor; a strong reference, so that its gradient can be read as long as the context lives
-        self.leaf = leaf
+        self.leaf: Any = leaf
 
 
 class ContextGradients(Mapping[Any, Any]):
@@ -187,23 +187,23 @@ class Context:
     def __init__(
         self, key: bytes, origin: str, principal: str, here: str, incarnation: bytes, runner: DistributedPassRunner, edge_limit: int
     ) -> None:
-        self.key = key
-        self.origin = origin
-        self.principal = principal
+        self.key: bytes = key
+        self.origin: str = origin
+        self.principal: str = principal
         #: name of this worker
-        self.here = here
+        self.here: str = here
         self.known_workers: set[str] = set()
         self.send_nodes: dict[int, SendNode] = {}
         self.recv_nodes: dict[int, RecvNode] = {}
         self.slots: dict[AccumulateGrad, ContextSlot] = {}
-        self.grads = ContextGradients(self.slots)
-        self.is_released = False
+        self.grads: ContextGradients = ContextGradients(self.slots)
+        self.is_released: bool = False
         #: workers that have answered a call of this context, and so have it open
         self.opened_at: set[str] = set()
         #: worker that opened it here (name and incarnation) -> time at which its lease ends; empty if this worker's own code opened it
         self.openers: dict[tuple[str, bytes], float] = {}
         #: the latest sign of life of the worker that opened the context in the first place, and the latest that each opener has passed on
-        self.counter = 0
+        self.counter: int = 0
         self.known_counters: dict[tuple[str, bytes], int] = {}
         #: passes under way here
         self.participants: dict[PassId, Any] = {}
@@ -211,14 +211,14 @@ class Context:
         self.history: History[PassId] = History(REMEMBERED)
         #: asyncio tasks that serve calls in this context, as an ordered set
         self.calls: dict[Any, None] = {}
-        self.next_pass = 0
+        self.next_pass: int = 0
         #: a lock, so that passes started here run one after the other; made by the first pass
         self.turn: Any = None
-        self.runner = runner
+        self.runner: DistributedPassRunner = runner
         #: True if a Tensor that requires grad had been sent from here when the context was released
-        self.had_sends = False
+        self.had_sends: bool = False
         #: True if passes started here have to ask other workers what takes part; see Note [Predicted edges] in `discovery`
-        self.is_blind = False
+        self.is_blind: bool = False
         maker = b"\0".join((incarnation, here.encode(), principal.encode()))
         self._salt = int.from_bytes(hashlib.blake2b(maker, key=key, digest_size=4).digest(), "little") >> 1
         self._edges = 0

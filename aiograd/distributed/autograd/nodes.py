@@ -47,11 +47,11 @@ class SendNode(Node):
 
     def __init__(self, tensors: Sequence[Any], edge: int, peer: str) -> None:
         super().__init__([(tensor._node, tensor._nr) for tensor in tensors])
-        self.edge = edge
-        self.peer = peer
+        self.edge: int = edge
+        self.peer: str = peer
         #: the edges that `peer` was told to be behind this one, and `EDGE_EDITS` then; see Note [Predicted edges] in `discovery`
         self.behind: list[int] | None = None
-        self.edits = 0
+        self.edits: int = 0
         for tensor in tensors:
             self.add_input_metadata(tensor.shape, tensor.dtype, tensor.device)
 
@@ -94,8 +94,8 @@ class RecvNode(Node):
             if self._seq != sequence + 1:
                 Node.any_reordered = True  # the received values may depend on values sent meanwhile, with higher numbers
             self._seq = sequence
-        self.edge = edge
-        self.peer = peer
+        self.edge: int = edge
+        self.peer: str = peer
         #: edges of this worker to `peer` that are all that is behind this one; None: not known. See Note [Predicted edges] in `discovery`
         self.behind: list[int] | None = None
         self._context = weakref.ref(context)

@@ -81,7 +81,7 @@ class GroupAgreements(TransactionClient):
 
     def __init__(self, group: AgreeingGroup) -> None:
         self._group = group
-        self.names = group.names
+        self.names: tuple[str, ...] = group.names
         #: the number of decisions that this member has voted on, and the last of them
         self._number = 0
         self._drive: CoordinatorDrive | ParticipantDrive | None = None

@@ -92,8 +92,8 @@ class Group:
     def __init__(self, owner: GroupOwner, name: str, names: tuple[str, ...], key: bytes, principal: str, nonces: Mapping[str, bytes]) -> None:
         self.name = name
         self.names = names
-        self.rank = names.index(owner.core.name)
-        self.size = len(names)
+        self.rank: int = names.index(owner.core.name)
+        self.size: int = len(names)
         self.key = key
         self.principal = principal
         #: of the members by name, from which the key was made
@@ -105,9 +105,9 @@ class Group:
         #: ranks that have left, with the number of the first operation in which they take no part
         self._left: dict[int, int] = {}
         self._told: set[asyncio.Task[None]] = set()
-        self.operations = RunningOperations(self)
+        self.operations: RunningOperations = RunningOperations(self)
         #: the decisions of the group
-        self.agreements = GroupAgreements(self)
+        self.agreements: GroupAgreements = GroupAgreements(self)
         #: the leaving members that have to be announced to the others; see Note [News of a large group]
         self._leavers: dict[int, int] = {}
 

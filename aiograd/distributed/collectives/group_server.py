@@ -47,7 +47,7 @@ class GroupServer:
         self._groups: dict[tuple[str, bytes], Group] = {}
         #: those and recently ended ones: members may still ask for their decisions, or be about to form one of them
         self._recent: dict[tuple[str, bytes], Group] = {}
-        self.forming = GroupForming(self)
+        self.forming: GroupForming = GroupForming(self)
         core.serve(
             {
                 GroupJoin: self.forming.on_join,

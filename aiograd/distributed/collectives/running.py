@@ -116,13 +116,13 @@ class RunningOperations:
     def __init__(self, group: OperatingGroup) -> None:
         self._group = group
         self._names = group.names
-        self.next = 0
+        self.next: int = 0
         #: numbers of operations that have not begun
         self._unstarted: set[int] = set()
         self.running: dict[int, RunningOperation] = {}
         #: set and replaced whenever an operation begins, or the group is over
         self._changed = asyncio.Event()
-        self.here = f"{group.names[group.rank]} (rank {group.rank})"
+        self.here: str = f"{group.names[group.rank]} (rank {group.rank})"
 
     def __str__(self) -> str:
         return ", ".join(str(running.exchange.operation) for running in self.running.values())

@@ -76,9 +76,9 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         self._optimizer_options = dict(optimizer_options)
         self._options = dict(options)
         #: steps until the optimizer takes one
-        self.accumulate = int(options["accumulate"])
-        self.is_sharded = bool(options["shard_optimizer"])
-        self.absorbs = bool(options["absorb"])
+        self.accumulate: int = int(options["accumulate"])
+        self.is_sharded: bool = bool(options["shard_optimizer"])
+        self.absorbs: bool = bool(options["absorb"])
         #: by name the replicas that were left out
         self.lost: dict[str, RemoteReplica] = {}
         #: how often a state of the optimizer was loaded from outside, where it is divided

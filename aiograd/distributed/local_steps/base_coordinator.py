@@ -113,9 +113,9 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         self.options = options
         #: of the random numbers of all batches
         self.seed = options.seed
-        self.figures = RoundFigures()
+        self.figures: RoundFigures = RoundFigures()
         #: of the base
-        self.digest = ""
+        self.digest: str = ""
         #: names of the workers of members that were lost since the last round
         self.lost: list[str] = []
         #: by parameter the values that the compressor of answers has left out

@@ -33,7 +33,7 @@ class BaseState:
         self.parameters = {path: make(values) for path, values in parameters.items()}
         self.buffers = dict(buffers)
         self.trained = list(trained)
-        self.version = version
+        self.version: int = version
         self._tensors = [self.parameters[path] for path in self.trained]
         self._outer = StagedOptimizer(make_outer(list(self.parameters.values())), self._tensors)
         self._next_buffers: dict[str, Array] = {}

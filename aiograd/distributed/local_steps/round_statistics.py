@@ -66,9 +66,9 @@ class RoundFigures:
 
     def __init__(self) -> None:
         self.rounds = self.late = self.lost = self.rows = 0
-        self.computing = 0.0
+        self.computing: float = 0.0
         #: of all members, while a round was under way
-        self.elapsed = 0.0
+        self.elapsed: float = 0.0
 
     def committed(self, record: RoundRecord) -> None:
         """A round is committed."""

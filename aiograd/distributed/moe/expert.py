@@ -38,7 +38,7 @@ class RemoteExpert:
     def __init__(self, worker: Worker, peer: str, uid: str, *, timeout: float | None = None) -> None:
         self.worker = worker
         self.peer = peer
-        self.uid = str(parse_uid(uid))
+        self.uid: str = str(parse_uid(uid))
         self.timeout = timeout
 
     def __repr__(self) -> str:

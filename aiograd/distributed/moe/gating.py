@@ -41,7 +41,7 @@ class Grid:
         if not self.shape or any(size < 1 for size in self.shape):
             raise ArgumentError(f"grid of shape {self.shape}: expected at least one dimension of at least one")
         self.children: dict[tuple[int, ...], list[int]] = {}
-        self.size = 0
+        self.size: int = 0
         for uid in experts:
             place = uid.coordinates
             if len(place) != len(self.shape) or any(c >= size for c, size in zip(place, self.shape, strict=False)):

@@ -73,7 +73,7 @@ class RemoteMixtureOfExperts:
         self.experts = {parse_uid(uid).coordinates: expert for uid, expert in experts.items() if uid.startswith(prefix)}
         if not self.experts:
             raise ArgumentError(f"{type(self).__name__}: none of the {len(experts)} experts begins with {prefix!r}")
-        self.grid = Grid(grid_size, [parse_uid(uid) for uid in experts if uid.startswith(prefix)])
+        self.grid: Grid = Grid(grid_size, [parse_uid(uid) for uid in experts if uid.startswith(prefix)])
         self.in_features = in_features
         self.k_best = k_best
         self.beam = beam

@@ -51,10 +51,10 @@ class RemoteRef:
         local: Callable[[RemoteRef], Any],
         contact: Callable[[RemoteRef], Contact],
     ) -> None:
-        self.owner = wire.owner
-        self.key = wire.id
-        self.epoch = wire.epoch
-        self.type_name = wire.type_name
+        self.owner: str = wire.owner
+        self.key: bytes = wire.id
+        self.epoch: bytes = wire.epoch
+        self.type_name: str = wire.type_name
         self._request = request
         self._local = local
         self._contact = contact

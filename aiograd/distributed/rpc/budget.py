@@ -23,9 +23,9 @@ class Budget:
     __slots__ = ("per_peer", "total", "held")
 
     def __init__(self, per_peer: int, total: int) -> None:
-        self.per_peer = per_peer
-        self.total = total
-        self.held = 0
+        self.per_peer: int = per_peer
+        self.total: int = total
+        self.held: int = 0
 
     def child(self) -> PeerBudget:
         """A budget for one peer, which takes from this one as well."""
@@ -44,8 +44,8 @@ class PeerBudget:
 
     def __init__(self, parent: Budget) -> None:
         self._parent = parent
-        self.limit = min(parent.per_peer, parent.total)
-        self.held = 0
+        self.limit: int = min(parent.per_peer, parent.total)
+        self.held: int = 0
 
     def reserve(self, count: int) -> bool:
         """Take `count` bytes from this budget and its parent; False, and nothing taken, where either has too few left."""

@@ -52,13 +52,13 @@ class PendingRequest:
     def __init__(
         self, session: NextSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float, value: Any = None
     ) -> None:
-        self.session = session
-        self.id = id
-        self.answer = answer
-        self.kind = kind
-        self.size = size
-        self.timeout = timeout
-        self.value = value
+        self.session: NextSession = session
+        self.id: int = id
+        self.answer: asyncio.Future[Any] = answer
+        self.kind: int = kind
+        self.size: int = size
+        self.timeout: float = timeout
+        self.value: Any = value
 
     def fail(self, loss: Callable[[int], DistributedError]) -> None:
         """End it with the error that `loss` makes for its kind."""

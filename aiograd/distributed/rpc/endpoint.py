@@ -78,14 +78,14 @@ class Endpoint:
         describe: Callable[[int, Any], str] | None = None,
         failpoints: Mapping[int, RequestPoints] | None = None,
     ) -> None:
-        self.name = check_name("worker name", name)
+        self.name: str = check_name("worker name", name)
         self.transport = transport
         self.keyring = keyring
         self.limits = limits
         self.handler = handler
         self.prompt_handlers: Mapping[int, PromptHandler] = {} if prompt_handlers is None else prompt_handlers
         self.failpoints: Mapping[int, RequestPoints] = failpoints or {}
-        self.incarnation = transport.entropy(16) if incarnation is None else incarnation
+        self.incarnation: bytes = transport.entropy(16) if incarnation is None else incarnation
         self.url: str | None = None
         #: True if a worker keeps its name for as long as it is connected; otherwise the latest worker to connect takes it over
         self.keeps_names = False
@@ -109,9 +109,9 @@ class Endpoint:
         text = f"the request is longer than Limits.message_bytes={limits.message_bytes} of worker {name!r}; send it in parts or raise the limit there"
         self._too_long: Sequence[Buffer] = encode(to_wire(LimitError(text), name, "admission", ""), limits)
         self._is_open = False
-        self.refused_pulses = self._failed_handshakes = 0
+        self.refused_pulses: int = 0
         self._handshake_log = HandshakeLog(self.name)
-        self._lost = 0
+        self._failed_handshakes = self._lost = 0
 
     # ---- life
 

@@ -58,8 +58,10 @@ class FailureDetector:
         self._silence = limits.silence
         self._held = limits.held
         self._held_since = math.inf
-        self.is_patient = False
+        self.is_patient: bool = False
         self.held_at: float | None = None
+        self.held_seconds: float = 0.0
+        self.held_line: str = ""
         self.begin(now)
 
     def begin(self, now: float) -> None:
@@ -75,7 +77,7 @@ class FailureDetector:
     def forget(self) -> None:
         """Forget the gaps: the way to the peer is gone, and the whole silence is left to find another."""
         self.mean_gap: float = self._silence
-        self.gap_deviation = 0.0
+        self.gap_deviation: float = 0.0
 
     def heard(self, now: float) -> None:
         """Something came from the peer. A time before the last one counts for nothing.

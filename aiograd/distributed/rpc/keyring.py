@@ -124,7 +124,7 @@ class Keyring:
     __slots__ = ("default_principal", "_keys", "_primary")
 
     def __init__(self, secret: bytes, *, kid: str | None = None, principal: str = DEFAULT_PRINCIPAL) -> None:
-        self.default_principal = principal
+        self.default_principal: str = principal
         self._keys: dict[str, Key] = {}
         self._primary: dict[str, str] = {}
         secret = check_secret("Keyring(secret=...)", secret)

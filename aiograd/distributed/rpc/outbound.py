@@ -66,13 +66,13 @@ class OutboundRequest(Outgoing):
     def __init__(self, id: int, kind: int, message: Sequence[Buffer], limits: Limits, deadline: float) -> None:
         super().__init__(FrameKind.REQUEST, id, message, limits, kind, deadline)
         self.sent_at: float | None = None
-        self.started = False
-        self.resent = False
-        self.received = False
-        self.cancelled = False
-        self.pause = 0.0
+        self.started: bool = False
+        self.resent: bool = False
+        self.received: bool = False
+        self.cancelled: bool = False
+        self.pause: float = 0.0
         self.assembly: Assembly | None = None
-        self.answer_kind = FrameKind.RESPONSE
+        self.answer_kind: FrameKind = FrameKind.RESPONSE
 
 
 class OutboundRequests(SessionSide):

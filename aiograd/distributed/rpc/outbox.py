@@ -65,14 +65,14 @@ class Outgoing:
             total += len(buffer)
         if total > limits.message_bytes:
             raise LimitError(f"a message of {total} bytes is above Limits.message_bytes={limits.message_bytes}; send it in parts or raise the limit")
-        self.frame_kind = frame_kind
-        self.id = id
-        self.request_kind = request_kind
-        self.deadline = deadline
-        self.total = total
-        self.offset = 0
-        self.queued = False
-        self.buffers = message
+        self.frame_kind: FrameKind = frame_kind
+        self.id: int = id
+        self.request_kind: int = request_kind
+        self.deadline: float = deadline
+        self.total: int = total
+        self.offset: int = 0
+        self.queued: bool = False
+        self.buffers: Sequence[Buffer] = message
         self._index = 0
         self._within = 0
 

@@ -36,7 +36,7 @@ import asyncio
 import contextvars
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiograd.distributed.failpoints import RequestPoints
@@ -137,16 +137,17 @@ class Peer:
     )  # fmt: skip
 
     def __init__(self, owner: LocalEndpoint, id: PeerId) -> None:
-        self.owner = owner
-        self.id = id
-        self.principal, self.name = id
-        self.limits = owner.limits
-        self.loop = owner.loop
-        self.context = owner.context
-        self.handler = owner.handler
-        self.prompt_handlers = owner.prompt_handlers
-        self.failpoints = owner.failpoints
-        self.failure = owner.failure
+        self.owner: LocalEndpoint = owner
+        self.id: PeerId = id
+        self.principal: str = id.principal
+        self.name: str = id.name
+        self.limits: Limits = owner.limits
+        self.loop: asyncio.AbstractEventLoop = owner.loop
+        self.context: contextvars.Context = owner.context
+        self.handler: Handler = owner.handler
+        self.prompt_handlers: Mapping[int, PromptHandler] = owner.prompt_handlers
+        self.failpoints: Mapping[int, RequestPoints] = owner.failpoints
+        self.failure: Callable[[BaseException, int, Any], Sequence[Buffer]] = owner.failure
         self.sessions: list[PeerSession] = []
         self._best: PeerSession | None = None
         self._dialling: dict[PeerSession, asyncio.Task[None]] = {}

@@ -25,6 +25,7 @@ from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.rpc.codec import NOTHING, decode, encode, message_size
 from aiograd.distributed.rpc.earlier_requests import EarlierRequests, PendingRequest
 from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Expired, SessionEnded
+from aiograd.distributed.rpc.failure_detector import FailureDetector
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.outbound import OutboundRequest
 from aiograd.distributed.rpc.outbound_room import OutboundRoom
@@ -71,34 +72,34 @@ class PeerSession:
     )  # fmt: skip
 
     def __init__(self, peer: SessionOwner, rpc_session: RpcSession, *, dialled: bool) -> None:
-        self.peer = peer
-        self.rpc_session = rpc_session
-        self.dialled = dialled
+        self.peer: SessionOwner = peer
+        self.rpc_session: RpcSession = rpc_session
+        self.dialled: bool = dialled
         #: id of the session and identity of the peer; known after the first handshake
-        self.id = b""
+        self.id: bytes = b""
         self.identity: PeerIdentity | None = None
         self.channel: SecureChannel | None = None
-        self.is_lost = False
+        self.is_lost: bool = False
         #: True if a frame of this session has come from the peer, so that both sides have it
-        self.is_confirmed = False
+        self.is_confirmed: bool = False
         #: True if either side has ever sent a request in it
-        self.is_used = False
+        self.is_used: bool = False
         #: the session to which the requests of this one move after its end
         self.successor: PeerSession | None = None
         self._loop = peer.loop
         self._context: contextvars.Context = peer.context
         #: when the peer is lost: counted from when it was last heard or, before that, first dialled
-        self.detector = rpc_session.detector
+        self.detector: FailureDetector = rpc_session.detector
         now = self._loop.time()
         self.detector.begin(now)
         self.detector.is_patient = True
         #: of the latest handshake
         self.pulses: Pulses | None = None
-        self.attached_at = -math.inf
+        self.attached_at: float = -math.inf
         #: the number of short-lived channels in a row
-        self.short_lived = 0
+        self.short_lived: int = 0
         #: round trip of the handshake of the latest channel, in seconds
-        self.round_trip = 0.0
+        self.round_trip: float = 0.0
         #: the reason why there is no channel
         self.trouble: BaseException | None = None
         self._requests: dict[int, PendingRequest] = {}
@@ -107,7 +108,7 @@ class PeerSession:
         #: True if the peer seems silent and the loop takes one more turn to read the bytes that wait
         self._is_doubted = False
         #: see `WorkerLostError`; and the id of the first request made since then
-        self.spared_since = math.inf
+        self.spared_since: float = math.inf
         self._first_spared = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf

@@ -48,7 +48,8 @@ class Pulses:
     __slots__ = ("count", "_taken", "_ours", "_theirs")
 
     def __init__(self, secret: bytes, *, dialled: bool) -> None:
-        self.count = self._taken = 0
+        self.count: int = 0
+        self._taken = 0
         both = secret[: SECRET_BYTES // 2], secret[SECRET_BYTES // 2 :]
         self._ours, self._theirs = both if dialled else both[::-1]
 

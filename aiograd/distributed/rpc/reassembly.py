@@ -32,8 +32,8 @@ class Assembly:
     __slots__ = ("message", "total", "filled", "_view", "_placed")
 
     def __init__(self, total: int) -> None:
-        self.total = total
-        self.filled = 0
+        self.total: int = total
+        self.filled: int = 0
         self.message: bytearray | memoryview = bytearray(total) if total < CLEARED else np.empty(total, np.uint8).data
         self._view = memoryview(self.message)
         #: the memory that `place` gave out last

@@ -53,17 +53,17 @@ class SecureChannel:
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float, *, answered: bool = False) -> None:
-        self.channel = channel
-        self.secured = secured
-        self.round_trip = round_trip
+        self.channel: Channel = channel
+        self.secured: Secured = secured
+        self.round_trip: float = round_trip
         self._loop = asyncio.get_running_loop()
-        self.peer_epoch = self._loop.time()
-        self.epoch = self.peer_epoch - round_trip if answered else self.peer_epoch
+        self.peer_epoch: float = self._loop.time()
+        self.epoch: float = self.peer_epoch - round_trip if answered else self.peer_epoch
         self._pacer = FramePacer(secured.frame_bytes, self.peer_epoch)
         #: the ages of the peer's pings
         self._age = FrameAge(self.peer_epoch, self.peer_epoch)
-        self.frame_bytes = self._pacer.frame_bytes
-        self.has_room = True
+        self.frame_bytes: int = self._pacer.frame_bytes
+        self.has_room: bool = True
         #: True if the sender waits for `on_writable`
         self._is_stopped = False
         #: when the next frame may follow over a busy link, and the timer of it

@@ -97,7 +97,7 @@ class RpcSession:
 
     def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple, too_long: Any = ()) -> None:
         self.effects: deque[Effect] = deque()
-        self.detector = FailureDetector(limits, 0.0)
+        self.detector: FailureDetector = FailureDetector(limits, 0.0)
         self._limits = limits
         self._budget = budget
         self._outbox = SessionOutbox(limits.frame_bytes)

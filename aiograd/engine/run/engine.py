@@ -92,7 +92,7 @@ class Engine:
                 raise ArgumentError(f"Engine({name}={number}): expected a number above 0")
         self.concurrency = concurrency
         self.cancel_grace = cancel_grace
-        self.placement = RulePlacement(inline_ns)
+        self.placement: RulePlacement = RulePlacement(inline_ns)
         self._threads = threads
         self._budget = budget
         self._clock = clock

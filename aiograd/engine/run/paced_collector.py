@@ -91,7 +91,7 @@ class PacedCollector:
         self._memory_in_use = 0
         self._promoted = 0
         #: full collections so far
-        self.full_collections = 0
+        self.full_collections: int = 0
 
     def acquire(self) -> None:
         """Set the thresholds and freeze all live objects, unless another holder has done so."""

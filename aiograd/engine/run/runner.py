@@ -59,7 +59,7 @@ class PassRunner(PassTurns):
             try:
                 raise self.stopped
             finally:
-                self.stopped = None  # its traceback leads back here
+                self.stopped: BaseException | None = None  # its traceback leads back here
         if not self.holds_turn:
             await self.take_turn()
         walk = None

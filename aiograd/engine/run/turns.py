@@ -34,7 +34,7 @@ class PassTurns:
         self.turns = turns
         #: the asyncio task that awaits the pass, and the number of its cancellations before the pass
         self.asyncio_task: asyncio.Task[Any] = not_none(asyncio.current_task())
-        self.cancellations = self.asyncio_task.cancelling()
+        self.cancellations: int = self.asyncio_task.cancelling()
 
     async def take_turn(self) -> None:
         """Wait until it is the turn of the pass."""

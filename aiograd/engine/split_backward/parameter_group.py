@@ -61,7 +61,7 @@ class ParameterGroup:
         #: Tensors that share memory with the gradients above, each with its version
         self.watched: list[tuple[Any, int]] = []
         #: the placement that has found every node of the graph small; None: not all are
-        self.placement = placement
+        self.placement: RulePlacement | None = placement
         #: recomputed values of checkpointed regions that the weight half needs too
         self.recomputed: dict[int, Any] | None = None
 

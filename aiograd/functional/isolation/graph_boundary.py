@@ -32,7 +32,7 @@ class GraphBoundary(Node):
         super().__init__()
         self._seq = 0  # below every node that leads here: the graph keeps its order
         #: True if the graph goes through other workers; an isolated pass does not accumulate into their leaves
-        self.is_crossed = any(node.is_inlet for node in nodes)
+        self.is_crossed: bool = any(node.is_inlet for node in nodes)
         #: the gradient edge that each input stands for
         self.targets: list[tuple[Node, int]] = []
         self._numbers: dict[tuple[Node, int], int] = {}

@@ -66,7 +66,7 @@ class IsolatedContext:
     def __init__(
         self, needs: tuple[bool, ...], outputs: tuple[Any, ...], boundary: GraphBoundary, arguments: tuple[int | None, ...], function: Any
     ) -> None:
-        self.needs_input_grad = needs
+        self.needs_input_grad: tuple[bool, ...] = needs
         #: the outputs, nested as they were, with an `Output` in the place of each Tensor
         self._outputs = outputs
         self._boundary = boundary

@@ -70,11 +70,11 @@ class Stage:
             raise ArgumentTypeError(f"a stage of a pipeline is a module or another callable, or one on another worker, not {type(module).__name__}")
         if where not in (None, "executor", "loop"):
             raise ArgumentError(f"Stage(where={where!r}): expected 'executor', 'loop' or None")
-        self.module = module
+        self.module: Any = module
         self.where = where
-        self.device = device
-        self.pass_indices = pass_indices
-        self.weight_backward = weight_backward
+        self.device: str | None = device
+        self.pass_indices: bool = pass_indices
+        self.weight_backward: Callable[[], Any] | None = weight_backward
         #: the argument `parameters`
         self.parameters = None if parameters is None else tuple(parameters)
         if is_remote(module):

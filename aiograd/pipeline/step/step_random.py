@@ -56,7 +56,7 @@ class StepRandom:
             raise ArgumentError(f"StepRandom(seed={seed!r}): expected two ints from 0 to 2**63 - 1")
         self.seed: tuple[int, ...] = tuple(words)
         #: the number of the first microbatch of this replica, where each of several has a part of them
-        self.first = 0
+        self.first: int = 0
 
     def at(self, stage: int | None, microbatch: int) -> AbstractContextManager[None]:
         """Make the generator of a stage and microbatch, from its start, the default one within the block.

@@ -108,11 +108,11 @@ class Flow:
     def __init__(
         self, loop: asyncio.AbstractEventLoop, queue: AccessQueue | None, is_open: Callable[[], bool], carried: Callable[[int], None]
     ) -> None:
-        self.loop = loop
-        self.carried = carried
-        self.is_queued = False
+        self.loop: asyncio.AbstractEventLoop = loop
+        self.carried: Callable[[int], None] = carried
+        self.is_queued: bool = False
         #: bytes that have not entered the line
-        self.waiting = 0
+        self.waiting: int = 0
         self._is_open = is_open
         self._queue = queue
 

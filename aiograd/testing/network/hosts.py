@@ -52,15 +52,15 @@ class Host:
     def __init__(self, net: Net, name: str, incarnation: int, random: Random) -> None:
         self.name = name
         self.incarnation = incarnation
-        self.owner = HandleOwner(name if incarnation == 0 else f"{name}#{incarnation}")
+        self.owner: HandleOwner = HandleOwner(name if incarnation == 0 else f"{name}#{incarnation}")
         self.random = random
         #: open channels, as an ordered set
         self.channels: dict[SimulatedChannel, None] = {}
         self.listener: SimulatedTransport | None = None
         #: died without closing its connections, as when the power fails
-        self.is_silent = False
+        self.is_silent: bool = False
         #: when a frozen host goes on
-        self.frozen_until = 0.0
+        self.frozen_until: float = 0.0
         #: the futures that `spawn` returned
         self.outcomes: list[asyncio.Future[object]] = []
         self._net = net

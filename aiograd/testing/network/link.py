@@ -65,10 +65,10 @@ class SimulatedLink:
         self, source: str, target: str, faults: Faults, random: Random, records: Records, clogged: set[str],
         up: AccessQueue | None = None, down: AccessQueue | None = None,
     ) -> None:  # fmt: skip
-        self.source = source
-        self.target = target
-        self.up = up
-        self.down = down
+        self.source: str = source
+        self.target: str = target
+        self.up: AccessQueue | None = up
+        self.down: AccessQueue | None = down
         #: the open channels, as an ordered set
         self.carriers: dict[Carrier, None] = {}
         #: the faults forced on the next frames, one each

@@ -38,7 +38,7 @@ class ExpertBackend:
         self.optimizer = optimizer
         self.scheduler = scheduler
         #: batches of backward requests that have been served, each of them a step of the optimizer
-        self.updates = 0
+        self.updates: int = 0
         self._lock: asyncio.Lock | None = None
 
     def _turn(self) -> asyncio.Lock:

@@ -72,7 +72,7 @@ class HttpTransport:
         HostAllowList("localhost", 0, self._trusted_hosts)  # complain early
         self._admission = Admission(self._limits.connections, self._limits.connections_per_address)
         #: for peers of the same machine
-        self.shared_memory = SharedMemory(self._limits) if IS_SUPPORTED and self._limits.shared_bytes else None
+        self.shared_memory: SharedMemory | None = SharedMemory(self._limits) if IS_SUPPORTED and self._limits.shared_bytes else None
         self._channels: set[WebSocketChannel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[HttpServer] = []
@@ -81,7 +81,7 @@ class HttpTransport:
         self._all_lost: asyncio.Event | None = None
         self._closed = False
         #: the pages for browsers and Prometheus, at every address that is listened to
-        self.site = Site()
+        self.site: Site = Site()
 
     def entropy(self, count: int) -> bytes:
         """Random bytes of the operating system.

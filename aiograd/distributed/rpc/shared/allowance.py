@@ -20,8 +20,8 @@ class SharedMemory:
     __slots__ = ("limits", "held")
 
     def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.held = 0
+        self.limits: Limits = limits
+        self.held: int = 0
 
     def reserve(self, size: int) -> bool:
         """Take `size` bytes; False, and nothing taken, where too few are left."""
