@@ -28,7 +28,7 @@ extensions = [
     "signatures",
     "sequence_diagram",
 ]
-exclude_patterns = ["extensions"]
+exclude_patterns = ["changes", "extensions"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
