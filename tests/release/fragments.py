@@ -1,7 +1,7 @@
 """Fragments of the changelog: the files of ``docs/changes``, one for each change, from which towncrier writes the section of a release.
 
-The name of a fragment is ``slug.type.md``; the types stand in ``[tool.towncrier]`` of ``pyproject.toml``, and ``docs/changes/README.md`` says what each
-is for.
+The name of a fragment is ``slug.type.md``; the types stand in ``[tool.towncrier]`` of ``pyproject.toml``, and ``docs/changes/README.md`` says what
+each is for.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _named(text: str) -> set[str]:
 def not_said(breaks: Iterable[Break], fragments: Mapping[str, str], shown: Mapping[str, bool]) -> Iterator[str]:
     """The breaks that no fragment says.
 
-    A fragment says a break if it names what breaks, or the class or module around it. For a stable name it is one of type ``breaking``, for a provisional
-    one any that the changelog shows.
+    A fragment says a break if it names what breaks, or the class or module around it. For a stable name it is one of type ``breaking``, for a
+    provisional one any that the changelog shows.
 
     Args:
         breaks: found by `tests.release.surface.breaks`.

@@ -1,7 +1,7 @@
 """The bill of materials of a wheel, in CycloneDX's JSON, and the hook of hatchling that writes it into ``.dist-info/sboms``, as PEP 770 says.
 
-The wheel contains nothing of others, so the bill names the wheel and what it asks for: the dependencies that come with it, and those of the extras that
-are for users. The same project gives the same bytes.
+The wheel contains nothing of others, so the bill names the wheel and what it asks for: the dependencies that come with it, and those of the extras
+that are for users. The same project gives the same bytes.
 """
 
 from __future__ import annotations
