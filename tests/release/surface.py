@@ -176,7 +176,8 @@ def breaks(earlier: Surface, later: Surface) -> Iterator[Break]:
                 continue
             if level == Stability.STABLE.value != levels[name]:
                 yield Break(name, level, f"is {levels[name]} now")
-            for text in _changes(Line.parsed(line), Line.parsed(later[levels[name]][name])):
+            now = later[levels[name]][name]
+            for text in _changes(Line.parsed(line), Line.parsed(now)) if now != line else ():
                 yield Break(name, level, text)
 
 
