@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 #: the name of the bill of materials in ``.dist-info/sboms``; `tests.release.sbom`, which writes it, is imported by hatchling alone
-BILL = "aiograd.cdx.json"
+BILL = "sbom.cdx.json"
 #: the folder of the wheel with the dashboard's page
 PAGE = "aiograd/dashboard/static"
 #: endings of files that a user needs, in the package and in the folder of the page

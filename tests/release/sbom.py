@@ -18,7 +18,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from packaging.requirements import Requirement
 
-NAME = "aiograd.cdx.json"
+NAME = "sbom.cdx.json"
 #: extras of the project's own tools, which no wheel needs
 DEVELOPMENT = frozenset({"bench", "browser", "dev", "docs", "gpu", "interop", "parity", "ptx", "release"})
 

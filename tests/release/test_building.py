@@ -94,7 +94,7 @@ def test_files_and_bill_of_a_wheel(tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel, "w") as archive:
         archive.writestr("aiograd/a.py", "12345")
     assert sizes(wheel) == {"aiograd/a.py": 5}
-    assert_raises(ReleaseError, "a.whl has no sboms/aiograd.cdx.json: see", bill_of, wheel)
+    assert_raises(ReleaseError, "a.whl has no sboms/sbom.cdx.json: see", bill_of, wheel)
     with zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr(f"{INFO}/sboms/{BILL}", "{}")
     assert bill_of(wheel) == "{}"
