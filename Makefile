@@ -16,6 +16,7 @@
 #   make docs                        the documentation as HTML in out/docs, warnings are errors; its code and doctests are run; in .venv-docs
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
 #   make release-checks              the same, as much as before a release: many hours; goes on where it was stopped (ARGS="--hours 1 --jobs 2")
+#   make release                     builds sdist and wheel, checks both, and tests the wheel (ARGS=--small: not that; ARGS=--all: with every test)
 #   make wan                         four processes train over shaped links of 1 Mbit/s; one is killed and joins again (ARGS=--small for seconds' worth)
 #   make scale                       1,000 workers on the simulated network, training while workers are lost; tables (ARGS=--small for a minute's worth)
 #   make faults                      training under kills, freezes, cut links and joins, here and in torchft, DDP and others (ARGS="--systems aiograd")
@@ -37,7 +38,7 @@ HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importli
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all simulator native ptx ray interop browser cpus lint types format docs chaos release-checks scale wan faults gpu bench parity examples clean
+.PHONY: demo test test-all simulator native ptx ray interop browser cpus lint types format docs chaos release-checks scale wan faults gpu bench parity examples clean release
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -107,6 +108,11 @@ chaos: $(VENV)/.installed-dev
 
 release-checks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --release $(ARGS)
+
+# Builds in `dist` and looks at what it has built; publishes nothing.
+release:
+	@$(MAKE) --no-print-directory VENV=.venv-release .venv-release/.installed-dev,release
+	.venv-release/bin/python -m tests.release --jobs $(JOBS) $(ARGS)
 
 scale: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.scale $(ARGS)

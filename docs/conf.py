@@ -28,7 +28,7 @@ extensions = [
     "signatures",
     "sequence_diagram",
 ]
-exclude_patterns = ["extensions"]
+exclude_patterns = ["changes/*.*.md", "extensions"]  # fragments become part of the changelog
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3

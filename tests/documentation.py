@@ -7,7 +7,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
+#: fragments of the changelog become part of its page
+FRAGMENTS = {*(ROOT / "docs" / "changes").glob("*.*.md")}
+PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted({*(ROOT / "docs").rglob("*.md")} - FRAGMENTS))
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
 #: all pages, one after the other
 TEXT = "\n\n".join(TEXTS.values())
