@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from aiograd.viz.dot import graph_dot, program_dot
 from aiograd.viz.memory import memory_svg
-from aiograd.viz.pass_steps import Contribution, GradientSummary, PassStep, PassSteps
+from aiograd.viz.pass_steps import GradientSummary, PassStep, PassSteps, SentGradient
 from aiograd.viz.stepping import step
 from aiograd.viz.svg import graph_svg, program_svg
 
 __all__ = [
-    "Contribution", "GradientSummary", "PassStep", "PassSteps", "graph_dot", "graph_svg", "memory_svg", "program_dot", "program_svg", "step",
+    "SentGradient", "GradientSummary", "PassStep", "PassSteps", "graph_dot", "graph_svg", "memory_svg", "program_dot", "program_svg", "step",
 ]  # fmt: skip

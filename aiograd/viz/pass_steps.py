@@ -49,14 +49,14 @@ class GradientSummary:
 
     @property
     def content(self) -> str:
-        """The values, or what is known of them, as text."""
+        """The values as text; of a large gradient norm and range."""
         if self.values is None:
             return f"norm {self.norm:.4g}, from {self.low:.4g} to {self.high:.4g}"
         return np.array2string(self.values, precision=4, separator=", ", max_line_width=1000, threshold=self.values.size + 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Contribution:
+class SentGradient:
     """A gradient that a step sends along one of its node's edges.
 
     Attributes:
@@ -100,7 +100,7 @@ class PassStep:
         expected: how many gradients the node has waited for.
         inputs: the complete gradients of its inputs, before hooks; None where there is none.
         hooks: names of the hooks that run at the node.
-        note: what else there is to say.
+        note: a remark on the node, or "".
         contributions: the gradients that leave along its edges; empty at a leaf.
         accumulated: at a leaf, the gradient that a backward adds to ``.grad``; None elsewhere.
         ready: titles of the nodes that are ready after the step, the next one first.
@@ -117,7 +117,7 @@ class PassStep:
     inputs: tuple[GradientSummary | None, ...]
     hooks: tuple[str, ...]
     note: str
-    contributions: tuple[Contribution, ...] = ()
+    contributions: tuple[SentGradient, ...] = ()
     accumulated: GradientSummary | None = None
     ready: tuple[str, ...] = ()
     error: str = ""
@@ -141,16 +141,17 @@ def _text(grad: GradientSummary | None) -> str:
     return "none" if grad is None else str(grad)
 
 
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PassSteps(Sequence[PassStep]):
-    """The steps of one pass, in the order in which they ran; ``steps[0]`` is step 1. It never changes, and keeps no graph alive.
+    """The steps of one pass, in the order in which they ran; ``steps[0]`` is step 1. The record keeps no graph alive.
 
     Printed it is all steps as text; as the last line of a notebook's cell it is a page to step through, forward and back.
 
-    Args:
+    Attributes:
         steps: the steps.
         seed: the gradient that the pass began with.
-        error: the error of the last step, None if the pass came to its end.
-        picture: the graph.
+        error: the error of the last step; None if the pass came to its end.
+        picture: the graph as it is drawn.
 
     >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
     >>> steps = await ag.viz.step((x * x).sum(), params={"x": x})
@@ -163,40 +164,27 @@ class PassSteps(Sequence[PassStep]):
       to x (step 3): 2 float32: [1., 2.]; 2 of 2 there, sum 2 float32: [2., 4.]
     """
 
-    __slots__ = ("_steps", "_seed", "_error", "_picture")
-
-    def __init__(self, steps: Sequence[PassStep], seed: GradientSummary, error: Exception | None, picture: StepPicture) -> None:
-        self._steps = tuple(steps)
-        self._seed = seed
-        self._error = error
-        self._picture = picture
-
-    @property
-    def seed(self) -> GradientSummary:
-        """The gradient that the pass began with."""
-        return self._seed
-
-    @property
-    def error(self) -> Exception | None:
-        """The error of the last step; None if the pass came to its end."""
-        return self._error
+    steps: tuple[PassStep, ...]
+    seed: GradientSummary
+    error: Exception | None
+    picture: StepPicture
 
     def __getitem__(self, index: Any) -> Any:
-        return self._steps[index]
+        return self.steps[index]
 
     def __len__(self) -> int:
-        return len(self._steps)
+        return len(self.steps)
 
     def __repr__(self) -> str:
-        return f"<PassSteps: {len(self)} steps{'' if self._error is None else f', failed with {type(self._error).__name__}'}>"
+        return f"<PassSteps: {len(self)} steps{'' if self.error is None else f', failed with {type(self.error).__name__}'}>"
 
     def __str__(self) -> str:
-        return "\n".join([f"the pass begins with {self._seed}", *map(str, self._steps)])
+        return "\n".join([f"the pass begins with {self.seed}", *map(str, self.steps)])
 
     @property
     def html(self) -> str:
         """The page as the text of an HTML document, which loads nothing."""
-        return step_page(self._steps, self._seed, self._picture)
+        return step_page(self.steps, self.seed, self.picture)
 
     def _repr_html_(self) -> str:
         return notebook.frame(self.html, "A backward pass, step by step", FRAME_HEIGHT)

@@ -24,7 +24,7 @@ _CONTROLS = (("first", "First", "Home"), ("back", "Back", "←"), ("next", "Next
 
 
 class Move(NamedTuple):
-    """What a step changes in the picture, by numbers of boxes and arrows."""
+    """The changes that a step makes in the picture, by numbers of boxes and arrows."""
 
     box: int
     #: along which gradients go
@@ -36,7 +36,7 @@ class Move(NamedTuple):
 
 
 class StepPicture(NamedTuple):
-    """The picture of a graph, the numbers of the boxes of its leaves, and what each step changes in it."""
+    """The picture of a graph, the numbers of the boxes of its leaves, and the changes of each step."""
 
     svg: str
     leaves: Sequence[int]

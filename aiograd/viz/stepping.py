@@ -1,9 +1,8 @@
 """Stepping: a backward pass that is recorded step by step.
 
 Note [A pass like any other]
-    The engine runs the pass, on its general path and one node at a time, so order, hooks, sums and errors are those of a backward. The record is
-    made by the pass's own ledger, a `Ledger` that notes what goes through it; gradients land in targets of their own (`PassHooks.grad_target`), as
-    those of a pipeline's microbatch do, so no ``.grad`` changes.
+    The engine runs the pass, on its general path and one node at a time, so order, hooks, sums and errors are as in any backward. Its ledger makes
+    the record. Gradients land in targets of the pass (`PassHooks.grad_target`), as in a pipeline's microbatch, so no ``.grad`` changes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from aiograd.running.caller import short_place, type_found
 from aiograd.running.devices import device_name_of
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.passes import roots_and_seeds
-from aiograd.viz.pass_steps import Contribution, GradientSummary, PassStep, PassSteps
+from aiograd.viz.pass_steps import GradientSummary, PassStep, PassSteps, SentGradient
 from aiograd.viz.picture import Picture, picture_of
 from aiograd.viz.step_page import Move, StepPicture
 from aiograd.viz.svg import picture_svg
@@ -53,10 +52,10 @@ async def step(
 ) -> PassSteps:
     """Run a backward pass and record every step of it: the node that runs, the gradients that come and go, and the sums that they are added to.
 
-    It computes what ``loss.backward()`` does, in the same order, one node at a time, and changes nothing: no ``grad`` is written, and the graph is
-    kept, so a backward can follow. The hooks on tensors and nodes run, those on accumulated gradients do not. A node at which values have come from
-    another worker is where the record ends: what goes on there is known to that worker. Lines of code are known of what was recorded under
-    ``ag.detect_anomaly()``, and of custom Functions. A compiled function is one step; under ``ag.detect_anomaly()`` it is stepped through.
+    The pass is that of ``loss.backward()``, in the same order, one node at a time, and changes nothing: no ``grad`` is written, and the graph is
+    kept, so a backward can follow. The hooks on tensors and nodes run, those on accumulated gradients do not. The record ends at nodes whose values
+    came from another worker. Lines of code are recorded under ``ag.detect_anomaly()``, and for custom Functions. A compiled function is one step; if
+    `step` itself is called under ``ag.detect_anomaly()``, the operations within are steps.
 
     Args:
         loss: a Tensor with a graph.
@@ -70,8 +69,8 @@ async def step(
         failed, and ``.error`` is the exception, with the notes that a backward's has.
 
     Raises:
-        NoGraphError, ShapeError, ArgumentTypeError, ArgumentError: the arguments are wrong, or the graph is too large. GraphFreedError: a
-            pass has used the graph up. LoopError: there is no running loop.
+        NoGraphError, ShapeError, ArgumentTypeError, ArgumentError: the arguments are wrong, the graph is too large, or gradients are combined with
+            other processes. GraphFreedError: a pass has used the graph up. LoopError: there is no running loop.
 
     Cancelling stops the pass; then there is no record.
 
@@ -90,6 +89,12 @@ async def step(
     task = new_graph_task(roots, seeds, plan=_StepPlan(roots, seeds), keep_graph=True, hooks=_StepHooks())
     task.may_walk, task.profiler, task.staged = False, None, _StagedLeaves()
     picture = picture_of(what, loss, params=params, names=names, shapes=True, edge_shapes=False, saved=False, max_nodes=max_nodes)
+    for node, number in picture.numbers.items():
+        if node._extra is not None and node._extra.reducer is not None:
+            raise ArgumentError(
+                f"{what}: the gradient of {picture.boxes[number].title} is combined with other processes, which take no part in this pass. "
+                "Step through a copy of the module, copy.deepcopy(module)."
+            )
     task.ledger = ledger = _StepLedger(task.plan, task.staged, picture, max_elements)
     failed: Exception | None = None
     try:
@@ -105,10 +110,10 @@ async def step(
     else:
         await ledger.read_devices()
     leaves = [number for number, box in enumerate(picture.boxes) if box.kind in ("parameter", "leaf")]
-    return PassSteps(ledger.steps(), ledger.seed, failed, StepPicture(picture_svg(picture, "Backward graph"), leaves, ledger.moves))
+    return PassSteps(tuple(ledger.steps()), ledger.seed, failed, StepPicture(picture_svg(picture, "Backward graph"), leaves, ledger.moves))
 
 
-class _Target:
+class _StepTarget:
     """Takes a gradient in place of a leaf."""
 
     grad: Any = None
@@ -120,7 +125,7 @@ class _StepHooks(PassHooks):
     runs_post_accumulate_hooks: ClassVar[bool] = False
 
     def grad_target(self, leaf: AccumulateGrad) -> GradTarget:
-        return _Target()
+        return _StepTarget()
 
 
 class _StagedLeaves(StagedCommit):
@@ -162,7 +167,7 @@ class _StepLedger(Ledger):
         self._arrows = {arrow.source: number for number, arrow in reversed([*enumerate(picture.arrows)])}
         #: by node, in the order in which they run: the step without its contributions, and those with their targets
         self._steps: dict[Node, PassStep] = {}
-        self._sent: dict[Node, list[tuple[Node, Contribution]]] = {}
+        self._sent: dict[Node, list[tuple[Node, SentGradient]]] = {}
         #: the node that runs
         self._step: Node | None = None
         #: node -> number of gradients that it waits for
@@ -209,7 +214,7 @@ class _StepLedger(Ledger):
         expected = self._expected[child]
         arrived = expected - self._plan.dependencies[child]
         if self._step is not None:
-            self._sent[self._step].append((child, Contribution(key[1], self._title(child), nr, gradient, arrived, expected, total)))
+            self._sent[self._step].append((child, SentGradient(key[1], self._title(child), nr, gradient, arrived, expected, total)))
 
     def complete(self, node: Node, outputs: Any) -> None:
         super().complete(node, outputs)
@@ -232,7 +237,7 @@ class _StepLedger(Ledger):
     def steps(self) -> list[PassStep]:
         """The record."""
 
-        def contributions(node: Node) -> tuple[Contribution, ...]:
+        def contributions(node: Node) -> tuple[SentGradient, ...]:
             return tuple([replace(each, target_step=self._steps[child].number if child in self._steps else None) for child, each in self._sent[node]])
 
         return [replace(step, contributions=contributions(node)) for node, step in self._steps.items()]
