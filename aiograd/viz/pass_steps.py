@@ -52,7 +52,7 @@ class GradientSummary:
         """The values as text; of a large gradient norm and range."""
         if self.values is None:
             return f"norm {self.norm:.4g}, from {self.low:.4g} to {self.high:.4g}"
-        return np.array2string(self.values, precision=4, separator=", ", max_line_width=1000, threshold=self.values.size + 1)
+        return np.array2string(self.values, precision=4, separator=", ", max_line_width=40, threshold=self.values.size + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class PassStep:
     def __str__(self) -> str:
         lines = [f"step {self.number}: {self.title}"]
         if self.place:
-            lines.append(f"recorded at {self.place}: {self.code}")
+            lines.append(f"recorded at {self.place}{f': {self.code}' if self.code else ''}")
         lines += [f"in: {_text(grad)}" for grad in self.inputs]
         if self.hooks:
             lines.append(f"hooks: {', '.join(self.hooks)}")

@@ -92,8 +92,10 @@ def _after(steps: Sequence[Any]) -> str:
 def _step(step: Any, count: int) -> str:
     names = ["in" if len(step.inputs) == 1 else f"in {number}" for number in range(len(step.inputs))]
     out = [f'<article><h2><span class="number">{step.number}<span> of {count}</span></span> {escape(step.title)}</h2>']
+    if step.code:
+        out.append(f'<pre class="code">{escape(step.code)}</pre>')
     if step.place:
-        out.append(f'<pre class="code">{escape(step.code)}</pre><p class="soft">recorded at {escape(step.place)}</p>')
+        out.append(f'<p class="soft">recorded at {escape(step.place)}</p>')
     several = f", the sum of {step.expected} gradients" if step.expected > 1 else ""
     out.append(f"<h3>Comes in{several}</h3>{_table(zip(names, step.inputs, strict=True))}")
     if step.hooks:
