@@ -26,17 +26,17 @@ class GradientSummary:
         shape, dtype, device: of the gradient.
         values: the elements of a small one, read-only; None of a large one.
         norm: Euclidean norm.
-        low, high: the smallest and the largest element, of complex gradients their magnitudes; NaN, as `norm`, where there are no elements, or they
-            could not be read.
+        low, high: the smallest and the largest element, of complex gradients their magnitudes; None, as `norm`, where there are no elements, or
+            the pass failed before they were read from a device.
     """
 
     shape: Shape
     dtype: np.dtype[Any]
     device: str
     values: np.ndarray[Any, Any] | None = None
-    norm: float = float("nan")
-    low: float = float("nan")
-    high: float = float("nan")
+    norm: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     def __str__(self) -> str:
         return f"{self.kind}: {' '.join(self.content.split())}"
@@ -51,7 +51,7 @@ class GradientSummary:
     def content(self) -> str:
         """The values as text; of a large gradient norm and range."""
         if self.values is None:
-            return f"norm {self.norm:.4g}, from {self.low:.4g} to {self.high:.4g}"
+            return "not read" if self.norm is None else f"norm {self.norm:.4g}, from {self.low:.4g} to {self.high:.4g}"
         return np.array2string(self.values, precision=4, separator=", ", max_line_width=40, threshold=self.values.size + 1)
 
 
@@ -150,7 +150,7 @@ class PassSteps(Sequence[PassStep]):
     Attributes:
         steps: the steps.
         seed: the gradient that the pass began with.
-        error: the error of the last step; None if the pass came to its end.
+        error: the error of the last step, with its traceback; None if the pass came to its end.
         picture: the graph as it is drawn.
 
     >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
