@@ -27,6 +27,7 @@ extensions = [
     "rooms",
     "signatures",
     "sequence_diagram",
+    "stepped",
 ]
 exclude_patterns = ["changes/*.*.md", "extensions"]  # fragments become part of the changelog
 

@@ -123,6 +123,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["sparse_newton.py", "--side", "12", "--steps", "2"], "each step to a residual of 1e-09"),
             (["followers.py"], "every answer had the bits of its version"),
             (["hyperparameters.py", "--steps", "6"], "have the same bits as those of one process"),
+            (["step_through.py"], "with the bits of a backward"),
             (["neural_ode.py", "--steps", "10"], "the adjoint gives the gradients of the unrolled solver"),
             pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
         ],

@@ -47,7 +47,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
     files = [*(ROOT / "aiograd").rglob("*.py"), *(ROOT / "aiograd").rglob("*.pyi")]
     sources = {path.relative_to(ROOT).as_posix() for path in files if path.name != "pytest_aiograd.py"}
-    page = {f"aiograd/dashboard/static/{name}" for name in ("index.html", "style.css", "icon.svg", *(f"{script}.js" for script in SCRIPTS))}
+    page = {f"aiograd/viz/static/step.{kind}" for kind in ("css", "js")}
+    page |= {f"aiograd/dashboard/static/{name}" for name in ("index.html", "style.css", "icon.svg", *(f"{script}.js" for script in SCRIPTS))}
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "sboms/sbom.cdx.json")}
     assert names == sources | page | {"aiograd/py.typed", "pytest_aiograd.py"} | about
     assert metadata["Version"] == aiograd.__version__

@@ -121,6 +121,19 @@ def model_and_loss(model: ag.nn.Module, images: Any = IMAGES, labels: Any = LABE
     return ag.nn.functional.cross_entropy(model(ag.asarray(images)), labels)
 
 
+async def test_a_pass_step_by_step(capsys: pytest.CaptureFixture[str]) -> None:
+    code = block("# step_through.py")
+    names = await run(code)
+    assert names["w"].grad is None
+    await run(block("print(steps[4])"), steps=names["steps"])
+    printed, claimed = capsys.readouterr().out.splitlines(), after("print(steps[4])", "text").splitlines()
+    place, line = claimed.pop(1).strip().split(": ", 1)
+    assert printed.pop(1).strip() == f"recorded at documentation:{place.rpartition(':')[2]}"  # the code is no file
+    assert place.startswith("recorded at step_through.py:") and code.split("\n")[int(place.rpartition(":")[2]) - 1].strip() == line
+    assert printed[:-1] == claimed[:-1]
+    np.testing.assert_allclose(numbers(printed[-1]), numbers(claimed[-1]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("first", [block("# private.py"), block("# each.py")])
 async def test_what_is_computed_per_sample(first: str, capsys: pytest.CaptureFixture[str]) -> None:
     await run(first)

@@ -40,6 +40,10 @@ class ReadyQueue:
         _, _, node, grads = self._heap[0]
         return node, grads
 
+    def nodes(self) -> list[Node]:
+        """The nodes, the most urgent first."""
+        return [node for _, _, node, _ in sorted(self._heap)]
+
     def clear(self) -> None:
         """Drop everything."""
         self._heap.clear()

@@ -50,3 +50,15 @@ def tree(heading: str, children: Sequence[str]) -> str:
     if not children:
         return f'<div style="margin-left:1.1em"><code>{html.escape(heading)}</code></div>'
     return f'<details open style="margin-left:0.4em"><summary><code>{html.escape(heading)}</code></summary>{"".join(children)}</details>'
+
+
+def frame(document: str, title: str, height: int) -> str:
+    """A whole HTML document as a part of the page: its scripts run, and reach nothing outside of it.
+
+    Args:
+        document: its text.
+        title: for those who do not see it.
+        height: in pixels.
+    """
+    attributes = f'title="{html.escape(title)}" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0"'
+    return f'<iframe {attributes} srcdoc="{html.escape(document)}"></iframe>'

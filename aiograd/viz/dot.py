@@ -60,7 +60,7 @@ def program_dot(program: Program, *, max_nodes: int = 10_000) -> str:
 
 
 def _picture_dot(picture: Picture, name: str) -> str:
-    boxes, arrows = picture
+    boxes, arrows, _ = picture
     lines = [f"digraph {name} {{", '  node [fontname="Helvetica", fontsize=11];', '  edge [fontname="Helvetica", fontsize=9, color="#57606a"];']
     for i, box in enumerate(boxes):
         text = "\\n".join(_escape(line) for line in (shortened(box.title), *box.lines))

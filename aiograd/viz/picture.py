@@ -46,10 +46,11 @@ class Arrow(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """Boxes and arrows."""
+    """Boxes and arrows, and of the picture of a graph the box of each node; the arrows from a node stand together, in the order of its edges."""
 
     boxes: list[Box]
     arrows: list[Arrow]
+    numbers: dict[Node, int]
 
 
 def picture_of(
@@ -95,7 +96,7 @@ def picture_of(
                 if child is not None:
                     label = _shape(child.metadata_of(child_nr)) if edge_shapes else ""
                     arrows.append(Arrow(numbers[node], number_of(child), label))
-    return Picture(boxes, arrows)
+    return Picture(boxes, arrows, numbers)
 
 
 def program_picture(what: str, program: Program, max_nodes: int) -> Picture:
@@ -133,7 +134,7 @@ def program_picture(what: str, program: Program, max_nodes: int) -> Picture:
             arrow = Arrow(number, numbers[value.name], "")
             if arrow not in arrows[-8:]:
                 arrows.append(arrow)
-    return Picture(boxes, arrows)
+    return Picture(boxes, arrows, {})
 
 
 def _value_line(value: Value) -> str:

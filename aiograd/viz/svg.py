@@ -89,7 +89,7 @@ def graph_svg(
         GraphError: its edges go round in a circle.
     """
     picture = picture_of("graph_svg()", roots, params=params, names=names, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
-    return _picture_svg(picture, "Backward graph")
+    return picture_svg(picture, "Backward graph")
 
 
 def program_svg(program: Program, *, max_nodes: int = 1000) -> SvgText:
@@ -105,11 +105,12 @@ def program_svg(program: Program, *, max_nodes: int = 1000) -> SvgText:
     Raises:
         ArgumentError: the program has more statements, inputs and captured tensors.
     """
-    return _picture_svg(program_picture("program.svg()", program, max_nodes), "Program")
+    return picture_svg(program_picture("program.svg()", program, max_nodes), "Program")
 
 
-def _picture_svg(picture: Picture, title: str) -> SvgText:
-    boxes, arrows = picture
+def picture_svg(picture: Picture, title: str) -> SvgText:
+    """A picture drawn: boxes and arrows in its order, each box a group with a rectangle, each arrow a path of class ``a`` and one of class ``h``."""
+    boxes, arrows, _ = picture
     sizes = [_size(box) for box in boxes]
     labels = [arrow.label for arrow in arrows if arrow.label]
     joined: list[tuple[int, int]] = []

@@ -31,6 +31,7 @@ from tests.browser.documents import look_at_documents
 from tests.browser.geometry import COLLISIONS, OVERFLOWS, PARTS, SEEN
 from tests.browser.pictures import look_at_pictures
 from tests.browser.serving import look_at_serving
+from tests.browser.stepper import look_at_steps
 from tests.browser.waits import look_at_waits
 
 OUT = Path("out/dashboard")
@@ -308,7 +309,7 @@ async def main() -> int:
         for part in (watch_the_demo, watch_unfriendly_names):
             if not only or part.__name__ in only:
                 await part(browser, checks)
-        for look in (look_at_serving, look_at_waits, look_at_arranged_data, look_at_pictures, look_at_documents):
+        for look in (look_at_serving, look_at_waits, look_at_arranged_data, look_at_pictures, look_at_steps, look_at_documents):
             if not only or look.__name__ in only:
                 await look(browser, checks, OUT)
         await browser.close()
