@@ -25,6 +25,8 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.errors import WorkerLostError
 from aiograd.running import cli
 from tests.documentation import TEXTS, blocks, complaints_in
@@ -308,6 +310,24 @@ def test_the_guide_of_a_bridge_from_torch(capsys: pytest.CaptureFixture[str]) ->
 def test_workers(capsys: pytest.CaptureFixture[str]) -> None:
     load("# workers.py")
     assert capsys.readouterr().out == "tensor([0.75, 3.  ])\n"
+
+
+def test_the_lines_of_torch_rpc(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# from_rpc.py")
+    assert capsys.readouterr().out == after("# from_rpc.py", "text")
+
+
+def test_the_table_of_torch_rpc_names_what_is_there() -> None:
+    """Each name of the right column is one of the object before its dot, and the calls take these arguments."""
+    cells = re.findall(r"^\| .+? \| (.+) \|$", TEXTS["docs/guides/from-torch-rpc.md"], re.MULTILINE)
+    owners: dict[str, Any] = {
+        "ag": ag, "optim": ag.optim, "dist": dist, "worker": dist.Worker, "ref": dist.RemoteRef, "module": dist.RemoteModule,
+        "ctx": dist.Context, "optimizer": dist.DistributedOptimizer, "asyncio": asyncio,
+    }  # fmt: skip
+    names = [name for cell in cells for code in re.findall(r"`([^`]+)`", cell) for name in re.findall(r"(?<![\w.\"])([a-z]+)\.(\w+)", code)]
+    assert len(cells) > 20 and len({owner for owner, _ in names}) >= 8
+    for owner, name in names:
+        assert hasattr(owners[owner], name) or (owner, name) in {("ctx", "grads"), ("ref", "owner")} and name in owners[owner].__slots__, (owner, name)
 
 
 def test_stages(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -90,6 +91,19 @@ async def test_a_wrapped_module_is_an_expert() -> None:
 
 def _several(result: Any) -> Any:
     return result if isinstance(result, (tuple, list)) else (result,)
+
+
+@pytest.mark.proc
+async def test_the_ported_parameter_server_has_the_losses_of_torch_rpc(tmp_path: Path) -> None:
+    from examples.parameter_server import ParameterServer, alone
+
+    trainers, steps = 2, 6
+    weights = tmp_path / "weights.npz"
+    np.savez(weights, **{name: value.detach().numpy() for name, value in ParameterServer(trainers).state_dict().items()})
+    command = [sys.executable, str(Path(__file__).parent / "rpc_parameter_server.py"), str(weights), str(trainers), str(steps)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout), await alone(trainers, steps), rtol=1e-5)
 
 
 @pytest.mark.proc
