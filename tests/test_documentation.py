@@ -152,6 +152,12 @@ def test_derivatives(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == after("# remote_derivatives.py", "text")
 
 
+def test_gradients_of_gradients_that_come_from_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# meta.py")
+    found, difference = numbers(capsys.readouterr().out)
+    assert found == pytest.approx(difference, rel=1e-6) and [found] == pytest.approx(numbers(after("# meta.py", "text"))[:1], rel=1e-6)
+
+
 def test_tangents(capsys: pytest.CaptureFixture[str]) -> None:
     load("# tangents.py")
     assert capsys.readouterr().out == after("# tangents.py", "text")
@@ -335,7 +341,7 @@ def test_stages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "4 (8, 8)\n"
 
 
-WITH_TORCH = (block("# torch_wrapped.py"), block("# torch_across.py"), block("# torch_pipelined.py"))
+WITH_TORCH = (block("# torch_wrapped.py"), block("# torch_across.py"), block("# torch_pipelined.py"), block("# hosted.py"))
 
 
 @pytest.mark.proc

@@ -108,7 +108,12 @@ async def test_the_ported_parameter_server_has_the_losses_of_torch_rpc(tmp_path:
 
 @pytest.mark.proc
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["torch_pipeline.py", "--steps", "4"], "differ by at most"), (["torch_split_learning.py"], "of the diagnoses right")]
+    ("words", "expected"),
+    [
+        (["torch_pipeline.py", "--steps", "4"], "differ by at most"),
+        (["torch_split_learning.py"], "of the diagnoses right"),
+        (["torch_lora_hosted_layers.py", "--steps", "4"], "none lost; the frozen weights are as they were"),
+    ],
 )
 def test_an_example_runs(words: list[str], expected: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::RuntimeWarning"}
