@@ -62,7 +62,8 @@ class Reader(nn.Module):
 async def replicated(batches: list[Any], weight: float) -> Any:
     """The weights after steps on the workers."""
     async with dist.LocalCluster(WORKERS, service="gradient_penalty:service") as cluster:
-        async with await dist.DataParallel.create(cluster.driver, cluster.workers, Reader, weight, optimizer=ag.optim.AdamW, optimizer_options=OPTIONS) as replicas:
+        options = {"optimizer": ag.optim.AdamW, "optimizer_options": OPTIONS}
+        async with await dist.DataParallel.create(cluster.driver, cluster.workers, Reader, weight, **options) as replicas:
             for number, shards in enumerate(batches):
                 losses = await replicas.step(shards)
                 if number % max(1, len(batches) // 4) == 0:

@@ -193,7 +193,7 @@ async def main(steps: int) -> None:
     for number, (losses, learnt) in enumerate(found):
         theirs, parameters = alone(number, steps)
         furthest = max(float(abs(a.numpy() - b).max()) for a, b in zip(learnt, parameters, strict=True))
-        print(f"{CLIENTS[number]}: loss {losses[0]:.3f} at first, {losses[-1]:.3f} at the end; what was learnt differs by {furthest:.1e} from torch alone")
+        print(f"{CLIENTS[number]}: loss {losses[0]:.3f}, then {losses[-1]:.3f}; what was learnt differs by {furthest:.1e} from torch in one process")
         assert furthest < 1e-5 and max(abs(a - b) for a, b in zip(losses, theirs, strict=True)) < 1e-5 and losses[-1] < losses[0]
     print(f"each host had {passed[0]} calls and passes, none lost; the frozen weights {'are as they were' if kept else 'HAVE CHANGED'}")
     assert kept and before == after and passed == [2 * len(CLIENTS) * steps] * 2

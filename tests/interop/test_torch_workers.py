@@ -94,7 +94,7 @@ def _several(result: Any) -> Any:
 
 
 @pytest.mark.proc
-async def test_the_ported_parameter_server_has_the_losses_of_torch_rpc(tmp_path: Path) -> None:
+def test_the_ported_parameter_server_has_the_losses_of_torch_rpc(tmp_path: Path) -> None:
     from examples.parameter_server import ParameterServer, alone
 
     trainers, steps = 2, 6
@@ -103,7 +103,7 @@ async def test_the_ported_parameter_server_has_the_losses_of_torch_rpc(tmp_path:
     command = [sys.executable, str(Path(__file__).parent / "rpc_parameter_server.py"), str(weights), str(trainers), str(steps)]
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    np.testing.assert_allclose(json.loads(done.stdout), await alone(trainers, steps), rtol=1e-5)
+    np.testing.assert_allclose(json.loads(done.stdout), ag.run(alone(trainers, steps)), rtol=1e-5)
 
 
 @pytest.mark.proc
