@@ -25,6 +25,8 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
+import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.errors import WorkerLostError
 from aiograd.running import cli
 from tests.documentation import TEXTS, blocks, complaints_in
@@ -148,6 +150,12 @@ def test_derivatives(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == after("# derivatives.py", "text")
     load("# remote_derivatives.py")
     assert capsys.readouterr().out == after("# remote_derivatives.py", "text")
+
+
+def test_gradients_of_gradients_that_come_from_a_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# meta.py")
+    found, difference = numbers(capsys.readouterr().out)
+    assert found == pytest.approx(difference, rel=1e-6) and [found] == pytest.approx(numbers(after("# meta.py", "text"))[:1], rel=1e-6)
 
 
 def test_tangents(capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,12 +318,30 @@ def test_workers(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "tensor([0.75, 3.  ])\n"
 
 
+def test_the_lines_of_torch_rpc(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# from_rpc.py")
+    assert capsys.readouterr().out == after("# from_rpc.py", "text")
+
+
+def test_the_table_of_torch_rpc_names_what_is_there() -> None:
+    """Each name of the right column is one of the object before its dot, and the calls take these arguments."""
+    cells = re.findall(r"^\| .+? \| (.+) \|$", TEXTS["docs/guides/from-torch-rpc.md"], re.MULTILINE)
+    owners: dict[str, Any] = {
+        "ag": ag, "optim": ag.optim, "dist": dist, "worker": dist.Worker, "ref": dist.RemoteRef, "module": dist.RemoteModule,
+        "ctx": dist.Context, "optimizer": dist.DistributedOptimizer, "asyncio": asyncio,
+    }  # fmt: skip
+    names = [name for cell in cells for code in re.findall(r"`([^`]+)`", cell) for name in re.findall(r"(?<![\w.\"])([a-z]+)\.(\w+)", code)]
+    assert len(cells) > 20 and len({owner for owner, _ in names}) >= 8
+    for owner, name in names:
+        assert hasattr(owners[owner], name), (owner, name)
+
+
 def test_stages(capsys: pytest.CaptureFixture[str]) -> None:
     load("# stages.py")
     assert capsys.readouterr().out == "4 (8, 8)\n"
 
 
-WITH_TORCH = (block("# torch_wrapped.py"), block("# torch_across.py"), block("# torch_pipelined.py"))
+WITH_TORCH = (block("# torch_wrapped.py"), block("# torch_across.py"), block("# torch_pipelined.py"), block("# hosted.py"))
 
 
 @pytest.mark.proc

@@ -643,6 +643,42 @@ async def test_members_take_their_rows_of_the_same_batches() -> None:
     assert weights[0] == weights[1]
 
 
+async def test_a_penalty_on_the_gradient_of_all_rows() -> None:
+    code = block("grads = await ag.grad(loss, parameters, create_graph=True)")
+    rows = [ag.tensor(np.random.default_rng(rank).normal(size=(4, 3)), dtype=np.float64) for rank in (0, 1)]
+
+    def network() -> Any:
+        return ag.nn.Sequential(ag.nn.Linear(3, 4, generator=ag.Generator(0), dtype=np.float64), ag.nn.Tanh())
+
+    alone = network()
+    loss = (alone(rows[0]).square().mean() + alone(rows[1]).square().mean()) / 2
+    grads = await ag.grad(loss, list(alone.parameters()), create_graph=True)
+    await (loss + 0.1 * sum((grad * grad).sum() for grad in grads)).backward()
+
+    async def member(group: dist.Group) -> None:
+        ddp = dist.DistributedDataParallel(network(), group)
+        found = await ddp(rows[group.rank])
+        await run(code, ag=ag, group=group, parameters=list(ddp.parameters()), loss=found.square().mean())
+        for ours, one in zip(ddp.parameters(), alone.parameters(), strict=True):
+            np.testing.assert_allclose(ours.grad.numpy(), one.grad.numpy(), rtol=1e-12)
+
+    async with groups("w0", "w1") as (_, joined):
+        await asyncio.gather(*map(member, joined))
+
+
+async def test_a_penalised_critic() -> None:
+    critic = (await run(block("# penalised.py")))["Critic"]()
+    real, made = (ag.tensor(np.random.default_rng(seed).normal(size=(5, 8)).astype(np.float32)) for seed in (0, 1))
+    weight = critic.layers[0].weight
+    found = (await ag.grad(await critic.loss(real, made), [weight]))[0].numpy()
+    before = weight.detach().numpy().copy()
+    values = []
+    for step in (1e-2, -1e-2):
+        weight.data[0, 0] = before[0, 0] + step
+        values.append((await critic.loss(real, made)).item())
+    assert (values[0] - values[1]) / 2e-2 == pytest.approx(found[0, 0], rel=2e-2)
+
+
 async def test_a_training_goes_on_where_its_file_says(tmp_path: Path) -> None:
     code = block("state = ag.TrainingState(model=model, optimizer=optimizer, loader=loader)")
     read: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -93,8 +94,26 @@ def _several(result: Any) -> Any:
 
 
 @pytest.mark.proc
+def test_the_ported_parameter_server_has_the_losses_of_torch_rpc(tmp_path: Path) -> None:
+    from examples.parameter_server import ParameterServer, alone
+
+    trainers, steps = 2, 6
+    weights = tmp_path / "weights.npz"
+    np.savez(weights, **{name: value.detach().numpy() for name, value in ParameterServer(trainers).state_dict().items()})
+    command = [sys.executable, str(Path(__file__).parent / "rpc_parameter_server.py"), str(weights), str(trainers), str(steps)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(json.loads(done.stdout), ag.run(alone(trainers, steps)), rtol=1e-5)
+
+
+@pytest.mark.proc
 @pytest.mark.parametrize(
-    ("words", "expected"), [(["torch_pipeline.py", "--steps", "4"], "differ by at most"), (["torch_split_learning.py"], "of the diagnoses right")]
+    ("words", "expected"),
+    [
+        (["torch_pipeline.py", "--steps", "4"], "differ by at most"),
+        (["torch_split_learning.py"], "of the diagnoses right"),
+        (["torch_lora_hosted_layers.py", "--steps", "4"], "none lost; the frozen weights are as they were"),
+    ],
 )
 def test_an_example_runs(words: list[str], expected: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::RuntimeWarning"}
