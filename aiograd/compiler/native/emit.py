@@ -15,7 +15,7 @@ from typing import Any
 
 from aiograd.compiler.calls import ARENA, Ref
 from aiograd.compiler.native.item_code import ALIGNMENT, DATA, ItemWriter
-from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, Root, RootKind
+from aiograd.compiler.native.items import FusedRows, Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
 from aiograd.compiler.native.turns import in_turns
 
 #: arguments that are looked at or handed on by a loop
@@ -75,7 +75,7 @@ class Emitter(ItemWriter):
         self._state = self._call("ptr", "PyEval_SaveThread") if releases else ""
         errors: tuple[tuple[str, str], ...] = ()
         for number_, item in enumerate(in_turns(native.items)):
-            if item.errors != errors or isinstance(item, LoopCall):
+            if item.errors != errors or not isinstance(item, FusedRows):
                 if number_:
                     self._collect_flags(errors)
                 errors = item.errors
@@ -108,7 +108,7 @@ class Emitter(ItemWriter):
         code = self._native.code
         used = {each.root.path for each in self._native.locations.values() if each.root.kind is RootKind.ARGUMENT}
         self._ndarray = self._entry(("type", "ndarray"))
-        arrays = [(number_, each) for number_, each in enumerate(code.parameters) if isinstance(each, Ref) and (number_, -1) in used]
+        arrays = [(i, each) for i, each in enumerate(code.parameters) if isinstance(each, Ref) and (i, -1) in used and each.dtype is not None]
         wrong = [self._check_items("%args", arrays)] if arrays else []
         for number_, parameter in enumerate(code.parameters):
             if not isinstance(parameter, Ref) and parameter[1]:
@@ -386,6 +386,8 @@ def _cost(item: Item) -> float:
     """Estimated nanoseconds."""
     if isinstance(item, LoopCall):
         return 20.0 + math.prod(item.dimensions) * math.prod([length for length, _ in item.outer]) * 0.5
+    if isinstance(item, PickedElements):
+        return math.prod(item.result.shape or ()) * 1.0
     return math.prod(item.shape) * len(item.rows) * 0.1
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
+from aiograd.compiler.native.expansions import EXPANSIONS
 from aiograd.compiler.native.items import Location, LoopCall, NativeCode, RootKind, Row, dtype_of
 from aiograd.compiler.native.placing import Placing, Unsupported
 from aiograd.compiler.native.turns import in_turns
@@ -64,6 +65,10 @@ def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
 class _Lowering(Placing):
     def add(self, call: Call) -> None:
         """Add the items of a call."""
+        expansion = EXPANSIONS.get(call.function) if call.form is Form.CALL and call.function.__hash__ is not None else None
+        if expansion is not None:
+            expansion(self, call)
+            return
         for ref in (*call.refs(), *call.results):
             if ref.dtype is None or ref.shape is None or ref.strides is None or ref.dtype.hasobject or not ref.dtype.isnative:
                 raise Unsupported(f"{ref.name} is no array of numbers")
