@@ -30,7 +30,7 @@ from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
-from aiograd.compiler.updates import inlined_step, step_of
+from aiograd.compiler.updates import NativeUpdate, inlined_step, step_of
 from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.run.current import current_engine
 from aiograd.engine.run.loop import check_can_run
@@ -70,6 +70,7 @@ class StepCode(GuardedCode):
     def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None) -> None:
         super().__init__(name, program, *guards)
         self._options: dict[str, Any] = {"tier": tier, "memory_budget": memory_budget}
+        self._updates: list[NativeUpdate] = []
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
         divided = _divided(program, segments(program, cuts=memory_budget is None))
@@ -112,7 +113,9 @@ class StepCode(GuardedCode):
         """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""
         optimizer = step_of(statement.op.repeated.function, statement.op.repeated.args)  # type: ignore[attr-defined]
         if optimizer is not None:
-            step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file)
+            step = inlined_step(
+                optimizer, f"{statement.place}: {statement.line}", self.program.file, self._options["tier"], self._updates
+            )
             if step is not None:
                 return step
         awaits = "await " if statement.op.is_awaited else ""  # type: ignore[attr-defined]

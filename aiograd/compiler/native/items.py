@@ -195,9 +195,11 @@ class NativeCode:
         locations: where each Ref is.
         constants: arrays that it reads.
         items: loops and calls of loops, in order.
+        updates: arguments that are written at the end, each with the array of its new elements; see `aiograd.compiler.native.update_rules`.
     """
 
     code: ArrayCode
     locations: dict[Ref, Location]
     constants: list[Any]
     items: list[Item] = field(default_factory=list)
+    updates: tuple[tuple[Ref, Ref], ...] = ()

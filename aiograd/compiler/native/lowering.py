@@ -36,12 +36,13 @@ def reason_against(call: Call) -> str:
     return ""
 
 
-def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCode:
+def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset(), updates: tuple[tuple[Ref, Ref], ...] = ()) -> NativeCode:
     """The native function of this code, as data.
 
     Args:
         code: the code.
         written: arguments that it writes all of: memory of an arena. Other arguments are never written, so that the code can run again.
+        updates: as of `NativeCode`.
 
     Raises:
         Unsupported: it has a call that a native function cannot make, see `reason_against`.
@@ -49,7 +50,9 @@ def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCod
     lowering = _Lowering(code, written)
     for call in in_turns(code.calls):
         lowering.add(call)
-    return lowering.finish()
+    native = lowering.finish()
+    native.updates = updates
+    return native
 
 
 def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
