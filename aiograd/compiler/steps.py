@@ -70,7 +70,6 @@ class StepCode(GuardedCode):
     def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None) -> None:
         super().__init__(name, program, *guards)
         self._options: dict[str, Any] = {"tier": tier, "memory_budget": memory_budget}
-        self._updates: list[NativeUpdate] = []
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
         divided = _divided(program, segments(program, cuts=memory_budget is None))
@@ -113,9 +112,9 @@ class StepCode(GuardedCode):
         """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""
         optimizer = step_of(statement.op.repeated.function, statement.op.repeated.args)  # type: ignore[attr-defined]
         if optimizer is not None:
-            step = inlined_step(
-                optimizer, f"{statement.place}: {statement.line}", self.program.file, self._options["tier"], self._updates
-            )
+            updates: list[NativeUpdate] = []
+            step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file, self._options["tier"], updates)
+            self.program.updates[id(statement)] = updates
             if step is not None:
                 return step
         awaits = "await " if statement.op.is_awaited else ""  # type: ignore[attr-defined]

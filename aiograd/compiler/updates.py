@@ -62,6 +62,11 @@ class NativeUpdate:
             self._left = -1
             self._make()
 
+    @property
+    def is_native(self) -> bool:
+        """True once the function is there."""
+        return self._function is not None
+
     def numbers(self, group: dict[str, Any], key: Any) -> Any:
         """The numbers of a step; None: it is not to be native."""
         return None if self._function is None and self._left < 0 else self._rule.numbers(group, key, self._dtype)
@@ -79,7 +84,10 @@ class NativeUpdate:
             if self._left == 0 and not is_simulated():
                 compiler.submit(self._make)
             return False
-        return numbers is not None and len({*map(id, arrays)}) == len(arrays) and function(numbers, *arrays) is None
+        if numbers is None:
+            return False
+        owners = [array if array.base is None else array.base for array in arrays]  # each owns memory of its own, or the function refuses
+        return len({*map(id, owners)}) == len(owners) and function(numbers, *arrays) is None
 
     def _make(self) -> None:
         if native_problem() is not None:

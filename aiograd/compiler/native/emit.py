@@ -25,8 +25,8 @@ RELEASE_NS = 50_000
 
 #: offsets in objects of CPython, see `aiograd.compiler.native.objects.layout_problem`
 TYPE, ITEMS = 8, 24
-#: offsets in an array, and the flags of one that owns its memory, may be written, and lies in order; see `memory_guards.layout_problem`
-NDIM, SHAPE, DTYPE, ARRAY_FLAGS, OWN = 24, 32, 56, 64, 0x505
+#: offsets in an array, and its flags: it may be written and lies in order; it owns its memory; see `memory_guards.layout_problem`
+NDIM, SHAPE, BASE, DTYPE, ARRAY_FLAGS, WRITEABLE, OWNS = 24, 32, 48, 56, 64, 0x501, 0x004
 #: flags of the control register of x86-64
 FLAGS = {"invalid": 1, "divide": 4, "over": 8, "under": 16}
 #: places by which flags are moved that count under every handling of errors around the program
@@ -105,8 +105,8 @@ class Emitter(ItemWriter):
     def _assembled(self) -> str:
         lines = [
             f"@table = global [{max(len(self.table), 1)} x i64] zeroinitializer", *self._globals, *sorted(self._intrinsics),
-            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)", "declare void @llvm.x86.sse.stmxcsr(ptr)",
-            "declare void @llvm.x86.sse.ldmxcsr(ptr)",
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+            "declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)",
             f"define ptr @{self._name}(ptr %self, ptr %args, i64 %count) {{", "entry:", *self._head, *self._lines, "}",
         ]
         return "\n".join(lines) + "\n"
@@ -151,14 +151,25 @@ class Emitter(ItemWriter):
         return self._new(f"or i1 {is_other}, {odd}")
 
     def _leave_if_unlike(self, array: str, ref: Ref) -> None:
-        """Leave for numpy's function unless this is a plain array of this dtype and shape that owns its memory, may be written, and lies in order."""
+        """Leave for numpy's function unless this is a plain array of this dtype and shape that may be written and lies in order.
+
+        The array itself owns its memory, or a plain array that it is a view of.
+        """
         shape = ref.shape or ()
         kind = self._new(f"icmp ne ptr {self._new(f'load ptr, ptr {self._at(array, DTYPE)}')}, {self._entry(('dtype', ref.dtype.str))}")  # type: ignore[union-attr]
-        flags = self._new(f"and i32 {self._new(f'load i32, ptr {self._at(array, ARRAY_FLAGS)}')}, {OWN}")
+        flags = self._new(f"and i32 {self._new(f'load i32, ptr {self._at(array, ARRAY_FLAGS)}')}, {WRITEABLE}")
         axes = self._new(f"load i32, ptr {self._at(array, NDIM)}")
         bad = self._is_no_array(array, ref)
-        for each in (kind, self._new(f"icmp ne i32 {flags}, {OWN}"), self._new(f"icmp ne i32 {axes}, {len(shape)}")):
+        base = self._new(f"load ptr, ptr {self._at(array, BASE)}")
+        owner = self._new(f"select i1 {self._new(f'icmp eq ptr {base}, null')}, ptr {array}, ptr {base}")
+        other = self._new(f"icmp ne ptr {self._new(f'load ptr, ptr {self._at(owner, TYPE)}')}, {self._ndarray}")
+        for each in (kind, other, self._new(f"icmp ne i32 {flags}, {WRITEABLE}"), self._new(f"icmp ne i32 {axes}, {len(shape)}")):
             bad = self._new(f"or i1 {bad}, {each}")
+        like = self._fresh("like")
+        self._line(f"br i1 {bad}, label %other, label %{like}")
+        self._begin(like)
+        owns = self._new(f"and i32 {self._new(f'load i32, ptr {self._at(owner, ARRAY_FLAGS)}')}, {OWNS}")
+        bad = self._new(f"icmp eq i32 {owns}, 0")
         for place, length in enumerate(shape):
             like = self._fresh("like")
             self._line(f"br i1 {bad}, label %other, label %{like}")
