@@ -206,7 +206,7 @@ class _Text:
         native = self._native(group["params"], PlainRule())
         if native:
             self._write(f"if {native}(rate{number}, {_pairs(places)}):")
-            self._inside(lambda: [self._counted(i) for i in places])
+            self._inside(lambda: self._count_all(places))
             self._write("else:")
         self._inside(lambda: self._plain_calls(number, places), deep=bool(native))
 
@@ -262,6 +262,10 @@ class _Text:
         self._write(f"optimizer._kernel(group{number}, {key}, {line}.parameter, {line}.gradient, {line}.state)")
         for i, (place, _) in zip(places, pack.places, strict=True):
             self._write(f"{copy}(d{i}, {self._of('place', place)})")
+
+    def _count_all(self, places: range) -> None:
+        for i in places:
+            self._counted(i)
 
     def _counted(self, i: int) -> None:
         """Count a modification of the parameter."""

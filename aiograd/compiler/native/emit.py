@@ -14,7 +14,8 @@ import math
 from typing import Any
 
 from aiograd.compiler.calls import ARENA, Ref
-from aiograd.compiler.native.item_code import ALIGNMENT, DATA, ItemWriter, is_small, span
+from aiograd.compiler.native.flag_code import FlagWriter
+from aiograd.compiler.native.item_code import ALIGNMENT, DATA, is_small, span
 from aiograd.compiler.native.items import FusedRows, Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
 from aiograd.compiler.native.turns import in_turns
 
@@ -27,13 +28,9 @@ RELEASE_NS = 50_000
 TYPE, ITEMS = 8, 24
 #: offsets in an array, and its flags: it may be written and lies in order; it owns its memory; see `memory_guards.layout_problem`
 NDIM, SHAPE, BASE, DTYPE, ARRAY_FLAGS, WRITEABLE, OWNS = 24, 32, 48, 56, 64, 0x501, 0x004
-#: flags of the control register of x86-64
-FLAGS = {"invalid": 1, "divide": 4, "over": 8, "under": 16}
-#: places by which flags are moved that count under every handling of errors around the program
-ALWAYS = 8
 
 
-class Emitter(ItemWriter):
+class Emitter(FlagWriter):
     """Writes the text of one function.
 
     Args:
@@ -185,8 +182,8 @@ class Emitter(ItemWriter):
         if not refs:
             return "false"
         if self._native.updates:
-            for i, ref in refs:
-                self._leave_if_unlike(self._new(f"load ptr, ptr {self._at(items, 8 * i)}"), ref)
+            for place, ref in refs:
+                self._leave_if_unlike(self._new(f"load ptr, ptr {self._at(items, 8 * place)}"), ref)
             return "false"
         if len(refs) < MANY or refs[-1][0] != len(refs) - 1:
             found = [self._is_no_array(self._new(f"load ptr, ptr {self._at(items, 8 * i)}"), ref) for i, ref in refs]
@@ -351,40 +348,7 @@ class Emitter(ItemWriter):
         self._lines += rest
         return kept
 
-    # ---------------------------------------------------------------- flags and the end
-
-    def _stack_flags(self) -> str:
-        """The flags of the other floating-point unit of x86-64, of the same bits, which are cleared: the C library raises some flags there."""
-        code = "fnstsw %ax; testb $$63, %al; jz 1f; fnclex; 1:"
-        return self._new(f'call i16 asm sideeffect "{code}", "={{ax}},~{{dirflag}},~{{fpsr}},~{{flags}}"()')
-
-    def _clear_flags(self) -> None:
-        self._head += ["  %control = alloca i32", "  %flags = alloca i32", "  store i32 0, ptr %flags"]
-        self._line("call void @llvm.x86.sse.stmxcsr(ptr %control)")
-        now = self._new("load i32, ptr %control")
-        self._line(f"store i32 {self._new(f'and i32 {now}, {~0x3F}')}, ptr %control")
-        self._line("call void @llvm.x86.sse.ldmxcsr(ptr %control)")
-        if self._has_stack_flags:
-            self._stack_flags()
-
-    def _collect_flags(self, errors: tuple[tuple[str, str], ...]) -> None:
-        """Note the flags that are set; flags that the calls ignore are cleared."""
-        handled = dict(errors)
-        around = sum([bit for name, bit in FLAGS.items() if name not in handled])
-        always = sum([bit for name, bit in FLAGS.items() if handled.get(name, "ignore") != "ignore"])
-        self._line("call void @llvm.x86.sse.stmxcsr(ptr %control)")
-        now = self._new("load i32, ptr %control")
-        if self._has_stack_flags:
-            now = self._new(f"or i32 {now}, {self._new(f'zext i16 {self._stack_flags()} to i32')}")
-        before = self._new("load i32, ptr %flags")
-        found = self._new(f"and i32 {now}, {around}")
-        if always:
-            sure = self._new(f"shl i32 {self._new(f'and i32 {now}, {always}')}, {ALWAYS}")
-            found = self._new(f"or i32 {found}, {sure}")
-        self._line(f"store i32 {self._new(f'or i32 {before}, {found}')}, ptr %flags")
-        if errors:
-            self._line(f"store i32 {self._new(f'and i32 {now}, {~0x3F}')}, ptr %control")
-            self._line("call void @llvm.x86.sse.ldmxcsr(ptr %control)")
+    # ---------------------------------------------------------------- the end
 
     def _finish(self, result: str, gives_back: bool, has_items: bool) -> None:
         back = "retreat" if gives_back else "back"

@@ -60,7 +60,6 @@ class ItemWriter(Writer):
         #: by root, the last item that uses it; the item that is written
         self._last: dict[Root, int] = {}
         self._number = 0
-        self._fence_bytes = 0
 
     def _argument(self, path: tuple[int, int]) -> str:
         """The object of an argument."""
@@ -178,25 +177,6 @@ class ItemWriter(Writer):
         for i, offset in enumerate(_offsets(ref)):
             each = self._new(f"extractelement <{lanes} x {kind}> {value}, i64 {i}")
             self._line(f"store {kind} {each}, ptr {self._at(address, offset)}, align 1")
-
-    def _set_down(self, number: int) -> dict[Ref, str]:
-        """Store the numbers in registers that this item or a later one reads, so that no operation is moved over what follows: their addresses."""
-        found: dict[Ref, str] = {}
-        for ref, value in self._registers.items():
-            if dtype_of(ref).kind == "f" and self._last.get(self._native.locations[ref].root, -1) >= number:
-                found[ref] = self._at("%fence", LANE_BYTES * len(found))
-                self._line(f"store {vector(memory_type(dtype_of(ref)), self._lanes(ref))} {value}, ptr {found[ref]}, align 1")
-        self._fence_bytes = max(self._fence_bytes, LANE_BYTES * len(found))
-        if found:
-            self._line('call void asm sideeffect "", "r,~{memory}"(ptr %fence)')
-        return found
-
-    def _take_up(self, kept: dict[Ref, str]) -> None:
-        """Load what `_set_down` has stored."""
-        if kept:
-            self._line('call void asm sideeffect "", "r,~{memory}"(ptr %fence)')
-        for ref, address in kept.items():
-            self._registers[ref] = self._new(f"load {vector(memory_type(dtype_of(ref)), self._lanes(ref))}, ptr {address}, align 1")
 
     # ---------------------------------------------------------------- items
 
