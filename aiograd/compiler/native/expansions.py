@@ -97,6 +97,7 @@ _OPTIONS = {"target", "weight", "ignore_index", "label_smoothing", "reduction"}
 def _cross_entropy_logits(lowering: Any, call: Call) -> None:
     """As `nn_loss._fused_cross_entropy_logits` where the slope was made with the loss."""
     g, slope = call.arguments[0], call.arguments[-1]
+    slope = lowering._named.get(slope, slope)
     if len(call.arguments) != 10 or slope.__class__ is not Ref or slope.dtype is None:
         raise Unsupported("cross_entropy whose slope was not made with it")
     lowering.add(Call(Form.CALL, np.multiply, "multiply", (g, slope), call.results, fresh=True, errors=call.errors))
