@@ -74,6 +74,7 @@ class Figures:
 def figures_of(code: Any) -> Figures:
     """The figures of a `ProgramCode` or `StepCode`. A run of a step is native if one of its parts is."""
     reports = [part.native.report for part in code.numeric if part.native is not None]
+    reports += [update.report for updates in code.program.updates.values() for update in updates]
     before = [part.runs - part.native.runs_before for part in code.numeric if part.native is not None and part.native.runs_before is not None]
     hits = sum([text.was_kept for report in reports for text in report.parts.texts])
     return Figures(code.runs, max(before, default=0), sum([report.seconds for report in reports]), hits)

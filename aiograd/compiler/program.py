@@ -151,6 +151,7 @@ class Program:
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
         parts: the programs of the rows between its calls, where it makes calls.
         report: of its native functions, a `aiograd.compiler.native.tiers.NativeReport`; None: there are none.
+        updates: by the id of a statement that is an optimizer's step, its `aiograd.compiler.updates.NativeUpdate` objects.
     """
 
     signature: str
@@ -167,6 +168,7 @@ class Program:
     arena_bytes: int = field(default=0, compare=False)
     parts: tuple[Program, ...] = field(default=(), repr=False)
     report: Any = field(default=None, repr=False)
+    updates: dict[int, list[Any]] = field(default_factory=dict, repr=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
     #: with a memory budget, a `aiograd.compiler.memory_plan.Recomputation`
@@ -186,6 +188,7 @@ class Program:
     def native(self) -> Any:
         """Its native functions, a `aiograd.compiler.native.tiers.NativeReport`; None: there are none."""
         reports = [part.report for part in (self, *self.parts) if part.report is not None]
+        reports += [update.report for updates in self.updates.values() for update in updates if update.is_native]
         return reports[0].joined(reports[1:]) if reports else None
 
     @property
@@ -244,7 +247,9 @@ class Program:
             value = statement.outputs[0] if statement.outputs else None
             made = f"{'':<8}" if value is None else f"{value.name:<8}"
             kind = f"{'':<28}" if value is None else f"{list(value.shape)!s:<18}{value.dtype!s:<10}"
-            mark = f"{marks.get(value.name, '') if value else 'Python':<10}" if marks else ""
+            updates = self.updates.get(id(statement), ())
+            called = "fused" if updates and all([update.is_native for update in updates]) else "Python"
+            mark = f"{marks.get(value.name, '') if value else called:<10}" if marks else ""
             lines.append(f"{made}{statement.op.name:<20}{mark}{kind}{live:>12,}{statement.cost:>12,.0f}  {statement.place}: {statement.line}")
             live -= sum(value.nbytes for value in last.get(number, ()))
         return "\n".join(lines)

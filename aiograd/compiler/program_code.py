@@ -163,10 +163,15 @@ class ProgramCode(GuardedCode):
         tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`; with a budget there are no native functions, which keep memory
             of their own.
         memory_budget: the share of the memory for the backward that the program may hold; None: all.
+        seed: the gradient of the only output in the pass that always follows, see `aiograd.compiler.joint_pass`; None: there is no such pass.
     """
 
-    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None) -> None:
+    def __init__(
+        self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None, seed: Any = None
+    ) -> None:
         super().__init__(name, program, *guards)
+        #: computes the forward and that pass; None: nothing does
+        self.joint: Callable[..., Any] | None = None
         if memory_budget is not None:
             program.recomputation = Recomputation(program, memory_budget)
         plain = forward_code(program)
@@ -204,7 +209,7 @@ class ProgramCode(GuardedCode):
         self.shared: dict[Any, set[str]] = {}
         self.hot = 0 if program.device != "cpu" or tier == "numpy" or memory_budget is not None else HOT
         #: makes the native functions; None where none are made
-        self.native = NativeTier(self, plain) if self.hot else None
+        self.native = NativeTier(self, plain, None if self.saved_outputs or not self.sources else seed) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0
             self.native.begin()
@@ -268,12 +273,23 @@ class ProgramCode(GuardedCode):
             kept = self._needed[gone] = needed_names(self.program, every - gone)
         return tuple([array if name in kept else None for name, array in zip(self.saved, arrays, strict=True)])
 
-    def run(self, inputs: list[Any]) -> Any:
-        """One call."""
+    def results_maker(self) -> Callable[..., tuple[list[Any], Any]]:
+        """The function that makes the results of a call."""
+        make = self._make
+        if make is None:
+            make = self._make = results_maker(self.program, self.sources, self.saved_outputs)
+        return make
+
+    def count(self) -> None:
+        """Count a run."""
         self.used = next_use()
         self.runs += 1
         if self.runs == self.hot and self.native is not None:
             self.native.ask()
+
+    def run(self, inputs: list[Any]) -> Any:
+        """One call."""
+        self.count()
         tensors = [*inputs, *self.program.tensors]
         mode = current_mode()
         profiler = mode.profiler
@@ -291,10 +307,7 @@ class ProgramCode(GuardedCode):
         except Exception as error:
             explain(error, self.name)
             raise_refusal(self.name, [tensor._data for tensor in tensors], error)
-        make = self._make
-        if make is None:
-            make = self._make = results_maker(self.program, self.sources, self.saved_outputs)
-        outputs, node = make(self, tensors, arrays, saved, arena)
+        outputs, node = self.results_maker()(self, tensors, arrays, saved, arena)
         if mode.collect is not None and node is not None:
             mode.collect(node)
         return outputs[0] if self.is_plain else finished(self, outputs, tensors)

@@ -27,10 +27,11 @@ from time import perf_counter_ns
 from typing import Any
 
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall
+from aiograd.compiler.joint_pass import run_jointly
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
-from aiograd.compiler.updates import inlined_step, step_of
+from aiograd.compiler.updates import NativeUpdate, inlined_step, step_of
 from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.run.current import current_engine
 from aiograd.engine.run.loop import check_can_run
@@ -73,7 +74,9 @@ class StepCode(GuardedCode):
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
         divided = _divided(program, segments(program, cuts=memory_budget is None))
-        self._parts = [self._part(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
+        divided = [(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
+        after = [*[rows[0] for rows, _ in divided[1:]], None]
+        self._parts = [self._part(rows, outputs, _seed_of(outputs, then)) for (rows, outputs), then in zip(divided, after, strict=True)]
         self._returns = [(self._places[value.name], value.records) for value in program.outputs]
         program.parts = tuple([code.program for code in self.numeric])
         program.arena_bytes = sum([part.arena_bytes for part in program.parts])
@@ -83,7 +86,7 @@ class StepCode(GuardedCode):
         """Its parts that compute."""
         return tuple([part.code for part in self._parts if part.code is not None])
 
-    def _part(self, statements: tuple[Statement, ...], outputs: tuple[Value, ...]) -> Part:
+    def _part(self, statements: tuple[Statement, ...], outputs: tuple[Value, ...], seed: Any) -> Part:
         program, places = self.program, self._places
         first = statements[0]
         if isinstance(first.op, CalledOp):
@@ -106,13 +109,15 @@ class StepCode(GuardedCode):
         part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, owners=program.owners, file=program.file)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
-        return Part(None, ProgramCode(self.name, part, list, [], **self._options), takes, gives)
+        return Part(None, ProgramCode(self.name, part, list, [], **self._options, seed=seed), takes, gives)
 
     def _short_way(self, statement: Statement) -> Callable[..., bool] | None:
         """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""
         optimizer = step_of(statement.op.repeated.function, statement.op.repeated.args)  # type: ignore[attr-defined]
         if optimizer is not None:
-            step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file)
+            updates: list[NativeUpdate] = []
+            step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file, self._options["tier"], updates)
+            self.program.updates[id(statement)] = updates
             if step is not None:
                 return step
         awaits = "await " if statement.op.is_awaited else ""  # type: ignore[attr-defined]
@@ -145,10 +150,16 @@ class StepCode(GuardedCode):
 
     async def _run_parts(self, inputs: list[Any]) -> Any:
         tensors = self._begin(inputs)
+        is_done = False
         for part in self._parts:
             called = part.statement
+            if is_done:
+                is_done = False
+                continue
             if called is None or not called.op.is_awaited:  # type: ignore[attr-defined]
-                self._carry_out(part, tensors)
+                is_done = part.code is not None and part.code.joint is not None and self._carry_out_jointly(part, tensors)
+                if not is_done:
+                    self._carry_out(part, tensors)
                 continue
             try:
                 taken = [tensors[i] for i in part.takes]
@@ -181,6 +192,18 @@ class StepCode(GuardedCode):
         for i, tensor in zip(part.gives, part.code.run(taken), strict=True):
             tensors[i] = tensor
 
+    def _carry_out_jointly(self, part: Part, tensors: list[Any]) -> bool:
+        """Carry out a part and the pass that follows; False: nothing has been done. See `aiograd.compiler.joint_pass`."""
+        code: Any = part.code
+        for tensor in code.program.tensors:
+            if tensor._x is not None:
+                refresh(tensor)
+        made = run_jointly(code, [tensors[i] for i in part.takes])
+        if made is None:
+            return False
+        (tensors[part.gives[0]],) = made
+        return True
+
     def _explain(self, error: BaseException, called: Statement) -> None:
         error.add_note(f"in the compiled function {self.name}, {called.op.name} at {called.place}: `{called.line}`")
 
@@ -202,6 +225,15 @@ class StepCode(GuardedCode):
             tensor = tensors[i]
             outputs.append(tensor if records or tensor._node is None else make(tensor._data, shared_with=tensor))
         return finished(self, outputs, list(tensors[: len(self.program.inputs) + len(self.program.captured)]))
+
+
+def _seed_of(outputs: tuple[Value, ...], then: Statement | None) -> Any:
+    """The gradient with which a short pass from the only output begins; None where what follows is no such pass, or it keeps the graph."""
+    short = None if then is None or len(outputs) != 1 or not isinstance(then.op, CalledOp) else _short_pass(then)
+    if short is None or then is None or [value and value.name for value in then.arrays] != [outputs[0].name]:
+        return None
+    seed, keep_graph = short.args  # type: ignore[attr-defined]
+    return None if keep_graph else seed
 
 
 def _short_pass(statement: Statement) -> Callable[..., bool] | None:

@@ -13,6 +13,10 @@ from aiograd import nn
 from aiograd.optim.optimizer import Optimizer
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "decay": lambda p: ag.optim.SGD(p, 0.05, weight_decay=0.1, maximize=True),
+    "nesterov": lambda p: ag.optim.SGD(p, 0.05, momentum=0.9, nesterov=True),
+    "damped": lambda p: ag.optim.SGD(p, 0.05, momentum=0.9, dampening=0.3),
+    "adam with decay": lambda p: ag.optim.Adam(p, 0.01, weight_decay=0.02, amsgrad=True, maximize=True),
     "sgd": lambda p: ag.optim.SGD(p, 0.05),
     "momentum": lambda p: ag.optim.SGD(p, 0.05, momentum=0.9, weight_decay=0.01),
     "adam": lambda p: ag.optim.Adam(p, 0.01),

@@ -4,9 +4,11 @@
 `tiers`           when programs become native, and the thread on which they do
 `partition`       the parts of a code that are native functions
 `lowering`        calls of numpy to loops and calls of numpy's loops, as data
+`expansions`      kernels of several steps, as calls of numpy
+`update_rules`    optimizers' rules, as calls of numpy
 `placing`         where arrays are, and which rows share a loop
 `items`           that data
-`emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows
+`emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows, `flag_code` flags
 `ufuncs`          numpy's own loops, and the way in which numpy calls them
 `check`           the same text with every access checked, for tests
 `machine`         text to machine code

@@ -40,13 +40,13 @@ class NativeText:
     was_kept: bool = False
 
 
-def native_text(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeText:
+def native_text(code: ArrayCode, written: frozenset[Ref] = frozenset(), updates: tuple[tuple[Ref, Ref], ...] = ()) -> NativeText:
     """The text of a native function; arguments as for `lowered`. A pure function, but for ``AIOGRAD_NATIVE_CHECK``.
 
     Raises:
         Unsupported: the code has a call that a native function cannot make.
     """
-    native = lowered(code, written)
+    native = lowered(code, written, updates)
     emitter = CheckedEmitter(native, NAME) if is_checked() else Emitter(native, NAME)
     text = emitter.text()
     return NativeText(native, text, emitter.table, emitter.scratch_bytes, emitter if isinstance(emitter, CheckedEmitter) else None)

@@ -14,8 +14,9 @@ import math
 from typing import Any
 
 from aiograd.compiler.calls import ARENA, Ref
-from aiograd.compiler.native.item_code import ALIGNMENT, DATA, ItemWriter
-from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, Root, RootKind
+from aiograd.compiler.native.flag_code import FlagWriter
+from aiograd.compiler.native.item_code import ALIGNMENT, DATA, is_small, span
+from aiograd.compiler.native.items import FusedRows, Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
 from aiograd.compiler.native.turns import in_turns
 
 #: arguments that are looked at or handed on by a loop
@@ -25,13 +26,11 @@ RELEASE_NS = 50_000
 
 #: offsets in objects of CPython, see `aiograd.compiler.native.objects.layout_problem`
 TYPE, ITEMS = 8, 24
-#: flags of the control register of x86-64
-FLAGS = {"invalid": 1, "divide": 4, "over": 8, "under": 16}
-#: places by which flags are moved that count under every handling of errors around the program
-ALWAYS = 8
+#: offsets in an array, and its flags: it may be written and lies in order; it owns its memory; see `memory_guards.layout_problem`
+NDIM, SHAPE, BASE, DTYPE, ARRAY_FLAGS, WRITEABLE, OWNS = 24, 32, 48, 56, 64, 0x501, 0x004
 
 
-class Emitter(ItemWriter):
+class Emitter(FlagWriter):
     """Writes the text of one function.
 
     Args:
@@ -59,6 +58,8 @@ class Emitter(ItemWriter):
         for number_, item in enumerate(native.items):
             for ref in (*item.reads(), *item.writes()):
                 self._last[native.locations[ref].root] = number_
+        for _, value in native.updates:
+            self._last[native.locations[value].root] = len(native.items)
         self._take_arguments()
         result = self._results(native.code.results)
         self._arguments = {path: found for path, found in self._arguments.items() if path[1] == -2}
@@ -75,9 +76,11 @@ class Emitter(ItemWriter):
         self._state = self._call("ptr", "PyEval_SaveThread") if releases else ""
         errors: tuple[tuple[str, str], ...] = ()
         for number_, item in enumerate(in_turns(native.items)):
-            if item.errors != errors or isinstance(item, LoopCall):
+            if item.errors != errors or not isinstance(item, FusedRows):
+                kept = self._set_down(number_) if number_ and item.errors != errors else {}
                 if number_:
                     self._collect_flags(errors)
+                self._take_up(kept)
                 errors = item.errors
             self._number = number_
             self._item(item)
@@ -90,6 +93,8 @@ class Emitter(ItemWriter):
             self._collect_flags(errors)
         if releases:
             self._call("void", "PyEval_RestoreThread", f"ptr {self._state}")
+        if self._fence_bytes:
+            self._head.append(f"  %fence = alloca [{self._fence_bytes} x i8], align {ALIGNMENT}")
         scratch = self._scratch(body)
         self._finish(result, bool(scratch), bool(native.items))
         return self._assembled()
@@ -97,8 +102,8 @@ class Emitter(ItemWriter):
     def _assembled(self) -> str:
         lines = [
             f"@table = global [{max(len(self.table), 1)} x i64] zeroinitializer", *self._globals, *sorted(self._intrinsics),
-            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.x86.sse.stmxcsr(ptr)",
-            "declare void @llvm.x86.sse.ldmxcsr(ptr)",
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
+            "declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)",
             f"define ptr @{self._name}(ptr %self, ptr %args, i64 %count) {{", "entry:", *self._head, *self._lines, "}",
         ]
         return "\n".join(lines) + "\n"
@@ -108,7 +113,7 @@ class Emitter(ItemWriter):
         code = self._native.code
         used = {each.root.path for each in self._native.locations.values() if each.root.kind is RootKind.ARGUMENT}
         self._ndarray = self._entry(("type", "ndarray"))
-        arrays = [(number_, each) for number_, each in enumerate(code.parameters) if isinstance(each, Ref) and (number_, -1) in used]
+        arrays = [(i, each) for i, each in enumerate(code.parameters) if isinstance(each, Ref) and (i, -1) in used and each.dtype is not None]
         wrong = [self._check_items("%args", arrays)] if arrays else []
         for number_, parameter in enumerate(code.parameters):
             if not isinstance(parameter, Ref) and parameter[1]:
@@ -142,9 +147,43 @@ class Emitter(ItemWriter):
         odd = self._new(f"icmp ne i64 {self._new(f'and i64 {data}, {size - 1}')}, 0")
         return self._new(f"or i1 {is_other}, {odd}")
 
+    def _leave_if_unlike(self, array: str, ref: Ref) -> None:
+        """Leave for numpy's function unless this is a plain array of this dtype and shape that may be written and lies in order.
+
+        The array itself owns its memory, or a plain array that it is a view of.
+        """
+        shape = ref.shape or ()
+        kind = self._new(f"icmp ne ptr {self._new(f'load ptr, ptr {self._at(array, DTYPE)}')}, {self._entry(('dtype', ref.dtype.str))}")  # type: ignore[union-attr]
+        flags = self._new(f"and i32 {self._new(f'load i32, ptr {self._at(array, ARRAY_FLAGS)}')}, {WRITEABLE}")
+        axes = self._new(f"load i32, ptr {self._at(array, NDIM)}")
+        bad = self._is_no_array(array, ref)
+        base = self._new(f"load ptr, ptr {self._at(array, BASE)}")
+        owner = self._new(f"select i1 {self._new(f'icmp eq ptr {base}, null')}, ptr {array}, ptr {base}")
+        other = self._new(f"icmp ne ptr {self._new(f'load ptr, ptr {self._at(owner, TYPE)}')}, {self._ndarray}")
+        for each in (kind, other, self._new(f"icmp ne i32 {flags}, {WRITEABLE}"), self._new(f"icmp ne i32 {axes}, {len(shape)}")):
+            bad = self._new(f"or i1 {bad}, {each}")
+        like = self._fresh("like")
+        self._line(f"br i1 {bad}, label %other, label %{like}")
+        self._begin(like)
+        owns = self._new(f"and i32 {self._new(f'load i32, ptr {self._at(owner, ARRAY_FLAGS)}')}, {OWNS}")
+        bad = self._new(f"icmp eq i32 {owns}, 0")
+        for place, length in enumerate(shape):
+            like = self._fresh("like")
+            self._line(f"br i1 {bad}, label %other, label %{like}")
+            self._begin(like)
+            lengths = self._new(f"load ptr, ptr {self._at(array, SHAPE)}")
+            bad = self._new(f"icmp ne i64 {self._new(f'load i64, ptr {self._at(lengths, 8 * place)}')}, {length}")
+        like = self._fresh("like")
+        self._line(f"br i1 {bad}, label %other, label %{like}")
+        self._begin(like)
+
     def _check_items(self, items: str, refs: list[tuple[int, Ref]]) -> str:
         """True at run time if one of these items is no plain array; by a loop where there are many."""
         if not refs:
+            return "false"
+        if self._native.updates:
+            for place, ref in refs:
+                self._leave_if_unlike(self._new(f"load ptr, ptr {self._at(items, 8 * place)}"), ref)
             return "false"
         if len(refs) < MANY or refs[-1][0] != len(refs) - 1:
             found = [self._is_no_array(self._new(f"load ptr, ptr {self._at(items, 8 * i)}"), ref) for i, ref in refs]
@@ -309,53 +348,10 @@ class Emitter(ItemWriter):
         self._lines += rest
         return kept
 
-    # ---------------------------------------------------------------- flags and the end
-
-    def _stack_flags(self) -> str:
-        """The flags of the other floating-point unit of x86-64, of the same bits, which are cleared: the C library raises some flags there."""
-        code = "fnstsw %ax; testb $$63, %al; jz 1f; fnclex; 1:"
-        return self._new(f'call i16 asm sideeffect "{code}", "={{ax}},~{{dirflag}},~{{fpsr}},~{{flags}}"()')
-
-    def _clear_flags(self) -> None:
-        self._head += ["  %control = alloca i32", "  %flags = alloca i32", "  store i32 0, ptr %flags"]
-        self._line("call void @llvm.x86.sse.stmxcsr(ptr %control)")
-        now = self._new("load i32, ptr %control")
-        self._line(f"store i32 {self._new(f'and i32 {now}, {~0x3F}')}, ptr %control")
-        self._line("call void @llvm.x86.sse.ldmxcsr(ptr %control)")
-        if self._has_stack_flags:
-            self._stack_flags()
-
-    def _collect_flags(self, errors: tuple[tuple[str, str], ...]) -> None:
-        """Note the flags that are set; flags that the calls ignore are cleared."""
-        handled = dict(errors)
-        around = sum([bit for name, bit in FLAGS.items() if name not in handled])
-        always = sum([bit for name, bit in FLAGS.items() if handled.get(name, "ignore") != "ignore"])
-        self._line("call void @llvm.x86.sse.stmxcsr(ptr %control)")
-        now = self._new("load i32, ptr %control")
-        if self._has_stack_flags:
-            now = self._new(f"or i32 {now}, {self._new(f'zext i16 {self._stack_flags()} to i32')}")
-        before = self._new("load i32, ptr %flags")
-        found = self._new(f"and i32 {now}, {around}")
-        if always:
-            sure = self._new(f"shl i32 {self._new(f'and i32 {now}, {always}')}, {ALWAYS}")
-            found = self._new(f"or i32 {found}, {sure}")
-        self._line(f"store i32 {self._new(f'or i32 {before}, {found}')}, ptr %flags")
-        if errors:
-            self._line(f"store i32 {self._new(f'and i32 {now}, {~0x3F}')}, ptr %control")
-            self._line("call void @llvm.x86.sse.ldmxcsr(ptr %control)")
+    # ---------------------------------------------------------------- the end
 
     def _finish(self, result: str, gives_back: bool, has_items: bool) -> None:
-        if gives_back:
-            place = self.table["scratch",]
-            own = self._new("icmp eq ptr %borrowed, null")
-            self._line(f"br i1 {own}, label %keep, label %release")
-            self._begin("keep")
-            self._line(f"store ptr %scratch, ptr getelementptr (i64, ptr @table, i64 {place})")
-            self._line("br label %ended")
-            self._begin("release")
-            self._call("void", "PyMem_RawFree", "ptr %borrowed")
-            self._line("br label %ended")
-            self._begin("ended")
+        back = "retreat" if gives_back else "back"
         if has_items:
             flags = self._new("load i32, ptr %flags")
             some = self._new(f"icmp ne i32 {flags}, 0")
@@ -366,13 +362,21 @@ class Emitter(ItemWriter):
             told = self._call("ptr", "PyObject_CallOneArg", f"ptr {self._entry(('object', 'is_told'))}", f"ptr {number_}")
             self._call("void", "Py_DecRef", f"ptr {number_}")
             none = self._new(f"icmp eq ptr {told}, null")
-            self._line(f"br i1 {none}, label %back, label %asked")
+            self._line(f"br i1 {none}, label %{back}, label %asked")
             self._begin("asked")
             self._call("void", "Py_DecRef", f"ptr {told}")
             is_true = self._new(f"icmp eq ptr {told}, {self._entry(('object', 'True'))}")
-            self._line(f"br i1 {is_true}, label %back, label %done")
+            self._line(f"br i1 {is_true}, label %{back}, label %done")
             self._begin("done")
+        for target, value in self._native.updates:
+            self._update(target, value)
+        if gives_back:
+            self._give_back()
         self._line(f"ret ptr {result}")
+        if gives_back:
+            self._begin("retreat")
+            self._give_back()
+            self._line("br label %back")
         self._begin("back")
         self._call("void", "Py_DecRef", f"ptr {result}")
         self._line("br label %other")
@@ -381,11 +385,38 @@ class Emitter(ItemWriter):
         found = self._call("ptr", "PyObject_Vectorcall", f"ptr {function}", "ptr %args", "i64 %count", "ptr null")
         self._line(f"ret ptr {found}")
 
+    def _update(self, target: Ref, value: Ref) -> None:
+        """Write an argument."""
+        location = self._native.locations[target]
+        address = self._at(self._address(location.root), location.offset)
+        if is_small(value):
+            self._write(target, self._register(value), address)
+        elif target.nbytes:
+            source = self._place(value)
+            self._touch(target, address, *span(target))
+            self._line(f"call void @llvm.memcpy.p0.p0.i64(ptr {address}, ptr {source}, i64 {target.nbytes}, i1 false)")
+
+    def _give_back(self) -> None:
+        """Keep the memory to compute in for the next call, or free it."""
+        place = self.table["scratch",]
+        own = self._new("icmp eq ptr %borrowed, null")
+        keep, release, ended = (self._fresh(label) for label in ("keep", "release", "ended"))
+        self._line(f"br i1 {own}, label %{keep}, label %{release}")
+        self._begin(keep)
+        self._line(f"store ptr %scratch, ptr getelementptr (i64, ptr @table, i64 {place})")
+        self._line(f"br label %{ended}")
+        self._begin(release)
+        self._call("void", "PyMem_RawFree", "ptr %borrowed")
+        self._line(f"br label %{ended}")
+        self._begin(ended)
+
 
 def _cost(item: Item) -> float:
     """Estimated nanoseconds."""
     if isinstance(item, LoopCall):
         return 20.0 + math.prod(item.dimensions) * math.prod([length for length, _ in item.outer]) * 0.5
+    if isinstance(item, PickedElements):
+        return math.prod(item.result.shape or ()) * 1.0
     return math.prod(item.shape) * len(item.rows) * 0.1
 
 

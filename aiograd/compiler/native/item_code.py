@@ -14,7 +14,7 @@ import numpy as np
 
 from aiograd.compiler.calls import Ref
 from aiograd.compiler.native.elementwise import Lanes, emit_row, llvm_type, memory_type, splat, vector
-from aiograd.compiler.native.items import FusedRows, Item, LoopCall, NativeCode, Root, RootKind, Row, dtype_of
+from aiograd.compiler.native.items import FusedRows, Item, LoopCall, NativeCode, PickedElements, Root, RootKind, Row, dtype_of
 from aiograd.compiler.native.turns import in_turns
 from aiograd.compiler.native.writer import Writer
 
@@ -26,6 +26,8 @@ VECTOR_BYTES = 64
 ALIGNMENT = 64
 #: offset of the address of an array's memory in the array, see `aiograd.compiler.native.objects.layout_problem`
 DATA = 16
+#: flag of a place out of range; numpy's function answers then, whatever the handling of errors
+OUT_OF_RANGE = 1 << 16
 
 
 def is_small(ref: Ref) -> bool:
@@ -181,6 +183,9 @@ class ItemWriter(Writer):
     def _item(self, item: Item) -> None:
         if isinstance(item, LoopCall):
             self._loop_call(item)
+            return
+        if isinstance(item, PickedElements):
+            self._picked(item)
             return
         if math.prod(item.shape) == 0:
             return
@@ -349,6 +354,31 @@ class ItemWriter(Writer):
         self._line(f"call void {function}(ptr %pointers, ptr {self._numbers(item.dimensions)}, ptr {self._numbers(item.steps)}, ptr {data})")
         for i, label, length in reversed(ends):
             self._loop_end(i, label, length, 1)
+
+    def _picked(self, item: PickedElements) -> None:
+        """A loop over rows. A place out of range is read as 0, and noted among the flags."""
+        source, places, result = item.source, item.places, item.result
+        (rows, columns), (step, inner) = source.shape or (), source.strides or ()
+        own = self._native.locations[result]
+        addresses = [self._place(source), self._place(places), self._at(self._address(own.root), own.offset)]
+        i, label = self._loop_begin(rows, 1)
+        moves = (step, *(places.strides or ()), *(result.strides or ()))
+        row, at, to = (
+            self._new(f"getelementptr i8, ptr {address}, i64 {self._new(f'mul i64 {i}, {move}')}")
+            for address, move in zip(addresses, moves, strict=True)
+        )
+        self._touch(places, at, 0, 8)
+        place = self._new(f"load i64, ptr {at}, align 1")
+        is_inside = self._new(f"icmp ult i64 {place}, {columns}")
+        flag = self._new(f"select i1 {is_inside}, i32 0, i32 {OUT_OF_RANGE}")
+        self._line(f"store i32 {self._new(f'or i32 {flag}, ' + self._new('load i32, ptr %flags'))}, ptr %flags")
+        place = self._new(f"select i1 {is_inside}, i64 {place}, i64 0")
+        address = self._new(f"getelementptr i8, ptr {row}, i64 {self._new(f'mul i64 {place}, {inner}')}")
+        kind = memory_type(dtype_of(source))
+        self._touch(source, address, 0, dtype_of(source).itemsize)
+        self._touch(result, to, 0, dtype_of(source).itemsize)
+        self._line(f"store {kind} {self._new(f'load {kind}, ptr {address}, align 1')}, ptr {to}, align 1")
+        self._loop_end(i, label, rows, 1)
 
 
 def _offsets(ref: Ref) -> list[int]:

@@ -158,7 +158,32 @@ class LoopCall:
         yield self.operands[-1]
 
 
-Item = FusedRows | LoopCall
+@dataclass(eq=False)
+class PickedElements:
+    """One element of each row of a matrix; a place out of range ends the native function, see `aiograd.compiler.native.expansions`.
+
+    Attributes:
+        source: the matrix.
+        places: for each row the place of its element, 64-bit integers.
+        result: the elements.
+        errors: as `Call.errors`.
+    """
+
+    source: Ref
+    places: Ref
+    result: Ref
+    errors: tuple[tuple[str, str], ...] = ()
+
+    def reads(self) -> Iterator[Ref]:
+        """The arrays that it reads."""
+        yield from (self.source, self.places)
+
+    def writes(self) -> Iterator[Ref]:
+        """The array that it writes."""
+        yield self.result
+
+
+Item = FusedRows | LoopCall | PickedElements
 
 
 @dataclass(eq=False)
@@ -170,9 +195,11 @@ class NativeCode:
         locations: where each Ref is.
         constants: arrays that it reads.
         items: loops and calls of loops, in order.
+        updates: arguments that are written at the end, each with the array of its new elements; see `aiograd.compiler.native.update_rules`.
     """
 
     code: ArrayCode
     locations: dict[Ref, Location]
     constants: list[Any]
     items: list[Item] = field(default_factory=list)
+    updates: tuple[tuple[Ref, Ref], ...] = ()

@@ -10,6 +10,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
+from aiograd.compiler.native.expansions import EXPANSIONS
 from aiograd.compiler.native.items import Location, LoopCall, NativeCode, RootKind, Row, dtype_of
 from aiograd.compiler.native.placing import Placing, Unsupported
 from aiograd.compiler.native.turns import in_turns
@@ -35,12 +36,13 @@ def reason_against(call: Call) -> str:
     return ""
 
 
-def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCode:
+def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset(), updates: tuple[tuple[Ref, Ref], ...] = ()) -> NativeCode:
     """The native function of this code, as data.
 
     Args:
         code: the code.
         written: arguments that it writes all of: memory of an arena. Other arguments are never written, so that the code can run again.
+        updates: as of `NativeCode`.
 
     Raises:
         Unsupported: it has a call that a native function cannot make, see `reason_against`.
@@ -48,7 +50,9 @@ def lowered(code: ArrayCode, written: frozenset[Ref] = frozenset()) -> NativeCod
     lowering = _Lowering(code, written)
     for call in in_turns(code.calls):
         lowering.add(call)
-    return lowering.finish()
+    native = lowering.finish()
+    native.updates = updates
+    return native
 
 
 def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
@@ -64,6 +68,10 @@ def stand_in(ref: Ref) -> np.ndarray[Any, Any]:
 class _Lowering(Placing):
     def add(self, call: Call) -> None:
         """Add the items of a call."""
+        expansion = EXPANSIONS.get(call.function) if call.form is Form.CALL and call.function.__hash__ is not None else None
+        if expansion is not None:
+            expansion(self, call)
+            return
         for ref in (*call.refs(), *call.results):
             if ref.dtype is None or ref.shape is None or ref.strides is None or ref.dtype.hasobject or not ref.dtype.isnative:
                 raise Unsupported(f"{ref.name} is no array of numbers")

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Ref
-from aiograd.compiler.native.items import FusedRows, Item, NativeCode
+from aiograd.compiler.native.items import FusedRows, Item, LoopCall, NativeCode
 
 PYTHON = "Python"
 #: of a statement of several calls, the first of these that one of them has
@@ -67,12 +67,13 @@ def _marks_of_calls(natives: Iterable[NativeCode]) -> dict[int, str]:
         of_roots = {native.locations[ref].root: mark for ref, mark in marks.items() if ref in native.locations}
         for call in native.code.calls:
             made = [marks[ref] for ref in call.results if ref in marks]
-            if not made and call.fresh:  # a loop writes it under another name
-                made = [of_roots[native.locations[ref].root] for ref in call.results if native.locations[ref].root in of_roots]
+            if not made and (call.fresh or call.unpacks):  # a loop writes it under another name
+                roots = [native.locations[ref].root for ref in call.results if ref in native.locations]
+                made = [of_roots[root] for root in roots if root in of_roots]
             found[id(call)] = made[0] if made else "view"
     return found
 
 
 def _mark_of(item: Item) -> str:
-    return "product" if not isinstance(item, FusedRows) and item.ufunc is np.matmul else "loop"
+    return "product" if isinstance(item, LoopCall) and item.ufunc is np.matmul else "loop"
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Ref
-from aiograd.compiler.native.items import FusedRows, Item, Location, LoopCall, NativeCode, Root, RootKind, Row
-from aiograd.running.trees import leaves_of
+from aiograd.compiler.native.items import FusedRows, Item, Location, NativeCode, Root, RootKind, Row
+from aiograd.running.trees import leaves_of, map_tree
 
 _NUMBERS = (bool, int, float, np.generic)
 
@@ -33,13 +34,17 @@ class Placing:
         self._known = self._native.locations
         self._where: dict[Root, int] = {}
         self._constants: dict[int, Ref] = {}
+        #: results of expanded kernels: the Ref with its shape, or None for a residual that there is none of
+        self._named: dict[Ref, Ref | None] = {}
         for number, parameter in enumerate(code.parameters):
             for place, ref in [(-1, parameter)] if isinstance(parameter, Ref) else enumerate(parameter[1]):
                 self._known.setdefault(ref, Location(Root(ref, RootKind.ARGUMENT, (number, place)), 0))
 
     def finish(self) -> NativeCode:
         """The result, with memory that is returned told apart from the function's own."""
-        for ref in leaves_of(self._code.results, Ref):
+        if self._named:
+            self._native.code = replace(self._code, results=map_tree(lambda ref: self._named.get(ref, ref), self._code.results, Ref))
+        for ref in leaves_of(self._native.code.results, Ref):
             location = self._known.get(ref)
             if location is None:
                 raise Unsupported(f"{ref.name} is no array")
@@ -55,6 +60,13 @@ class Placing:
             self._known[ref] = self._known[out]
         else:
             self._known[ref] = Location(Root(ref, RootKind.SCRATCH), 0)
+
+    def name(self, ref: Ref, made: Ref | None) -> None:
+        """Give a result of an expanded kernel the memory of `made`, or let it be None."""
+        if made is not None:
+            self._known[ref] = self._known[made]
+        if ref.shape is None:
+            self._named[ref] = made
 
     def _given(self, ref: Ref) -> Location:
         location = self._known.get(ref)
@@ -125,7 +137,7 @@ class Placing:
         is_same = first.root is second.root and first.offset == second.offset
         return one is other or (is_same and one.shape == other.shape and one.strides == other.strides)
 
-    def _item(self, item: LoopCall) -> None:
+    def _item(self, item: Item) -> None:
         for ref in item.writes():
             self._where[self._owner(ref)] = len(self._native.items)
         self._native.items.append(item)

@@ -30,6 +30,7 @@ from aiograd.compiler import memory_guards
 from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.forward_code import arranged_natively
+from aiograd.compiler.joint_pass import joint_function
 from aiograd.compiler.native.cache import code_cache
 from aiograd.compiler.native.elementwise import IS_X86
 from aiograd.compiler.native.machine import LoadedCode, llvm_problem
@@ -203,10 +204,13 @@ class NativeTier:
     Args:
         code: the program's code, a `ProgramCode`; it is held weakly.
         plain: the code of the forward, before any pass.
+        seed: of the pass that always follows, see `aiograd.compiler.joint_pass`; None: there is none.
     """
 
-    def __init__(self, code: Any, plain: ArrayCode) -> None:
+    def __init__(self, code: Any, plain: ArrayCode, seed: Any = None) -> None:
         self._code = weakref.ref(code)
+        self._seed = seed
+        self._joined: ArrayCode | None = None if seed is None else plain
         self._forward: ArrayCode | None = plain
         self._waiting: dict[Any, tuple[ArrayCode, set[str]]] = {}
         self._lock = threading.Lock()
@@ -278,6 +282,9 @@ class NativeTier:
             function = native_function(optimized(plain, NATIVE_PASSES), self._file, parts)
             if function is not None:
                 code.set_backward(key, function, shared)
+            if self._joined is not None and key == (((),), code.all_needed, code.all_needed):
+                joined, self._joined = self._joined, None
+                code.joint = joint_function(joined, plain, self._seed)
         if parts.texts:
             program.report = self.report
 

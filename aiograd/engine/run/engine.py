@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from aiograd.engine.evaluate import annotate
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.loop_budget import LoopBudget
@@ -27,21 +26,20 @@ from aiograd.engine.run.failures import clear_frames, mark_committed
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.run.new_task import new_graph_task
 from aiograd.engine.run.runner import PassRunner
+from aiograd.engine.run.short_passes import ShortPasses
 from aiograd.engine.run.started_passes import StartedPasses
 from aiograd.engine.run.statistics import EngineStatistics
-from aiograd.engine.short_pass import is_short, run_short
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
 from aiograd.running import tracing
-from aiograd.running.modes import current_mode
 from aiograd.running.types import Array
 
 #: default seconds of computation on the loop between two pauses
 BUDGET = 0.0015
 
 
-class Engine:
+class Engine(ShortPasses):
     """Owns the executor and the limits of backward passes on one event loop.
 
     ``async with Engine(concurrency=1) as engine:`` makes it the engine of the passes started in the block (by the running task and those it
@@ -334,42 +332,6 @@ class Engine:
                 mark_committed(error)
                 raise
         return task.result
-
-    def run_at_once(self, root: tuple[Node, int], seed: Array, keep_graph: bool) -> bool:
-        """Run a pass that accumulates into every leaf, if it is so short that it needs no task of its own; see `aiograd.engine.short_pass`.
-
-        Args:
-            root: the gradient edge to start from.
-            seed: its gradient.
-            keep_graph: keep saved values, so that another pass can run over the graph.
-
-        Returns:
-            True if it has been run; False: nothing has been done, and `run` is to be called.
-        """
-        node, nr = root
-        if not is_short(node, self.placement) or CURRENT.get() is not None or tracing.is_traced():
-            return False
-        mode = current_mode()
-        self._bind(asyncio.get_running_loop())
-        turns = not_none(self._loop_budget)
-        if mode.anomaly is not None or mode.watched or not turns.take():
-            return False
-        try:
-            run_short(node, nr, seed, keep_graph)
-        except BaseException as error:
-            task = new_graph_task([root], [seed], keep_graph=keep_graph)
-            annotate(error, task, node)
-            task.fail(error)
-            for _ in task.release_graph():
-                pass
-            task.finish()
-            clear_frames(error)
-            self._failed += 1
-            raise
-        finally:
-            turns.release()
-        self._committed += 1
-        return True
 
     async def offload(self, function: Callable[[], Any]) -> Any:
         """Run a synchronous function on the executor, in a copy of the caller's context, and return its result.
