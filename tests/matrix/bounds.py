@@ -37,7 +37,7 @@ def requirements(table: Mapping[str, Any], extras: Collection[str], python: str)
         if requirement.marker is not None and not requirement.marker.evaluate({"python_version": python, "python_full_version": f"{python}.0"}):
             continue
         if requirement.name == table["name"]:
-            yield from requirements({**table, "dependencies": []}, requirement.extras, python)
+            yield from requirements({**table, "dependencies": []}, sorted(requirement.extras), python)
         else:
             yield requirement
 
