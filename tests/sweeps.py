@@ -5,13 +5,14 @@
 * of parametrizations that are crossed, the combinations of cases each of which has had its turn;
 * seeds but the first, see `DRAWN`;
 * the cases of a wide parametrization that repeat one promise: rows, sizes, programs (`swept`);
-* asyncio's event loop, where a test is not about the loop, see `LOOP_MATTERS`;
+* asyncio's event loop, where there is uvloop and a test is not about the loop, see `LOOP_MATTERS`;
 * the documentation's own code, which `make docs` runs, see `RUN_BY_DOCS`; it has the marker `docs` as well, and `REST=1` leaves it out.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -37,6 +38,7 @@ DRAWN = ("seed", "block", "chunk", "schedule")
 WHOLLY_SWEPT = pytest.StashKey[set[str]]()
 
 _LOOP = "_asyncio_loop_factory"
+HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 def swept(cases: Iterable[Any], keep: int = 1) -> list[Any]:
@@ -75,7 +77,7 @@ def _is_new(item: pytest.Item, had: set[Any]) -> bool:
         return True
     values = dict(callspec.params)
     loop = values.pop(_LOOP, None)
-    if loop is asyncio.new_event_loop and not item.nodeid.startswith(LOOP_MATTERS):
+    if loop is asyncio.new_event_loop and HAS_UVLOOP and not item.nodeid.startswith(LOOP_MATTERS):
         return False
     cases: set[tuple[tuple[str, int], ...]] = {((_LOOP, id(loop)),)}
     for marker in item.iter_markers("parametrize"):

@@ -60,7 +60,7 @@ def test_a_path_is_what_a_process_with_its_variables_takes() -> None:
 def test_what_pytest_says_is_read() -> None:
     said = "FAILED tests/a.py::test_b - assert 1 == 2\nERROR tests/c.py\n= short =\n1 failed, 12 passed, 3 skipped, 1 error in 3.21s (0:00:03)\n"
     outcome = read_outcome(said, 1, 3.0, "see out")
-    assert (outcome.passed, outcome.failed) == (12, 2)
+    assert (outcome.passed, outcome.failed, outcome.skipped) == (12, 2, 3)
     assert outcome.failures == ["tests/a.py::test_b - assert 1 == 2", "tests/c.py"]
     assert read_outcome("7 passed in 1s\n", 0, 1.0, "see out")[:3] == (7, 0, [])
     killed = read_outcome("....\n", -9, 1.0, "see out")

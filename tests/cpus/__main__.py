@@ -49,6 +49,7 @@ class Outcome(NamedTuple):
     #: names of the tests, or what else went wrong
     failures: list[str]
     seconds: float
+    skipped: int = 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -152,11 +153,12 @@ def run(interpreter: str, name: str, path: CodePath, part: str, jobs: int) -> Ou
 
 def read_outcome(text: str, status: int, seconds: float, where: str) -> Outcome:
     """The last line of pytest and its list of failures."""
-    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", text.rstrip().rpartition("\n")[2])}
+    counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error|skipped)", text.rstrip().rpartition("\n")[2])}
     failures = [line.partition(" ")[2] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if status and not failures:
         failures = [f"pytest ended with status {status}, {where}"]
-    return Outcome(counts.get("passed", 0), max(counts.get("failed", 0) + counts.get("error", 0), len(failures)), failures, seconds)
+    failed = max(counts.get("failed", 0) + counts.get("error", 0), len(failures))
+    return Outcome(counts.get("passed", 0), failed, failures, seconds, counts.get("skipped", 0))
 
 
 if __name__ == "__main__":

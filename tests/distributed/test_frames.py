@@ -183,9 +183,11 @@ def test_checks_come_in_their_order():
     assert parse(build(**fields), LIMITS).id == 1
 
 
-def test_another_version_names_both_ranges():
-    with pytest.raises(VersionMismatch, match=r"versions 6 to 6, this side 5 to 5"):
+def test_another_version_names_both_ranges_and_which_side_is_to_be_upgraded():
+    with pytest.raises(VersionMismatch, match=r"versions 6 to 6, this side 5 to 5; upgrade aiograd on this side"):
         parse(build(version=6), LIMITS)
+    with pytest.raises(VersionMismatch, match=r"versions 4 to 4, this side 5 to 5; upgrade aiograd on the side of the peer"):
+        parse(build(version=4), LIMITS)
 
 
 def test_damaged_frames_are_refused_and_nothing_else():

@@ -527,6 +527,7 @@ def test_the_highest_common_version_is_chosen_or_both_learn_why_not(ours: tuple[
         text = str(caught.value)
         for (low, high), name in (mine, other_one):
             assert f"versions {low} to {high}" in text and name in text
+        assert text.endswith(f"upgrade aiograd where worker {'a' if ours < theirs else 'b'!r} runs"), "the same on both sides"
     assert not one.done and not other.done
 
 

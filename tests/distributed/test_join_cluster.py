@@ -217,7 +217,7 @@ async def test_another_secret_or_version_is_one_error_without_a_second_try(scene
             await scene.join("a", secret=b"x" * 32).ended
         with monkeypatch.context() as patch:
             patch.setattr(joining, "__version__", "0.0.9")
-            with pytest.raises(VersionMismatch, match=r"worker b has aiograd 0\.0\.9, the coordinator .*: install one version everywhere"):
+            with pytest.raises(VersionMismatch, match=r"worker b has aiograd 0\.0\.9, the coordinator .*: upgrade worker b"):
                 await scene.join("b").ended
         assert asked == ["0.0.9"] and cluster.workers == ()
         scene.join("b")

@@ -43,8 +43,8 @@ async def test_an_actor_that_dies_while_it_is_started_is_a_lost_worker(start: St
 
 
 async def test_another_version_on_a_node_is_named(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiograd.distributed.cluster.ray_cluster.__version__", "0.0.1")
-    with pytest.raises(VersionMismatch, match=r"worker0 on node 127\.0\.0\.\d has aiograd .*, the coordinator 0\.0\.1"):
+    monkeypatch.setattr("aiograd.running.version.__version__", "0.0.1")
+    with pytest.raises(VersionMismatch, match=r"worker0 on node 127\.0\.0\.\d has aiograd .*, the coordinator 0\.0\.1; .*: upgrade the coordinator"):
         async with start(1):
             pass
     await left_behind()

@@ -18,9 +18,9 @@ from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch, WorkerLostError
+from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, WorkerLostError
 from aiograd.running.log_fields import structured_logger
-from aiograd.running.version import __version__
+from aiograd.running.version import check_release
 
 log = structured_logger("aiograd.distributed")
 
@@ -205,8 +205,7 @@ class JoinCluster(BaseCluster):
         roster, name = self._roster, caller.name
         if roster is None:
             raise Overloaded(f"{name} asks to join a cluster that is being closed; another may be opened here")
-        if version != __version__:
-            raise VersionMismatch(f"worker {name} has aiograd {version}, the coordinator {__version__}: install one version everywhere")
+        check_release(f"worker {name}", version)
         if name in roster.names:
             if roster.member(name).is_running and self._incarnations.get(name) != caller.incarnation:
                 raise ClusterError(f"a worker named {name} has joined already, from {roster.member(name).url}; give each its own --name")

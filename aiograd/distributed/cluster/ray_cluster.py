@@ -37,9 +37,9 @@ from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, VersionMismatch, WorkerLostError
+from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, WorkerLostError
 from aiograd.running.log_fields import structured_logger
-from aiograd.running.version import __version__
+from aiograd.running.version import check_release
 
 log = structured_logger("aiograd.distributed")
 
@@ -332,11 +332,7 @@ class RayCluster(BaseCluster):
 
     async def _start(self, name: str, actor: Any) -> None:
         handshake: WorkerHandshake = await self._result(name, actor.greet.remote())
-        if handshake.version != __version__:
-            raise VersionMismatch(
-                f"worker {name} on node {handshake.address} has aiograd {handshake.version}, the coordinator {__version__}: install one version "
-                "on all nodes"
-            )
+        check_release(f"worker {name} on node {handshake.address}", handshake.version)
         settings = dataclasses.replace(self._settings, name=name)
         if not handshake.url:
             handshake = await self._result(name, actor.start.remote(settings, seal(self._secret, handshake.public)))

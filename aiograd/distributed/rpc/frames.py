@@ -187,7 +187,8 @@ def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Fram
 def version_mismatch(oldest: int, newest: int) -> VersionMismatch:
     """The error for a peer that speaks the versions `oldest` to `newest`, when none of them is spoken here."""
     return VersionMismatch(
-        f"the peer speaks protocol versions {oldest} to {newest}, this side {_OLDEST} to {_NEWEST}; run the same release of aiograd on both",
+        f"the peer speaks protocol versions {oldest} to {newest}, this side {_OLDEST} to {_NEWEST}; upgrade aiograd on "
+        f"{'the side of the peer' if newest < _OLDEST else 'this side'}",
         code="version",
     )
 

@@ -401,9 +401,10 @@ def _common(ours: tuple[int, int], theirs: tuple[int, int]) -> int | None:
 
 
 def _mismatch(name: str, ours: tuple[int, int], peer: str, theirs: tuple[int, int]) -> VersionMismatch:
+    older = name if ours < theirs else peer
     return VersionMismatch(
         f"handshake with worker {peer!r}: it speaks versions {theirs[0]} to {theirs[1]} of the protocol, this worker ({name!r}) versions "
-        f"{ours[0]} to {ours[1]}; upgrade the older one",
+        f"{ours[0]} to {ours[1]}; upgrade aiograd where worker {older!r} runs",
         code="version",
     )
 
