@@ -116,6 +116,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["resume.py"], "the same bits"),
             (["split_learning.py", "--epochs", "1"], "RemoteError: Error on Node"),
             (["data_parallel_pipeline.py", "--steps", "8"], "the weights have the same bits as those of one process"),
+            (["unusual_pipelines.py", "--steps", "6"], "the weights have the same bits as those of one process"),
             (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
             (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
             (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
