@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import csv
 import gc
+import importlib.util
 import json
 import os
 import re
