@@ -68,10 +68,13 @@ async def test_over_workers(homes: str, name: str) -> None:
 async def test_values_go_straight_to_the_stage_that_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """No worker between the two sees them, in either direction."""
     seen: list[tuple[int, str, int]] = []
+    losses: list[str] = []
     put = stage_ranks.StageRanks.put
 
     def noted(self: Any, work: Any, sent: RankValue) -> None:
         seen.append((sent.rank, sent.kind, sent.stage))
+        if sent.kind.startswith("given"):
+            losses.extend(name for name in sent.value[0] if name == "loss")
         put(self, work, sent)
 
     monkeypatch.setattr(stage_ranks.StageRanks, "put", noted)
@@ -80,6 +83,10 @@ async def test_values_go_straight_to_the_stage_that_takes_them(monkeypatch: pyte
         cut = await place(opened[0], "abcd", (*KINDS[:3], TopWithLoss))
         async with Pipeline(stages(cut), make_schedule("1F1B", 4, 4)) as pipe:
             await pipe.step(x, target, **arguments(4))
+            in_the_step, counted = len(losses), list(seen)
+            await pipe.eval(x, scale=1.0)
+    assert in_the_step == len(losses) == 8, "evaluations send none"
+    seen = counted
     given = {each for each in seen if " " in each[1]}
     assert given == {
         (2, "given 0", 2), (3, "given 0", 3), (2, "given 1", 2), (3, "given 1", 3), (3, "given 2", 3),
@@ -223,6 +230,26 @@ async def test_losses_where_they_cannot_be() -> None:
         await loss.backward(ag.tensor(np.float32(0.5)))
         expected.append(loss.item())
     assert values(losses) == expected and gradients([first, second]) == gradients([one, two])
+
+
+async def test_gradients_from_several_stages_are_added_up_as_in_one_graph() -> None:
+    """From the last stage to the first: every other order gives other bits here."""
+    rng = np.random.default_rng(5)
+    factors = [ag.tensor(rng.normal(size=(SIZE, SIZE)).astype(np.float32) * 10.0**power) for power in (0, 1, -1, 2)]
+    (first,) = blocks(1)
+    last = [Stage(lambda h, y, f=f: (h if h.ndim else 0) + (y @ f).sum(), takes=("y",)) for f in factors[1:]]
+    cut = [Stage(lambda x: (lambda y: (y, y))(first(x)), gives=("y",), parameters=first.parameters()), lambda y: (y @ factors[0]).sum()[None], *last]
+    x, _ = data(4)
+    async with Pipeline(cut, make_schedule("1F1B", 5, 5), loss_fn=lambda y, target: y.sum()) as pipe:
+        await pipe.step(arg_mbs=[(x,)] * 5, target_mbs=[None] * 5)
+    (one,) = blocks(1)
+    for _ in range(5):
+        y = one(x)
+        h = (y @ factors[0]).sum()[None]
+        for factor in factors[1:]:
+            h = h + (y @ factor).sum()
+        await h.sum().backward(ag.tensor(np.float32(0.2)))
+    assert gradients([first]) == gradients([one])
 
 
 async def test_an_argument_with_the_name_of_a_value() -> None:

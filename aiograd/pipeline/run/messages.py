@@ -10,7 +10,7 @@ from aiograd.coordination.message_form import Count, Positive, WireMessage, mess
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, GIVEN, RETURNED, TARGET, WEIGHTS, base_of
 
-#: the types of values between ranks, by kind; those of GIVEN and RETURNED end with the number of the sending stage
+#: the types of values between ranks, by kind; the kinds GIVEN and RETURNED end with the number of the sending stage
 KINDS: Final = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple, WEIGHTS: list, GIVEN: tuple, RETURNED: list}
 
 

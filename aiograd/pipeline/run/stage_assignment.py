@@ -43,7 +43,7 @@ class StageAssignment(NamedTuple):
     recovers: bool
     #: the work for a step is kept while it is not committed, in case it is repeated without a lost worker
     absorbs: bool | None = None
-    #: what all stages of the pipeline give and take by name
+    #: the named values between all stages of the pipeline
     links: StageLinks = StageLinks()
     handlers: Mapping[ActionKind, Callable[[Action], Any]] = {}
     #: takes the actions that are carried out
@@ -58,7 +58,7 @@ class StageAssignment(NamedTuple):
         return self.loss_stage if trains else self.last_stage
 
     def linked(self) -> StageAssignment:
-        """The assignment with what its stages give and take.
+        """The assignment with the links between its stages.
 
         Raises:
             ArgumentError: see `links_of`.
@@ -70,10 +70,10 @@ class StageAssignment(NamedTuple):
 
         Args:
             number: of the replica.
-            stages: of the replica. They give and take the same as those of the assignment, also where they do not say so.
+            stages: of the replica. They have the links of the assignment, and may leave out `gives` and `takes`.
 
         Raises:
-            ArgumentError: they give and take something else.
+            ArgumentError: they have other links.
         """
         if any(stage.gives or stage.takes for stage in stages.values()) and self._replace(stages=stages).linked().links != self.links:
             raise ArgumentError(

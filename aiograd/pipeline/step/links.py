@@ -1,14 +1,14 @@
-"""Links: values that stages hand each other beside their outputs, from any stage to any later one, and arguments of a batch for any stage.
+"""Links: named values from any stage to any later one, beside the outputs, and arguments of a batch for any stage.
 
 Note [Values for stages that are no neighbours]
-    A schedule moves the output of a stage to the next one. What a stage gives beside it, by name, goes from its rank straight to the rank of
-    each stage that takes it, so its bytes travel once, however many stages lie between; its gradient comes back the same way. These values are no
-    actions of the schedule: they wait in the mailbox of the receiver, like targets, and the action that needs them takes them from there. A
-    stage comes after all stages whose values it takes, and in backward before them, under every schedule that can run; so nothing can get
-    stuck. A loss of a stage is a value that goes to the stage that computes the loss of the pipeline, which adds it up.
+    A schedule moves the output of a stage to the next one. A named value goes from the rank of its stage straight to the rank of each stage
+    with the name among its `takes`. Its bytes travel once, however many stages lie between, and its gradient comes back the same way. Named values
+    are no actions of the schedule: they wait in the mailbox of the receiver, like targets, and the action that needs them takes them from there.
+    Every schedule that can run computes a stage after all earlier ones, and in backward before them, so nothing can get stuck. The loss of a stage
+    is a named value for the stage that computes the loss of the pipeline and adds up all of them.
 
-    The gradient of a given value is added up from the farthest taker to the nearest, then comes that of the output: the order of a model that is not
-    cut. So it has the same bits, if each stage uses a value that it takes once.
+    Gradients of a named value are added up from the farthest stage to the nearest, and the gradient of the output comes last: the order of a model
+    that is not cut. So the sum has the same bits, if each stage uses the value once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from aiograd.tensors.core import TensorCore
 
 
 class StageLink(NamedTuple):
-    """A value that one stage gives and another takes."""
+    """A named value from one stage to another."""
 
     name: str
     source: int
@@ -30,7 +30,7 @@ class StageLink(NamedTuple):
 
 
 class StageLinks(NamedTuple):
-    """All that the stages of a pipeline give and take by name."""
+    """The named values between the stages of a pipeline, and the arguments of the batch by stage."""
 
     #: by name, in the order of the sources' `gives`
     links: tuple[StageLink, ...] = ()
@@ -38,7 +38,7 @@ class StageLinks(NamedTuple):
     entries: Mapping[int, tuple[str, ...]] = {}
 
     def of(self, index: int, *, trains: bool) -> tuple[dict[int, tuple[str, ...]], dict[int, tuple[str, ...]]]:
-        """What one stage takes and gives.
+        """The named values of one stage.
 
         Args:
             index: of the stage.
@@ -58,7 +58,7 @@ class StageLinks(NamedTuple):
         return dict(sorted(taken.items())), dict(sorted(given.items(), reverse=True))
 
     def entry(self, stage: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments of a batch that go to one stage, of those that go to any."""
+        """The arguments of a batch for one stage, from the arguments for all stages."""
         own = self.entries.get(stage, ())
         if stage:
             return (), {name: value for name, value in kwargs.items() if name in own}

@@ -1,4 +1,4 @@
-"""SavedMicrobatch and StageOutput: what a stage keeps of a microbatch, and what it has made of it; and gradients that have to fit that."""
+"""SavedMicrobatch and StageOutput: the state of a microbatch in a stage, its results, and gradients that have to fit these."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class SavedMicrobatch:
 
 
 class StageOutput(NamedTuple):
-    """What a stage has made of a microbatch."""
+    """The results of a stage for a microbatch."""
 
     #: for the next stage; None after the last
     message: StageMessage | None

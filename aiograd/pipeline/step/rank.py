@@ -76,8 +76,8 @@ class Rank:
         handlers: by kind of action, the functions that carry it out in place of the rank.
         stages: the number of stages of the pipeline, where those of the row are numbered through over all replicas; values then always travel by
             SEND and RECV. 0: of one replica.
-        made: gets the values that stages have made, in case the step is repeated: by FORWARD or BACKWARD, stage and microbatch, those that
-            the computation sends, by their keys. None: they are not kept.
+        made: gets the results of computations, in case the step is repeated: by FORWARD or BACKWARD, stage and microbatch, a dict of values
+            by the keys under which they are sent. None: they are not kept.
     """
 
     def __init__(

@@ -8,8 +8,8 @@ Note [Where a stage runs]
 Note [Arguments and outputs of a stage]
     The outputs of a stage are the arguments of the next: a tuple gives several, anything else one. Tensors may occur anywhere in tuples, lists
     and dicts; other values go through unchanged. Tensors arrive outside of any graph, as leaves, and require grad where they did at the
-    end of the stage before. A Tensor that occurs twice arrives as one. What a stage gives and takes by name: see Note [Values for stages that are
-    no neighbours] in `links`.
+    end of the stage before. A Tensor that occurs twice arrives as one. For named values see Note [Values for stages that are no neighbours]
+    in `links`.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class StageRun:
         keep_outputs: True to keep the outputs of the last stage for the caller.
         random: the default generators of forwards; None: the caller's.
         offload: calls the stage on the executor; None: the engine's.
-        links: what the stages of the pipeline give and take by name.
+        links: the named values between the stages of the pipeline.
     """
 
     def __init__(
@@ -404,7 +404,7 @@ def _both(
     target: tuple[Any, ...],
     drawing: AbstractContextManager[None],
 ) -> tuple[Any, Any]:
-    """What a stage returns and its loss, on one thread."""
+    """The result of a stage with all that it gives, and its loss, on one thread."""
     output = module(*args, **kwargs)
     if output is None or suspends(output):
         return output, None
