@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import csv
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -289,6 +290,33 @@ async def test_fastapi() -> None:
             answer = await client.post("/attribution", params={} if label is None else {"label": label}, json=[1, 2, 3, 4])
             assert answer.status_code == 422 and "label" in answer.json()["detail"][0]["loc"], label
         assert (await client.get("/engine")).json() == {"committed": 1, "failed": 0, "cancelled": 0}
+
+
+@pytest.mark.net
+async def test_the_example_of_fastapi(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("fastapi", reason="it comes with the extra `docs`")
+    httpx = pytest.importorskip("httpx", reason="it comes with the extra `docs`")
+    spec = importlib.util.spec_from_file_location("fastapi_service", Path(__file__).parent.parent / "examples" / "fastapi_service.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["fastapi_service"] = module  # annotations are looked up in it
+    try:
+        spec.loader.exec_module(module)
+        await module.main()
+        printed = capsys.readouterr().out
+        assert "refused: 422" in printed and "'steps': 300" in printed and "answered meanwhile: True" in printed
+        assert [f"of kind {kind}" in printed for kind in range(3)] == [True] * 3
+        transport = httpx.ASGITransport(module.app)
+        async with module.lifespan(module.app), httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+            learner = module.app.state.learner
+            assert (await client.post("/train", params={"steps": 10_000})).status_code == 202
+            assert (await client.post("/train")).status_code == 409
+            answers = [await client.post("/predict", json={"measures": [3.5, 0.2]}) for _ in range(20)]
+            assert {answer.status_code for answer in answers} == {200}
+            assert 0 < (await client.get("/train")).json()["steps"] < 10_000
+        assert learner.task.cancelled() and not learner.turn.locked()
+    finally:
+        del sys.modules["fastapi_service"]
 
 
 def test_the_guide_of_a_bridge_to_jax(capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,6 +117,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
             (["split_learning.py", "--epochs", "1"], "RemoteError: Error on Node"),
             (["data_parallel_pipeline.py", "--steps", "8"], "the weights have the same bits as those of one process"),
             (["absorbed.py", "--steps", "8"], "no step of 16 failed, and the weights have the same bits"),
+            (["unusual_pipelines.py", "--steps", "6"], "the weights have the same bits as those of one process"),
             (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
             (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
             (["distributed_data_parallel.py", "--processes", "3", "--steps", "8"], "all 3 ranks have the same bits: True"),
@@ -138,3 +139,18 @@ def test_an_example_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=EXAMPLES, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize(
+    ("example", "missing", "expected"),
+    [
+        ("fastapi_service.py", "fastapi", "this example needs FastAPI and httpx: pip install fastapi httpx"),
+        ("ray_training.py", "ray", "this example needs Ray: pip install '.[ray]'"),
+    ],
+)
+def test_an_example_without_its_extra_says_what_to_install(example: str, missing: str, expected: str) -> None:
+    program = f"import runpy, sys; sys.modules[{missing!r}] = None; runpy.run_path({example!r}, run_name='__main__')"
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=EXAMPLES, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected + "\n", "")

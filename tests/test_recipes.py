@@ -444,6 +444,16 @@ def test_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed[1].split()[-2:] == claimed[1].split()[-2:]
 
 
+def test_more_than_a_chain(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# past_a_neighbour.py"), {})
+    assert capsys.readouterr().out == after("# past_a_neighbour.py", "text")
+
+
+def test_one_line_awaits(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# only_one_line_awaits.py"), {})
+    assert capsys.readouterr().out == "(4, 4)\n"
+
+
 def test_a_plan_after_a_loss(capsys: pytest.CaptureFixture[str]) -> None:
     start(block("# absorbed.py"), {})
     assert capsys.readouterr().out == after("# absorbed.py", "text")

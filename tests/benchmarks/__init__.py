@@ -8,6 +8,6 @@ from __future__ import annotations
 
 #: modules in the order in which they run
 NAMES = (
-    "imports", "small_graphs", "layers", "compiled", "compiled_calls", "native", "scale", "loop_lag", "inter_op", "large_tensors", "service",
-    "serving", "remote", "collectives", "data_parallel", "compression", "local_steps", "pipelines", "bridges", "dashboard", "derivatives",
+    "imports", "small_graphs", "layers", "compiled", "compiled_calls", "native", "scale", "loop_lag", "awaited", "inter_op", "large_tensors",
+    "service", "serving", "remote", "collectives", "data_parallel", "compression", "local_steps", "pipelines", "bridges", "dashboard", "derivatives",
 )  # fmt: skip

@@ -66,7 +66,7 @@ async def _run(settings: Settings, collector: str) -> Table:
         longest = 0.0
         for _ in range(count):
             with _Collections() as collections:
-                found, seconds = await _beside(job)
+                found, seconds = await beside(job)
             lags += found
             with_beats.append(seconds)
             longest = max(longest, collections.longest)
@@ -111,11 +111,11 @@ def _row(
 async def lags_beside(job: Job, rounds: int) -> list[float]:
     lags: list[float] = []
     for _ in range(rounds):
-        lags += (await _beside(job))[0]
+        lags += (await beside(job))[0]
     return lags
 
 
-async def _beside(job: Job) -> tuple[list[float], float]:
+async def beside(job: Job) -> tuple[list[float], float]:
     """Run `job` beside a heartbeat; returns the lags of the beats it could delay and its own time, both in seconds."""
     clock = time.perf_counter
     lags: list[float] = []
@@ -234,7 +234,7 @@ async def _torch_rows(settings: Settings, table: Table, rounds: int) -> None:
         times: list[float] = []
         with _Collections() as collections:
             for _ in range(rounds):
-                found, seconds = await _beside(job)
+                found, seconds = await beside(job)
                 lags += found
                 times.append(seconds)
         _row(table, name, lags, collections.longest, statistics.median(times), None, judged=False)

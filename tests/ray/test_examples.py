@@ -46,6 +46,14 @@ def test_a_distributed_example_runs_on_ray(nodes: Nodes, example: str, tmp_path:
     assert EXAMPLES[example][2] in done.stdout
 
 
+def test_an_example_of_rays_tasks_and_actors(nodes: Nodes) -> None:
+    words = [sys.executable, "-m", "tests.ray.program", HEAD, "0", str(FOLDER / "ray_training.py")]
+    done = subprocess.run(words, cwd=ROOT, env=environment(RAY_ADDRESS=nodes.address), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "kills upper" in done.stdout and "Ray makes the actor again" in done.stdout
+    assert "the weights have the same bits as those of the training without a loss" in done.stdout
+
+
 @pytest.mark.parametrize("example", EXAMPLES)
 async def test_a_distributed_example_runs_on_workers_that_join(example: str, tmp_path: Path) -> None:
     key = tmp_path / "cluster.key"

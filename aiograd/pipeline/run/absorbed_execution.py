@@ -30,8 +30,9 @@ from aiograd.pipeline.run.step_execution import RankExchange, StepExecution, ver
 from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.schedule.action import Action
 from aiograd.pipeline.step.accumulator import GradientAccumulator, Reduction
+from aiograd.pipeline.step.microbatch_state import to_device
 from aiograd.pipeline.step.rank import WEIGHTS, Key, Rank
-from aiograd.pipeline.step.stage_run import GradientTaker, to_device
+from aiograd.pipeline.step.stage_run import GradientTaker
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
@@ -144,7 +145,10 @@ class AbsorbedExecution(StepExecution):
             if first + stage in self.runs:
                 self.runs[first + stage].resume(progress)
         if self._made is not None:
-            self._made |= {(kind, first + stage, microbatch): value for (kind, stage, microbatch), value in kept.made.items()}
+            self._made |= {
+                (kind, first + stage, microbatch): {(name, first + to, number): value for (name, to, number), value in each.items()}
+                for (kind, stage, microbatch), each in kept.made.items()
+            }
         for (kind, stage, microbatch), value in kept.values.items():
             work.mailboxes[homes[str(first + stage)][microbatch]].put((kind, first + stage, microbatch), value)
         for (kind, stage, microbatch), value in kept.sent.items():

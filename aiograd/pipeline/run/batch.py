@@ -9,6 +9,7 @@ from aiograd.errors import ArgumentError
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
 from aiograd.pipeline.run.remote_stages import owner_of
 from aiograd.pipeline.run.work import PipelineWork
+from aiograd.pipeline.step.links import StageLinks
 from aiograd.pipeline.step.rank import ENTRY, TARGET
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage
 from aiograd.running.trees import leaves_of
@@ -18,17 +19,20 @@ from aiograd.tensors.core import TensorCore
 class Batch(NamedTuple):
     """A batch in microbatches."""
 
-    #: arguments of the first stage, by microbatch of all replicas
+    #: arguments of stages, by microbatch of all replicas
     calls: list[Call]
     #: by microbatch of all replicas; None: there are none
     targets: list[Any] | None
 
-    def put(self, work: PipelineWork, replicas: int, last: int, address: Callable[[int, int, int], tuple[int, int]], keeps: bool) -> None:
-        """Send the microbatches to the first stages and the targets to the last ones.
+    def put(
+        self, work: PipelineWork, replicas: int, links: StageLinks, last: int, address: Callable[[int, int, int], tuple[int, int]], keeps: bool
+    ) -> None:  # fmt: skip
+        """Send the microbatches to the stages that take arguments, and the targets to the last ones.
 
         Args:
             work: of the step.
             replicas: the number of replicas.
+            links: say which stage takes which arguments.
             last: the stage that gets the targets.
             address: gives for a replica, a stage and a microbatch the rank, and the number of the stage there.
             keeps: the step may have to be repeated; otherwise the batch keeps no microbatch.
@@ -36,8 +40,9 @@ class Batch(NamedTuple):
         count = len(self.calls)
         size = count // replicas
         for index, call in enumerate(self.calls):
-            rank, stage = address(index // size, 0, index % size)
-            work.put(rank, (ENTRY, stage, index % size), call)
+            for each in sorted({0, *links.entries}):
+                rank, stage = address(index // size, each, index % size)
+                work.put(rank, (ENTRY, stage, index % size), links.entry(each, *call))
         if not keeps:
             self.calls.clear()
         for index in range(count):
@@ -54,12 +59,15 @@ class BatchSpecs(NamedTuple):
     results: Any
 
     def split(
-        self, first: Stage, last: Stage, count: int, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any
+        self, stages: Mapping[int, Stage], last: int, links: StageLinks, count: int,
+        x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any,
     ) -> Batch:  # fmt: skip
         """Split the arguments of a step.
 
         Args:
-            first, last: the stages that get the arguments and the targets.
+            stages: of a replica, by number.
+            last: the stage that gets the targets.
+            links: say which stage takes which arguments.
             count: the number of microbatches of all replicas.
             x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs: as for `Pipeline.step`.
 
@@ -67,13 +75,19 @@ class BatchSpecs(NamedTuple):
             ArgumentError, ArgumentTypeError, MicrobatchError: the arguments cannot be split.
         """
         args = x if x.__class__ is tuple else (x,)
-        check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(first) is not None)
-        check_arguments((target, target_mbs), owner_of(last) is not None)
+        takes = {name for names in links.entries.values() for name in names}
+        own = kwarg_mbs if not takes or not isinstance(kwarg_mbs, (list, tuple)) else []
+        check_arguments((args, arg_mbs, own), owner_of(stages[0]) is not None)
+        check_arguments((target, target_mbs), owner_of(stages[last]) is not None)
+        for part in (kwargs, *(() if own is kwarg_mbs else kwarg_mbs)):
+            links.check_arguments(part)
+            for each in {0, *links.entries}:
+                check_arguments(links.entry(each, (), part)[1], owner_of(stages[each]) is not None)
         calls, targets = microbatches_of(
             args, kwargs, target, count,
             arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self.args, kwarg_specs=self.kwargs,
         )  # fmt: skip
-        if first.pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
+        if stages[0].pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
             raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: give them other names")
         return Batch(calls, targets)
 

@@ -20,7 +20,7 @@ from typing import Any
 from aiograd.pipeline.run.messages import KnownValues
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.accumulator import GradientAccumulator
-from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
+from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, GIVEN, RETURNED, TARGET, Key
 from aiograd.pipeline.step.stage_run import StageProgress
 
 _K = ActionKind
@@ -44,7 +44,7 @@ class KeptStep:
         self,
         repeats: int,
         stages: Mapping[int, StageProgress],
-        made: Mapping[Key, Any],
+        made: Mapping[Key, Mapping[Key, Any]],
         values: Mapping[Key, Any],
         gradients: GradientAccumulator,
         microbatches: int,
@@ -77,27 +77,23 @@ class KeptStep:
     @property
     def sent(self) -> dict[Key, Any]:
         """The values that were sent or are to be sent, by their keys in mailboxes."""
-        return {
-            (kind, stage + (1 if kind == FORWARD else -1), microbatch): value
-            for (kind, stage, microbatch), value in self.made.items()
-            if value is not None
-        }
+        return {key: value for values in self.made.values() for key, value in values.items()}
 
     def known(self) -> KnownValues:
         """The values that are here, or needed no more."""
         keys = set(self.values)
         for stage, kind, microbatch in self._done:
             if kind is _K.F:
-                keys |= {(FORWARD if stage else ENTRY, stage, microbatch), (TARGET, stage, microbatch)}
+                keys |= {(each, stage, microbatch) for each in (ENTRY, *((FORWARD, GIVEN) if stage else ()), TARGET)}
             elif kind is _K.I:
-                keys.add((BACKWARD, stage, microbatch))
+                keys |= {(BACKWARD, stage, microbatch), (RETURNED, stage, microbatch)}
         return known_values(keys)
 
 
 def known_values(keys: set[Key]) -> KnownValues:
-    """The message of keys of values."""
+    """The message of keys of values. Values that one stage gives another are in it where the computation that takes them is done."""
     found: dict[str, dict[str, list[int]]] = {kind: {} for kind in KnownValues.form.names}
-    for kind, stage, microbatch in sorted(keys):
+    for kind, stage, microbatch in sorted(key for key in keys if key[0] in found):
         found[kind].setdefault(str(stage), []).append(microbatch)
     return KnownValues(**found)
 

@@ -8,17 +8,22 @@ from aiograd.coordination.malformed import malformed
 from aiograd.coordination.message_code import Bound, shown
 from aiograd.coordination.message_form import Count, Positive, WireMessage, message, parse
 from aiograd.pipeline.step.message import StageMessage
-from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, WEIGHTS
+from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, GIVEN, RETURNED, TARGET, WEIGHTS, base_of
 
-#: the types of values between ranks, by kind
-KINDS: Final = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple, WEIGHTS: list}
+#: the types of values between ranks, by kind; the kinds GIVEN and RETURNED end with the number of the sending stage
+KINDS: Final = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple, WEIGHTS: list, GIVEN: tuple, RETURNED: list}
 
 
 def _has_numbers(table: dict[str, Any]) -> bool:
     return all(key.__class__ is str and key.isdecimal() for key in table)
 
 
-ValueKind: TypeAlias = Annotated[str, Bound(f"one of {', '.join(KINDS)}", lambda kind: kind in KINDS)]
+def _is_kind(kind: str) -> bool:
+    base, _, number = kind.partition(" ")
+    return base in KINDS and (number.isascii() and number.isdecimal() if base in (GIVEN, RETURNED) else kind == base)
+
+
+ValueKind: TypeAlias = Annotated[str, Bound(f"one of {', '.join(KINDS)}", _is_kind)]
 #: actions as text, by the number of a rank
 Rows: TypeAlias = Annotated[dict[str, str], Bound("a dict by numbers of ranks", _has_numbers)]
 #: microbatches, by the number of a stage
@@ -49,6 +54,9 @@ class StagesRequest(WireMessage):
     scale: float
     recovers: bool
     absorbs: bool | None = None
+    #: of `StageLinks`: name, source and destination; and the stages that take arguments of the batch
+    links: list[tuple[str, Count, Count]] | None = None
+    entries: list[Count] | None = None
 
 
 @message(code="pipeline", wire=list)
@@ -71,6 +79,8 @@ class KnownValues(WireMessage):
     forward: Microbatches
     backward: Microbatches
     target: Microbatches
+    given: Microbatches
+    returned: Microbatches
 
 
 @message(code="pipeline", wire=dict)
@@ -119,7 +129,7 @@ class RankValue(WireMessage):
 
 @message(code="pipeline")
 class EntryValue(WireMessage):
-    """The arguments of the first stage."""
+    """The arguments of the batch for a stage."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -141,15 +151,16 @@ def received(kind: str, value: Any) -> Any:
         value: the field `value` of a `RankValue`.
 
     Returns:
-        A `StageMessage` for a forward; else the value.
+        A `StageMessage` for a forward and for given values; else the value.
 
     Raises:
         ProtocolError: it does not fit its kind.
     """
+    kind = base_of(kind)
     expected = KINDS[kind]
     if value.__class__ is not expected:
         raise malformed(RankValue.form, f"{shown(value)} of kind {kind}", expected.__name__, "value")
-    if kind == FORWARD:
+    if kind in (FORWARD, GIVEN):
         forward = parse(ForwardValue, value)
         return StageMessage(forward.values, forward.wants)
     if kind == ENTRY:

@@ -130,8 +130,8 @@ class StepOutbox:
                 break
             except UnknownPeerError as error:
                 raise PipelineError(
-                    f"a value for stage {stage} of a pipeline, on rank {rank}, cannot be sent: {error}. Workers that have neighbouring "
-                    "stages have to know each other: Worker.add_peer"
+                    f"a value for stage {stage} of a pipeline, on rank {rank}, cannot be sent: {error}. Workers with neighbouring "
+                    "stages, or stages that take each other's values, have to know each other: Worker.add_peer"
                 ) from error
             except LimitError:
                 if len(entries) == 1:

@@ -159,7 +159,7 @@ class Pipeline(PipelineReplicas):
             absorbs=True if absorb else None,
             handlers=self._handlers,
             events=self.events,
-        )
+        ).linked()
         self._assignment = assignment
         #: how many replicas there have been
         self._made = len(replicas)
@@ -417,9 +417,10 @@ class Pipeline(PipelineReplicas):
         self.events.clear()
         self._steps += 1
         decision = coordinator.open(self._steps, trains)
-        batch.put(decision.work, len(coordinator.replicas), self._assignment.loss_stage, coordinator.address, coordinator.lost is not None)
+        links, last = self._assignment.links, self._assignment.loss_stage
+        batch.put(decision.work, len(coordinator.replicas), links, last, coordinator.address, coordinator.lost is not None)
         return decision
 
     def _split(self, *arguments: Any) -> Batch:
-        stages = self._coordinator.stages
-        return self._specs.split(stages[0], stages[self._assignment.loss_stage], self._count, *arguments)
+        assignment = self._assignment
+        return self._specs.split(self._coordinator.stages, assignment.loss_stage, assignment.links, self._count, *arguments)

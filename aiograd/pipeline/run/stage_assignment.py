@@ -9,6 +9,7 @@ from aiograd.coordination.message_form import encode, parse
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError
 from aiograd.pipeline.run.messages import StageOptions, StagesRequest
 from aiograd.pipeline.schedule.action import Action, ActionKind
+from aiograd.pipeline.step.links import StageLink, StageLinks, links_of
 from aiograd.pipeline.step.stage import Stage
 
 #: fields of a `StageAssignment` that a `StagesRequest` has too
@@ -42,6 +43,8 @@ class StageAssignment(NamedTuple):
     recovers: bool
     #: the work for a step is kept while it is not committed, in case it is repeated without a lost worker
     absorbs: bool | None = None
+    #: the named values between all stages of the pipeline
+    links: StageLinks = StageLinks()
     handlers: Mapping[ActionKind, Callable[[Action], Any]] = {}
     #: takes the actions that are carried out
     events: list[ExecutedAction] | None = None
@@ -54,13 +57,28 @@ class StageAssignment(NamedTuple):
         """The stage that ends in the loss, or in an evaluation in the results."""
         return self.loss_stage if trains else self.last_stage
 
+    def linked(self) -> StageAssignment:
+        """The assignment with the links between its stages.
+
+        Raises:
+            ArgumentError: see `links_of`.
+        """
+        return self._replace(links=links_of(self.stages, self.last_stage, self.loss_stage, self.loss_fn is not None))
+
     def numbered(self, number: int, stages: Mapping[int, Stage]) -> StageAssignment:
         """The assignment of a replica, with ranks that have numbers of their own.
 
         Args:
             number: of the replica.
-            stages: of the replica.
+            stages: of the replica. They have the links of the assignment, and may leave out `gives` and `takes`.
+
+        Raises:
+            ArgumentError: they have other links.
         """
+        if any(stage.gives or stage.takes for stage in stages.values()) and self._replace(stages=stages).linked().links != self.links:
+            raise ArgumentError(
+                "Pipeline: the stages of a replica give and take other values than those of the first one; expected the same `gives` and `takes`"
+            )
         first = number * (max(self.stage_to_rank) + 1)
         return self._replace(
             stages=stages,
@@ -76,6 +94,8 @@ class StageAssignment(NamedTuple):
             training={str(rank): " ".join(map(str, row)) for rank, row in self.training.items()},
             evaluation={str(rank): " ".join(map(str, row)) for rank, row in self.evaluation.items()},
             stage_to_rank=list(self.stage_to_rank),
+            links=[(name, source, to) for name, source, to in self.links.links] or None,
+            entries=[stage for stage in self.links.entries if stage in self.stages] or None,
             **{name: getattr(self, name) for name in _SENT_AS_THEY_ARE},
         )
         return encode(request)  # type: ignore[no-any-return]
@@ -101,6 +121,7 @@ class StageAssignment(NamedTuple):
                 training={int(rank): tuple(map(_action, text.split())) for rank, text in request.training.items()},
                 evaluation={int(rank): tuple(map(_action, text.split())) for rank, text in request.evaluation.items()},
                 stage_to_rank=tuple(request.stage_to_rank),
+                links=StageLinks(tuple(StageLink(*each) for each in request.links or ()), dict.fromkeys(request.entries or (), ())),
                 loss_fn=None,
                 **{name: getattr(request, name) for name in _SENT_AS_THEY_ARE},
             )
@@ -113,6 +134,12 @@ class StageAssignment(NamedTuple):
         """Raise unless stages, rows and numbers fit each other."""
         mine = {self.stage_to_rank[index] for index in self.stages if 0 <= index < len(self.stage_to_rank)}
         is_strange = any(not 0 <= index < len(self.stage_to_rank) for index in self.stages)
+        for name, source, destination in self.links.links:
+            if not source <= destination < len(self.stage_to_rank):
+                count = len(self.stage_to_rank)
+                raise ArgumentError(
+                    f"a StagesRequest with {name!r} from stage {source} to stage {destination}; expected a later stage, below {count}"
+                )
         if is_strange or not mine >= self.training.keys() | self.evaluation.keys():
             ranks, count = sorted(self.training.keys() | self.evaluation.keys()), len(self.stage_to_rank)
             raise ArgumentError(

@@ -54,7 +54,7 @@ class StepExecution:
         self.end = assignment.end(trains)
         self._offload = calls.offload
         #: the values that ranks have made, and the versions of buffers, in case the step is repeated
-        self._made: dict[Key, Any] | None = {} if trains and assignment.absorbs else None
+        self._made: dict[Key, dict[Key, Any]] | None = {} if trains and assignment.absorbs else None
         self._buffers = versions(assignment) if trains and assignment.absorbs else {}
         #: the work that is done, once `run` is over; None: it is not kept
         self.kept: KeptStep | None = None
@@ -87,6 +87,7 @@ class StepExecution:
             keep_outputs=self.work.keeps_outputs,
             random=random,
             offload=self._offload,
+            links=self.assignment.links,
         )
 
     async def run(self) -> None:
@@ -119,7 +120,7 @@ class StepExecution:
         return KeptStep(
             self.repeats,
             {stage: self.runs[first + stage].progress() for stage in own if first + stage in self.runs},
-            _of_stages(self._made, first, own),
+            {key: _shifted(each, first) for key, each in _of_stages(self._made, first, own).items()},
             _of_stages(values, first, own),
             gradients,
             self.assignment.microbatches,
@@ -192,6 +193,11 @@ def versions(assignment: StageAssignment) -> dict[str, tuple[int, int]]:
 def _of_stages(values: Mapping[Key, Any], first: int, stages: Collection[int]) -> dict[Key, Any]:
     """The values of stages; in keys their numbers are higher by `first`."""
     return {(kind, stage - first, microbatch): value for (kind, stage, microbatch), value in values.items() if stage - first in stages}
+
+
+def _shifted(values: Mapping[Key, Any], first: int) -> dict[Key, Any]:
+    """Values by keys whose stages are lower by `first`."""
+    return {(kind, stage - first, microbatch): value for (kind, stage, microbatch), value in values.items()}
 
 
 class RankExchange:

@@ -9,7 +9,7 @@ from typing import Any
 from aiograd.coordination.session import StepWork
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
-from aiograd.pipeline.step.rank import BACKWARD, FORWARD, Key
+from aiograd.pipeline.step.rank import BACKWARD, FORWARD, Key, base_of
 
 
 class PipelineWork(StepWork):
@@ -42,7 +42,7 @@ class PipelineWork(StepWork):
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere, unless it has it."""
-        if key in self.known:
+        if key in self.known or (base_of(key[0]), *key[1:]) in self.known:
             return
         mailbox = self.mailboxes.get(rank)
         if mailbox is not None:
@@ -66,7 +66,8 @@ class PipelineWork(StepWork):
         found: list[tuple[asyncio.Future[Any], str | None, str]] = []
         for mailbox in self.mailboxes.values():
             for future, (kind, stage, microbatch) in mailbox.waiting():
-                sender = {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind)
+                _, _, number = kind.partition(" ")
+                sender = int(number) if number else {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind)
                 owner = None if sender is None else self.outbox.owner_of(self.stage_to_rank[sender])
                 found.append((future, owner, f"{kind} of stage {stage}, microbatch {microbatch}"))
         return found

@@ -19,13 +19,25 @@ _K = ActionKind
 #: key of a value sent between ranks: its kind (see below), the receiving stage, the microbatch
 Key: TypeAlias = tuple[str, int, int]
 
-#: arguments of the first stage (a tuple of args and kwargs); a message; a list of gradients; a target (a tuple of one, or none)
+#: arguments of the batch (a tuple of args and kwargs); a message; a list of gradients; a target (a tuple of one, or none)
 ENTRY, FORWARD, BACKWARD, TARGET = "entry", "forward", "backward", "target"
+#: with the number of the sending stage, see `kind_from`: values that a stage gives, a message; their gradients, a list
+GIVEN, RETURNED = "given", "returned"
 #: gradients of weights of a microbatch that was taken over, a list; see Note [Microbatches taken over] in `run.absorbed_execution`
 WEIGHTS = "weights"
 
 #: carries out an action in place of the rank
 Handler: TypeAlias = Callable[[Action], Any]
+
+
+def kind_from(kind: str, stage: int) -> str:
+    """The kind of values from one stage, GIVEN or RETURNED; see Note [Values for stages that are no neighbours] in `links`."""
+    return f"{kind} {stage}"
+
+
+def base_of(kind: str) -> str:
+    """A kind without the number of the sending stage."""
+    return kind.partition(" ")[0]
 
 
 class Exchange(Protocol):
@@ -64,8 +76,8 @@ class Rank:
         handlers: by kind of action, the functions that carry it out in place of the rank.
         stages: the number of stages of the pipeline, where those of the row are numbered through over all replicas; values then always travel by
             SEND and RECV. 0: of one replica.
-        made: gets the values that stages have made, in case the step is repeated: message or gradients (None: they go nowhere) by FORWARD or
-            BACKWARD, stage and microbatch. None: they are not kept.
+        made: gets the results of computations, in case the step is repeated: by FORWARD or BACKWARD, stage and microbatch, a dict of values
+            by the keys under which they are sent. None: they are not kept.
     """
 
     def __init__(
@@ -76,7 +88,7 @@ class Rank:
         exchange: Exchange,
         handlers: Mapping[ActionKind, Callable[[Action], Any]] | None = None,
         stages: int = 0,
-        made: dict[Key, Any] | None = None,
+        made: dict[Key, dict[Key, Any]] | None = None,
     ) -> None:
         self.index = index
         self._stages = stages
@@ -142,34 +154,44 @@ class Rank:
         stage, microbatch = key
         run = self.runs[stage]
         target = await self._value((TARGET, *key)) if run.takes_target else ()
-        if run.index == 0:
-            args, kwargs = await self._value((ENTRY, *key))
-            message = await run.enter(microbatch, args, kwargs, target, [])
+        args, kwargs = await self._value((ENTRY, *key)) if run.takes_entry else ((), {})
+        taken = {source: await self._value((kind_from(GIVEN, source), *key)) for source in run.sources}
+        if run.index:
+            made = await run.forward(microbatch, self._messages.pop(key), target, kwargs, taken)
+            del kwargs, taken
+        else:
+            made = await run.enter(microbatch, args, kwargs, target, [])
             del args, kwargs
-        else:
-            message = await run.forward(microbatch, self._messages.pop(key), target)
+        sent: dict[Key, Any] = {(kind_from(GIVEN, run.index), stage - run.index + to, microbatch): message for to, message in made.given.items()}
+        for each, value in sent.items():
+            self._exchange.send(each, value)
+        if not run.is_last:
+            self._hand_on((FORWARD, stage + 1, microbatch), made.message, self._messages)
+            sent[FORWARD, stage + 1, microbatch] = made.message
         if self._made is not None:
-            self._made[FORWARD, stage, microbatch] = message
-        if run.is_last:
-            return
-        if not self._stages and stage + 1 in self.runs:
-            self._messages[stage + 1, microbatch] = message
-        else:
-            self._outgoing[FORWARD, stage + 1, microbatch] = message
+            self._made[FORWARD, stage, microbatch] = sent
 
     async def _backward(self, action: Action, key: tuple[int, int]) -> None:
         stage, microbatch = key
         run = self.runs[stage]
         grads = None if run.is_last else self._grads.pop(key)
-        back = await (run.backward if action.kind is _K.B else run.backward_input)(microbatch, grads)
+        returned = {to: await self._value((kind_from(RETURNED, to), *key)) for to in run.destinations}
+        back, taken = await (run.backward if action.kind is _K.B else run.backward_input)(microbatch, grads, returned)
+        sent: dict[Key, Any] = {(kind_from(RETURNED, run.index), stage - run.index + source, microbatch): each for source, each in taken.items()}
+        for each, value in sent.items():
+            self._exchange.send(each, value)
+        if run.index:
+            self._hand_on((BACKWARD, stage - 1, microbatch), back, self._grads)
+            sent[BACKWARD, stage - 1, microbatch] = back
         if self._made is not None:
-            self._made[BACKWARD, stage, microbatch] = back if run.index else None
-        if run.index == 0:
-            return
-        if not self._stages and stage - 1 in self.runs:
-            self._grads[stage - 1, microbatch] = back
+            self._made[BACKWARD, stage, microbatch] = sent
+
+    def _hand_on(self, key: Key, value: Any, into: dict[tuple[int, int], Any]) -> None:
+        """Hand a value to a neighbouring stage of this rank, or keep it for the SEND."""
+        if not self._stages and key[1] in self.runs:
+            into[key[1:]] = value
         else:
-            self._outgoing[BACKWARD, stage - 1, microbatch] = back
+            self._outgoing[key] = value
 
     async def _backward_weight(self, action: Action, key: tuple[int, int]) -> None:
         await self.runs[key[0]].backward_weight(key[1])

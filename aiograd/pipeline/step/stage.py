@@ -8,7 +8,8 @@ Note [Where a stage runs]
 Note [Arguments and outputs of a stage]
     The outputs of a stage are the arguments of the next: a tuple gives several, anything else one. Tensors may occur anywhere in tuples, lists
     and dicts; other values go through unchanged. Tensors arrive outside of any graph, as leaves, and require grad where they did at the
-    end of the stage before. A Tensor that occurs twice arrives as one.
+    end of the stage before. A Tensor that occurs twice arrives as one. For named values see Note [Values for stages that are no neighbours]
+    in `links`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ Where: TypeAlias = Literal["executor", "loop"]
 
 #: names of the arguments that `Stage(pass_indices=True)` adds
 STAGE_INDEX, MICROBATCH_INDEX = "stage_idx", "mb_idx"
+#: name of the losses that stages give
+LOSS = "loss"
 
 
 class Stage:
@@ -33,8 +36,8 @@ class Stage:
 
     Args:
         module: called with the outputs of the stage before (the first one: with the microbatch): a module or another callable,
-            ``def`` or ``async def``. Its result may be awaitable. Or a module on another worker: a RemoteModule or RemoteRef, which takes
-            `where`, `device` and `pass_indices` only.
+            ``def`` or ``async def``. Its result may be awaitable. Or a module on another worker: a RemoteModule or RemoteRef, for which
+            `parameters` and `weight_backward` cannot be given.
         where: "executor" or "loop"; None: the loop for an ``async def``, else the executor. See Note [Where a stage runs].
         device: move the Tensors that come in to this device, targets included; None: leave them where they are.
         parameters: leaves that the stage may use; None: the ``parameters()`` of `module`, if it has any. They only have to be given for
@@ -43,6 +46,11 @@ class Stage:
         weight_backward: for weights that are not in the graph: called right after each input-gradient backward (I or B); returns a function that is
             called for the weight-gradient backward of that microbatch (W, or at once after B); both may be ``async def``. Its effects are not part of
             the transaction of the step.
+        gives: names of values that the stage returns beside its output, for any later stages: it returns a tuple of the output and one value for
+            each name. They go straight to the stages that take them, and their gradients straight back. The name "loss" is for a loss of the
+            stage, a Tensor of one element, or None: it is added to the loss of the microbatch, and left out in evaluations.
+        takes: names of keyword arguments of the stage that come from an earlier stage that gives them, or from the batch: such arguments of
+            `Pipeline.step` and `Pipeline.eval` go to the stages that take them, all others to the first one.
 
     Raises:
         ArgumentTypeError, ArgumentError: something that cannot be a stage, or options that do not go together.
@@ -50,9 +58,20 @@ class Stage:
     >>> stage = ag.pipeline.Stage(ag.nn.Linear(2, 1), where="loop")
     >>> stage.where
     'loop'
+
+    A value that skips a stage:
+
+    >>> stages = [
+    ...     ag.pipeline.Stage(lambda x: (x * 2, x), gives=("skipped",)),
+    ...     lambda x: x.exp(),
+    ...     ag.pipeline.Stage(lambda x, skipped: x + skipped, takes=("skipped",)),
+    ... ]
+    >>> pipe = ag.pipeline.Pipeline(stages, ag.pipeline.make_schedule("ForwardOnly", ranks=3, microbatches=2))
+    >>> (await pipe.eval(ag.zeros(4))).tolist()
+    [1.0, 1.0, 1.0, 1.0]
     """
 
-    __slots__ = ("module", "where", "device", "parameters", "pass_indices", "weight_backward")
+    __slots__ = ("module", "where", "device", "parameters", "pass_indices", "weight_backward", "gives", "takes")
 
     def __init__(
         self,
@@ -63,6 +82,8 @@ class Stage:
         parameters: Iterable[Any] | None = None,
         pass_indices: bool = False,
         weight_backward: Callable[[], Any] | None = None,
+        gives: Iterable[str] = (),
+        takes: Iterable[str] = (),
     ) -> None:
         if isinstance(module, Stage):
             raise ArgumentTypeError("Stage(...): it has been made a Stage already; pass the module")
@@ -75,6 +96,7 @@ class Stage:
         self.device: str | None = device
         self.pass_indices: bool = pass_indices
         self.weight_backward: Callable[[], Any] | None = weight_backward
+        self.gives, self.takes = _names("gives", gives), _names("takes", takes)
         #: the argument `parameters`
         self.parameters = None if parameters is None else tuple(parameters)
         if is_remote(module):
@@ -116,6 +138,18 @@ class Stage:
 
     def __repr__(self) -> str:
         return f"<Stage {self.name} on {'another worker' if self.is_remote else f'the {self.where}'}>"
+
+
+def _names(option: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The names of values, checked."""
+    found = () if isinstance(names, str) else tuple(names)
+    if isinstance(names, str) or not all(isinstance(name, str) and name.isidentifier() for name in found):
+        raise ArgumentTypeError(f"Stage({option}={names!r}): expected a tuple of names, such as ('features',)")
+    reserved = {STAGE_INDEX, MICROBATCH_INDEX} | ({LOSS} if option == "takes" else set())
+    for name in found:
+        if name in reserved or found.count(name) > 1:
+            raise ArgumentError(f"Stage({option}={found!r}): {name!r} {'is reserved' if name in reserved else 'occurs twice'}; take another name")
+    return found
 
 
 def as_stage(item: Any) -> Stage:

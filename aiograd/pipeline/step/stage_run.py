@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -13,29 +13,17 @@ from aiograd.engine.evaluate import suspends
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.engine.split_backward import InputPlan, ParameterGroup, WeightPlan
-from aiograd.errors import ArgumentTypeError, GraphError, NoGraphError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, NoGraphError, ShapeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.pipeline.step.links import StageLinks, parted
 from aiograd.pipeline.step.message import EdgeOf, StageMessage, check_gradients, pack, tensors_of, unpack
-from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, runs_on_loop
+from aiograd.pipeline.step.microbatch_state import SavedMicrobatch, StageOutput, fitted, to_device
+from aiograd.pipeline.step.stage import LOSS, MICROBATCH_INDEX, STAGE_INDEX, Stage, runs_on_loop
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running import devices, foreign_modes
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
-
-
-class SavedMicrobatch:
-    """The state of one microbatch that a stage keeps between forward and backward."""
-
-    __slots__ = ("edges", "seeds", "leaves")
-
-    def __init__(self, edges: list[EdgeOf], seeds: list[Array] | None, leaves: list[AccumulateGrad]) -> None:
-        #: the gradient edges of its outputs
-        self.edges = edges
-        #: those gradients, where the stage ends in the loss
-        self.seeds = seeds
-        #: where gradients of its inputs arrive
-        self.leaves = leaves
 
 
 class StageProgress(NamedTuple):
@@ -73,6 +61,7 @@ class StageRun:
         keep_outputs: True to keep the outputs of the last stage for the caller.
         random: the default generators of forwards; None: the caller's.
         offload: calls the stage on the executor; None: the engine's.
+        links: the named values between the stages of the pipeline.
     """
 
     def __init__(
@@ -87,9 +76,17 @@ class StageRun:
         keep_outputs: bool = False,
         random: StepRandom | None = None,
         offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
+        links: StageLinks | None = None,
     ) -> None:
+        links = links or StageLinks()
         self.stage = stage
         self.index = index
+        #: True if arguments of the batch come
+        self.takes_entry = index == 0 or index in links.entries
+        #: the names of the values from and to other stages, by number
+        self.sources, self.destinations = links.of(index, trains=accumulator is not None)
+        #: the names of all values that it returns beside its output
+        self._gives = tuple(dict.fromkeys(name for name, source, _ in links.links if source == index))
         self.is_last = is_last
         #: by microbatch; results for the caller
         self.losses: dict[int, Any] = {}
@@ -131,44 +128,86 @@ class StageRun:
 
     # ---------------------------------------------------------------- forward
 
-    async def forward(self, microbatch: int, message: StageMessage, target: tuple[Any, ...] = ()) -> StageMessage | None:
+    async def forward(
+        self,
+        microbatch: int,
+        message: StageMessage,
+        target: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        taken: Mapping[int, StageMessage] | None = None,
+    ) -> StageOutput:
         """Run the stage on the outputs of the stage before.
 
         Args:
             target: nothing, or the target of the microbatch, where this is the last stage.
-
-        Returns:
-            What goes to the next stage; None after the last.
+            kwargs: arguments of the batch.
+            taken: the values of other stages, by number.
         """
-        moved = None if self.stage.device is None else [await to_device(tensor, self.stage.device) for tensor in tensors_of(message)]
-        args, leaves = unpack(message, moved)
-        return await self.enter(microbatch, args, {}, target, [leaf._node for leaf in leaves])
+        args, leaves = await self._unpacked(message)
+        own = dict(kwargs or {})
+        losses: list[Any] = []
+        arrived: dict[int, list[AccumulateGrad]] = {}
+        for source, each in (taken or {}).items():
+            (values,), wanted = await self._unpacked(each)
+            if values.__class__ is not dict or values.keys() != set(self.sources[source]):
+                raise ArgumentError(f"the values of stage {source} for stage {self.index}: expected {', '.join(self.sources[source])}")
+            loss = values.pop(LOSS, None)
+            losses += [] if loss is None else [loss]
+            own |= values
+            arrived[source] = [leaf._node for leaf in wanted]
+        return await self.enter(microbatch, args, own, target, [leaf._node for leaf in leaves], arrived, losses)
+
+    async def _unpacked(self, message: StageMessage) -> tuple[tuple[Any, ...], list[Any]]:
+        device = self.stage.device
+        return unpack(message, None if device is None else [await to_device(tensor, device) for tensor in tensors_of(message)])
 
     async def enter(
-        self, microbatch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...], leaves: list[AccumulateGrad]
-    ) -> StageMessage | None:
-        """As `forward`, with arguments in place of a message."""
+        self,
+        microbatch: int,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        target: tuple[Any, ...],
+        leaves: list[AccumulateGrad],
+        taken: Mapping[int, list[AccumulateGrad]] | None = None,
+        losses: Sequence[Any] = (),
+    ) -> StageOutput:
+        """As `forward`, with arguments in place of messages, and where their gradients arrive.
+
+        Args:
+            losses: of other stages.
+        """
         if self.stage.device is not None:
             args, kwargs, target = await self._arrive((args, kwargs, target))
         if self.stage.pass_indices:
             kwargs = {**kwargs, STAGE_INDEX: self.index, MICROBATCH_INDEX: microbatch}
         trains = self._accumulator is not None
         with self._drawing(self.index, microbatch):
-            output, loss = await self._compute(microbatch, args, kwargs, target if trains and self.is_last else None)
+            output, values, loss = await self._compute(microbatch, args, kwargs, target if trains and self.is_last else None)
         if output is None:
-            raise ArgumentTypeError(f"stage {self.index} ({self.stage.name}) returned None; expected a Tensor or several. Was `return` forgotten?")
+            raise ArgumentTypeError(f"{self._name} returned None; expected a Tensor or several. Was `return` forgotten?")
+        given = {to: pack({name: values[name] for name in names}) for to, names in self.destinations.items()}
+        messages = {to: message for to, (message, _) in given.items()}
+        edges = {to: found for to, (_, found) in given.items()}
         if not self.is_last:
-            message, edges = pack(output)
+            message, own = pack(output)
             if trains:
-                self._saved[microbatch] = SavedMicrobatch(edges, None, leaves)
-            return message
+                self._saved[microbatch] = SavedMicrobatch(own, None, leaves, taken or {}, edges)
+            return StageOutput(message, messages)
         if self._keeps_outputs or not trains:
             self.outputs[microbatch] = pack(output)[0].values
         if trains:
+            self._check_loss(loss)
+            own_loss = values.get(LOSS)
+            for each in (*losses, *(() if own_loss is None else (own_loss,))):
+                loss = loss + each
             edge, seed = self._seed(loss)
-            self._saved[microbatch] = SavedMicrobatch([edge], [seed], leaves)
+            self._saved[microbatch] = SavedMicrobatch([edge], [seed], leaves, taken or {}, edges)
             self.losses[microbatch] = make(loss._data, shared_with=loss)
-        return None
+        return StageOutput(None, messages)
+
+    @property
+    def _name(self) -> str:
+        return f"stage {self.index} ({self.stage.name})"
 
     async def _arrive(self, tree: Any) -> Any:
         """The tree with its Tensors moved to the device of the stage, within their graph."""
@@ -183,35 +222,36 @@ class StageRun:
 
     async def _compute(
         self, microbatch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...] | None
-    ) -> tuple[Any, Any]:
-        """The output, and the loss where there is a target to take (which may be none: ``()``)."""
-        module, loss_fn = self.stage.module, self._loss_fn
+    ) -> tuple[Any, dict[str, Any], Any]:
+        """The output, the values beside it by name, and the loss where there is a target to take (which may be none: ``()``)."""
+        module, loss_fn, part = self.stage.module, self._loss_fn, functools.partial(parted, names=self._gives, what=self._name)
         if target is not None and loss_fn is None:
             args = (*args, *target)
         if self.stage.where == "loop":
             output = module(*args, **kwargs)
         elif target is not None and loss_fn is not None and not runs_on_loop(loss_fn):
             drawing = self._drawing(None, microbatch)
-            output, loss = await self._offload(foreign_modes.within(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing)))
+            output, loss = await self._offload(foreign_modes.within(functools.partial(_both, module, args, kwargs, part, loss_fn, target, drawing)))
             if not suspends(output):
                 if suspends(loss):
                     with self._drawing(None, microbatch):
                         loss = await loss
-                return output, loss
+                return *part(output), loss
         else:
             output = await self._offload(foreign_modes.within(functools.partial(module, *args, **kwargs)))
         if suspends(output):
             output = await output
+        output, values = part(output)
         if target is None:
-            return output, None
+            return output, values, None
         if loss_fn is None or output is None:
-            return output, output
+            return output, values, output
         with self._drawing(None, microbatch):
             loss = loss_fn(output, *target)
-            return output, await loss if suspends(loss) else loss
+            return output, values, await loss if suspends(loss) else loss
 
-    def _seed(self, loss: Any) -> tuple[EdgeOf, Array]:
-        what = "what the last stage returned" if self._loss_fn is None else "what loss_fn returned"
+    def _check_loss(self, loss: Any) -> None:
+        what = self._loss_name
         if loss is None:
             raise ArgumentTypeError(f"{what} is None; expected the loss of the microbatch, a Tensor of one element. Was `return` forgotten?")
         if not isinstance(loss, TensorCore):
@@ -220,53 +260,64 @@ class StageRun:
             raise ShapeError(f"{what} has shape {list(loss.shape)}; expected the loss of the microbatch, a Tensor of one element")
         if loss.dtype.kind != "f":
             raise ArgumentTypeError(f"{what} has dtype {loss.dtype}; expected a real loss")
+
+    @property
+    def _loss_name(self) -> str:
+        return "what the last stage returned" if self._loss_fn is None else "what loss_fn returned"
+
+    def _seed(self, loss: Any) -> tuple[EdgeOf, Array]:
         if not loss.requires_grad or loss._node is None:
-            raise NoGraphError(f"{what} does not require grad, so there is nothing to differentiate; use eval() for the forward alone")
+            raise NoGraphError(f"{self._loss_name} does not require grad, so there is nothing to differentiate; use eval() for the forward alone")
         seed: Array = np.full(loss.shape, self._scale, loss.dtype)
         device = devices.device(loss.device)
         return (loss._node, loss._nr), seed if device is None else device.from_host(seed)
 
     # ---------------------------------------------------------------- backward
 
-    async def backward(self, microbatch: int, grads: Any) -> list[Any]:
+    async def backward(
+        self, microbatch: int, grads: Any, returned: Mapping[int, Any] | None = None
+    ) -> tuple[list[Any], dict[int, list[Any]]]:
         """The full backward.
 
         Args:
             grads: the gradients of the outputs, as they came back; None for the last stage.
+            returned: the gradients of values for other stages, by number.
 
         Returns:
-            The gradients of the inputs, as they go back.
+            The gradients of the inputs, as they go back; and of values from other stages, by number.
         """
         saved = self._take(microbatch)
-        roots, seeds = await self._roots(saved, grads)
+        roots, seeds = await self._roots(saved, grads, returned or {})
         hooks = _StageHooks()
         if roots:
             running = current_engine().run(new_graph_task(roots, seeds, hooks=hooks))
-            del roots, seeds, saved.edges, saved.seeds
+            del roots, seeds, saved.edges, saved.seeds, saved.given
             await running
         found = hooks.take()
-        inputs = [None if (grad := found.pop(leaf, None)) is None else make(grad) for leaf in saved.leaves]
+        inputs = saved.parted([None if (grad := found.pop(leaf, None)) is None else make(grad) for leaf in saved.all_leaves])
         if self.stage.weight_backward is not None:
             await self._build_weight_runner(microbatch)
             await self._run_weight_runner(microbatch)
         await self._deliver(microbatch, found)
         return inputs
 
-    async def backward_input(self, microbatch: int, grads: Any) -> list[Any]:
-        """The backward to the inputs; `backward_weight` does the rest."""
+    async def backward_input(
+        self, microbatch: int, grads: Any, returned: Mapping[int, Any] | None = None
+    ) -> tuple[list[Any], dict[int, list[Any]]]:
+        """The backward to the inputs, as `backward`; `backward_weight` does the rest."""
         saved = self._take(microbatch)
-        roots, seeds = await self._roots(saved, grads)
-        inputs: list[Any] = [None] * len(saved.leaves)
+        roots, seeds = await self._roots(saved, grads, returned or {})
+        inputs: list[Any] = [None] * len(saved.all_leaves)
         if roots:
-            plan = InputPlan(roots, seeds, [(leaf, 0) for leaf in saved.leaves])
-            del roots, seeds, saved
+            plan = InputPlan(roots, seeds, [(leaf, 0) for leaf in saved.all_leaves])
+            del roots, seeds, saved.edges, saved.seeds, saved.given
             inputs = await current_engine().run(new_graph_task(plan=plan))
             self._groups[microbatch] = plan.groups()
         else:
             self._groups[microbatch] = []
         if self.stage.weight_backward is not None:
             await self._build_weight_runner(microbatch)
-        return inputs
+        return saved.parted(inputs)
 
     async def backward_weight(self, microbatch: int) -> None:
         """The backward to the weights."""
@@ -295,16 +346,18 @@ class StageRun:
             raise GraphError(f"backward of stage {self.index}, microbatch {microbatch}: its forward has not been run, or its backward has")
         return saved
 
-    async def _roots(self, saved: SavedMicrobatch, grads: Any) -> tuple[list[EdgeOf], list[Array]]:
-        if saved.seeds is not None:
-            return saved.edges, saved.seeds
+    async def _roots(self, saved: SavedMicrobatch, grads: Any, returned: Mapping[int, Any]) -> tuple[list[EdgeOf], list[Array]]:
         roots: list[EdgeOf] = []
         seeds: list[Array] = []
-        for index, (edge, grad) in enumerate(zip(saved.edges, check_gradients(grads, len(saved.edges)), strict=True)):
-            if grad is not None:
-                roots.append(edge)
-                seeds.append(await fitted(grad, edge, index))
-        return roots, seeds
+        parts = [(edges, returned.get(to)) for to, edges in saved.given.items()]
+        if saved.seeds is None:
+            parts.append((saved.edges, grads))
+        for edges, found in parts:
+            for index, (edge, grad) in enumerate(zip(edges, check_gradients(found, len(edges)), strict=True)):
+                if grad is not None:
+                    roots.append(edge)
+                    seeds.append(await fitted(grad, edge, index))
+        return (roots, seeds) if saved.seeds is None else (roots + saved.edges, seeds + saved.seeds)
 
     async def _deliver(self, microbatch: int, grads: Mapping[AccumulateGrad, Array]) -> None:
         if self._accumulator is not None:
@@ -346,43 +399,14 @@ def _both(
     module: Any,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    part: Callable[[Any], tuple[Any, dict[str, Any]]],
     loss_fn: Callable[..., Any],
     target: tuple[Any, ...],
     drawing: AbstractContextManager[None],
 ) -> tuple[Any, Any]:
-    """The output of a stage and its loss, on one thread."""
+    """The result of a stage with all that it gives, and its loss, on one thread."""
     output = module(*args, **kwargs)
     if output is None or suspends(output):
         return output, None
     with drawing:
-        return output, loss_fn(output, *target)
-
-
-async def fitted(grad: Any, edge: EdgeOf, index: int) -> Array:
-    """The array of a gradient from the next stage, checked against the output.
-
-    Raises:
-        ShapeError, ArgumentTypeError: the gradient does not fit the output.
-    """
-    metadata = edge[0].metadata_of(edge[1])
-    if metadata is None:
-        return grad._data
-    if grad.shape != metadata.shape:
-        raise ShapeError(f"shape mismatch: the gradient of output {index} has shape {list(grad.shape)}, the output has {list(metadata.shape)}")
-    if grad.dtype != metadata.dtype:
-        raise ArgumentTypeError(f"dtype mismatch: the gradient of output {index} has dtype {grad.dtype}, the output has {metadata.dtype}")
-    return (await to_device(grad, metadata.device))._data
-
-
-async def to_device(tensor: Any, device: str) -> Any:
-    """The values of a Tensor on a device, outside of any graph; waits until they are computed."""
-    if tensor.device == device:
-        return tensor
-    await tensor
-    return await current_engine().offload(functools.partial(_copy, tensor, device))
-
-
-def _copy(tensor: Any, device: str) -> Any:
-    source, target = devices.device(tensor.device), devices.device(device)
-    array = tensor._data if source is None else source.to_host(tensor._data)
-    return make(array if target is None else target.from_host(array))
+        return output, loss_fn(part(output)[0], *target)

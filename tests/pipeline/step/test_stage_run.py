@@ -37,7 +37,8 @@ async def test_backward_once_and_after_forward() -> None:
     with pytest.raises(GraphError, match="without an I before"):
         await run.backward_weight(0)
     await run.forward(0, message)
-    assert len(await run.backward(0, grads)) == 1
+    inputs, taken = await run.backward(0, grads)
+    assert len(inputs) == 1 and taken == {}
     with pytest.raises(GraphError, match="or its backward has"):
         await run.backward_input(0, grads)
     await run.forward(1, message)
@@ -66,7 +67,7 @@ async def test_no_gradient_at_all() -> None:
     for halves in (False, True):
         run, message = one()
         await run.forward(0, message)
-        assert await (run.backward_input if halves else run.backward)(0, [None]) == [None]
+        assert await (run.backward_input if halves else run.backward)(0, [None]) == ([None], {})
         if halves:
             await run.backward_weight(0)
 
