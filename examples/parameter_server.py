@@ -15,12 +15,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # another number of threads rounds otherwise
 
 import numpy as np
-from sklearn.datasets import load_digits
+
+try:
+    from sklearn.datasets import load_digits
+except ImportError:
+    sys.exit("this example needs scikit-learn: pip install '.[demo]'")
 
 import aiograd as ag
 from aiograd import distributed as dist

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import WorkerLostError
+from tests.distributed.workers import workers
 from tests.interop.torch_support import draw
 from tests.support import assert_awaiting_raises
 
@@ -91,6 +93,91 @@ async def test_a_wrapped_module_is_an_expert() -> None:
 
 def _several(result: Any) -> Any:
     return result if isinstance(result, (tuple, list)) else (result,)
+
+
+service = dist.Service()
+
+
+@service.reference
+class Hosted(ag.nn.Module):
+    """A frozen layer whose owner lets calls and passes wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = ag.interop.torch.wrap(frozen())
+        self.gate = asyncio.Event()
+        self.waiting = 0
+
+    async def forward(self, x: Any, down: Any, up: Any) -> Any:
+        await self._wait()
+        y = await ag.offload(self.layer, x, down, up)
+        y.register_hook(self._wait)
+        return y
+
+    async def _wait(self, grad: Any = None) -> None:
+        self.waiting += 1
+        await self.gate.wait()
+        self.waiting -= 1
+
+
+class Adapted(torch.nn.Linear):
+    def forward(self, x: Any, down: Any, up: Any) -> Any:
+        return super().forward(x) + x @ down @ up
+
+
+def frozen() -> Any:
+    torch.manual_seed(0)
+    return Adapted(8, 8).requires_grad_(False)
+
+
+async def test_a_paused_host_keeps_clients_waiting_in_forward_and_backward_and_their_gradients_apart() -> None:
+    given = [(draw(5, 8, at=client), draw(8, 2, at=10 + client), draw(2, 8, at=20 + client)) for client in range(2)]
+    expected = []
+    for x, *adapter in given:
+        tensors = [torch.from_numpy(each.copy()).requires_grad_() for each in adapter]
+        frozen()(torch.from_numpy(x), *tensors).square().sum().backward()
+        expected.append([tensor.grad.numpy() for tensor in tensors])
+    async with workers("client", "host", service=service) as (client, host):
+        remote = await client.remote_module("host", Hosted)
+        hosted = host._objects.table._held[remote.ref.key].value
+        stages: list[list[str]] = [[], []]
+
+        async def step(number: int) -> Any:
+            x, *adapter = (ag.asarray(each) for each in given[number])
+            adapter = [each.requires_grad_() for each in adapter]
+            async with client.context() as ctx:
+                y = await remote(x, *adapter)
+                stages[number].append("forward")
+                if number:
+                    hosted.gate.clear()  # between the forward of this client and its backward
+                await ctx.backward((y * y).sum())
+                stages[number].append("backward")
+                assert not [context for context in host._contexts if context.grads]
+                return [ctx.grads[each].numpy() for each in adapter]
+
+        async def until_waiting(count: int, *running: asyncio.Future[Any]) -> None:
+            while hosted.waiting < count:
+                assert not any(each.done() for each in running)
+                await asyncio.sleep(0)
+
+        first = asyncio.ensure_future(step(0))
+        await until_waiting(1, first)
+        assert stages == [[], []]
+        hosted.gate.set()
+        await first
+        second = asyncio.ensure_future(step(1))
+        while stages[1] != ["forward"]:
+            await asyncio.sleep(0)
+        again = asyncio.ensure_future(step(0))
+        await until_waiting(2, second, again)  # a call of one client, and a pass of the other
+        assert stages == [["forward", "backward"], ["forward"]]
+        hosted.gate.set()
+        found = [await again, await second]
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other)
+    for name, value in frozen().state_dict().items():
+        np.testing.assert_array_equal(hosted.layer.module.state_dict()[name].numpy(), value.numpy())
 
 
 @pytest.mark.proc

@@ -139,7 +139,10 @@ class GradientReducer:
         if self._pass is not None:
             raise GraphError(f"two passes over parameters that group {self.group.name!r} shares run at once: await one before the next is begun")
         if task.create_graph:
-            raise GraphError("create_graph=True: gradients that are combined over several workers cannot be differentiated; turn the combining off")
+            raise GraphError(
+                "create_graph=True: gradients that are combined over several workers cannot be differentiated; take this worker's own with "
+                "ag.grad(loss, parameters, create_graph=True), or turn the combining off"
+            )
         if task.hooks is not None and not task.hooks.is_local:
             raise GraphError("a pass of a distributed context reaches parameters whose gradients are combined over a group; turn the combining off")
         if task.guards:
