@@ -423,6 +423,7 @@ def test_a_jupyter_kernel_runs_them_and_shows_what_the_guide_says() -> None:
     views = {
         "loss": "text/html", "model": "text/html", "summary": "text/html", "picture": "image/svg+xml", "schedule": "text/html",
         "pipeline.simulate(schedule, pipeline.Costs(1, 1, 1))": "image/svg+xml",
+        "await ag.viz.step((model(x) ** 2).mean(), names=model)": "text/html",
     }  # fmt: skip
     setting = "from aiograd import pipeline\nschedule = pipeline.make_schedule('1F1B', 2, 2)"
     cells = json.dumps([*NOTEBOOK, setting, *views])
