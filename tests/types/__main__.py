@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.running.stability import Stability, stability_of
-from tests.types.completeness import complaints, incomplete, places, table, typed_names
+from tests.types.completeness import Annotations, complaints, incomplete, places, table, typed_names
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -43,7 +43,7 @@ def verified() -> dict[str, Any]:
 
 def names_are_complete(shown: Stability) -> bool:
     """True if the types of all stable names are; what lacks in the names of level `shown` is printed."""
-    names = typed_names(verified(), places(), stability_of)
+    names = typed_names(verified(), places(), stability_of, Annotations(ROOT))
     print(table(names))
     found = incomplete(names, shown)
     if found:

@@ -6,10 +6,13 @@ class lacks, and *unknown* where the checker finds no type or does not find the 
 
 from __future__ import annotations
 
+import ast
 import enum
+import functools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from aiograd.running.stability import Stability
@@ -42,25 +45,59 @@ def places() -> dict[str, str]:
     return {f"{module}.{public.name}": f"{load(module).__name__}.{public.name}" for module in MODULES for public in public_names(module)}
 
 
-def typed_names(report: Mapping[str, Any], places: Mapping[str, str], level_of: Callable[[str], Stability]) -> list[TypedName]:
+class Annotations:
+    """The classes that annotations of attributes name: where the type of an attribute is incomplete, pyright does not say which class it is of.
+
+    Args:
+        root: the folder of the package's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._read = functools.cache(self._annotations)
+
+    def __call__(self, name: str) -> Collection[str]:
+        """The names in the annotation of an attribute, ``package.module.Class.attribute``."""
+        home, _, attribute = name.rpartition(".")
+        while home:
+            home = home.rpartition(".")[0]
+            path = self._root.joinpath(*home.split("."))
+            for file in (path.with_suffix(".py"), path / "__init__.py"):
+                if home and file.is_file():
+                    return self._read(file).get(attribute, set())
+        return ()
+
+    def _annotations(self, file: Path) -> Mapping[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.AnnAssign):
+                found[ast.unparse(node.target).rpartition(".")[2]] |= {*re.findall(r"\w+", ast.unparse(node.annotation))}
+        return found
+
+
+def typed_names(
+    report: Mapping[str, Any], places: Mapping[str, str], level_of: Callable[[str], Stability], annotations: Callable[[str], Collection[str]]
+) -> list[TypedName]:
     """What a report says about public names.
 
     Args:
         report: what ``pyright --verifytypes PACKAGE --outputjson`` prints.
         places: see `places`.
         level_of: the stability of a name.
+        annotations: the names in the annotation of an attribute, see `Annotations`.
 
     Returns:
         An entry for each of the names, in their order.
     """
-    symbols = _Symbols(report["typeCompleteness"]["symbols"])
+    symbols = _Symbols(report["typeCompleteness"]["symbols"], annotations)
     return [TypedName(name, level_of(name), symbols.knowledge(place), tuple(symbols.gaps(place))) for name, place in places.items()]
 
 
 class _Symbols:
     """The symbols of a report by each of their names."""
 
-    def __init__(self, symbols: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, symbols: Iterable[Mapping[str, Any]], annotations: Callable[[str], Collection[str]]) -> None:
+        self._annotations = annotations
         self.by_name: dict[str, Mapping[str, Any]] = {}
         self.attributes: dict[str, list[str]] = defaultdict(list)
         #: name of a class without its module -> names
@@ -82,8 +119,9 @@ class _Symbols:
         return Knowledge.KNOWN if symbol["isTypeKnown"] else Knowledge.UNKNOWN
 
     def _parts(self, name: str) -> list[str]:
-        """The attributes of a class that are not known, and the class of that name where another module defines it."""
-        named = [*self.attributes[name], *self.classes[name.rpartition(".")[2]]]
+        """What is not known of: the attributes of a class, the class of that name in another module, the classes that an annotation names."""
+        words = (name.rpartition(".")[2], *self._annotations(name))
+        named = [*self.attributes[name], *(found for word in words for found in self.classes[word])]
         return [each for each in named if each != name and self.knowledge(each) is not Knowledge.KNOWN]
 
     def gaps(self, name: str) -> Iterator[str]:
@@ -91,6 +129,7 @@ class _Symbols:
         if name not in self.by_name:
             yield f"{name}: pyright does not find it"
         waiting, seen = [name], set[str]()
+        unexplained, is_explained = None, False
         while waiting:
             symbol = self.by_name.get(waiting.pop())
             if symbol is None or symbol["name"] in seen or self.knowledge(symbol["name"]) is Knowledge.KNOWN:
@@ -99,13 +138,16 @@ class _Symbols:
             waiting += (parts := self._parts(symbol["name"]))
             errors = [each for each in symbol["diagnostics"] if each["severity"] == "error"]
             if not errors and not parts:
-                yield f"{symbol['name']}: pyright does not say what lacks in its type"
+                unexplained = f"{symbol['name']}: pyright does not say what lacks in its type"
             for diagnostic in errors:
                 message = " ".join(diagnostic["message"].split())
                 waiting += (found for word in re.findall(r"\w+", message) for found in self.classes[word])
                 if _INDIRECT not in message:
+                    is_explained = True
                     line = f":{diagnostic['range']['start']['line'] + 1}" if "range" in diagnostic else ""
                     yield f"{diagnostic['file']}{line}: {symbol['name']}: {message}"
+        if unexplained is not None and not is_explained:
+            yield unexplained
 
 
 def table(names: Iterable[TypedName]) -> str:

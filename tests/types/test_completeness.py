@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aiograd.running.stability import Stability
 from tests.types.__main__ import PROGRAMS
-from tests.types.completeness import Knowledge, complaints, incomplete, places, table, typed_names
+from tests.types.completeness import Annotations, Knowledge, complaints, incomplete, places, table, typed_names
 
 INFERRED = "Type is missing type annotation and could be inferred differently by type checkers\n  Inferred type is"
 
@@ -40,8 +41,13 @@ REPORT = report(
     symbol("library.home.Other", "an error of a class that none of the names refers to"),
     symbol("library.lost", category="function", known=False),
     symbol("library.trial", f'{INFERRED} "str"', category="variable"),
+    {**symbol("library.home.Holder", also=("library.Holder",)), "isTypeAmbiguous": True},
+    {**symbol("library.home.Holder.inner", category="variable"), "isTypeAmbiguous": True},
+    {**symbol("library.home.Closed", also=("library.Closed",)), "isTypeAmbiguous": True},
 )
-NAMES = typed_names(REPORT, {f"library.{name}": f"library.{name}" for name in "Good Part lost trial absent".split()}, level_of)
+ANNOTATIONS = {"library.home.Holder.inner": ("Inner", "None")}
+PLACES = {f"library.{name}": f"library.{name}" for name in "Good Part lost trial absent Holder Closed".split()}
+NAMES = typed_names(REPORT, PLACES, level_of, lambda name: ANNOTATIONS.get(name, ()))
 
 
 def test_how_much_is_known_of_each_name() -> None:
@@ -51,8 +57,10 @@ def test_how_much_is_known_of_each_name() -> None:
         "library.lost": Knowledge.UNKNOWN,
         "library.trial": Knowledge.PARTLY,
         "library.absent": Knowledge.UNKNOWN,
+        "library.Holder": Knowledge.PARTLY,
+        "library.Closed": Knowledge.PARTLY,
     }
-    assert [name.name for name in incomplete(NAMES)] == ["library.Part", "library.lost", "library.absent"]
+    assert [name.name for name in incomplete(NAMES)] == ["library.Part", "library.lost", "library.absent", "library.Holder", "library.Closed"]
     assert [name.name for name in incomplete(NAMES, Stability.PROVISIONAL)] == ["library.trial"]
 
 
@@ -64,19 +72,31 @@ def test_what_lacks_in_a_name_is_found_where_it_lacks() -> None:
         "library/home.py:5: library.home.Inner: something lacks",
     }
     assert gaps["library.lost"] == {"library.lost: pyright does not say what lacks in its type"}
+    assert gaps["library.Holder"] == {"library/home.py:5: library.home.Inner: something lacks"}
+    assert gaps["library.Closed"] == {"library.home.Closed: pyright does not say what lacks in its type"}
     assert gaps["library.absent"] == {"library.absent: pyright does not find it"}
+
+
+def test_annotations_are_read_where_the_attribute_is_declared(tmp_path: Path) -> None:
+    (tmp_path / "library").mkdir()
+    (tmp_path / "library" / "__init__.py").write_text("class A:\n    def __init__(self) -> None:\n        self.b: list[B] | None = None\n")
+    (tmp_path / "library" / "home.py").write_text("class C:\n    d: D\n")
+    annotations = Annotations(tmp_path)
+    assert annotations("library.A.b") == {"list", "B", "None"}
+    assert annotations("library.home.C.d") == {"D"}
+    assert not annotations("library.home.C.e") and not annotations("elsewhere.home.C.d")
 
 
 def test_the_table_counts_by_level() -> None:
     rows = [line.split() for line in table(NAMES).splitlines()]
-    assert rows[1] == ["stable", "1", "1", "2", "25.0", "%"]
+    assert rows[1] == ["stable", "1", "3", "2", "16.7", "%"]
     assert rows[2] == ["provisional", "0", "1", "0", "0.0", "%"]
     assert rows[3] == ["internal", "0", "0", "0"]
 
 
 def test_the_complaint_names_the_place_once_and_those_it_concerns() -> None:
     many = [name._replace(name=f"library.{i}", gaps=("home.py:1: nothing",)) for i, name in enumerate(NAMES)]
-    assert complaints(many) == "home.py:1: nothing\n    in the type of library.0, library.1, library.2 and 2 more"
+    assert complaints(many) == "home.py:1: nothing\n    in the type of library.0, library.1, library.2 and 4 more"
 
 
 def test_names_of_attributes_of_the_package_are_looked_for_in_their_modules() -> None:
