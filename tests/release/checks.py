@@ -260,5 +260,6 @@ def run_checks(release: Release, checks: Mapping[str, Check]) -> bool:
         print(f"{name:12} {time.perf_counter() - began:6.1f}  {mark}{text}", flush=True)
     for note in release.notes:
         print(f"    {note}")
-    print(f"FAILED: {', '.join(failed)}" if failed else f"aiograd {aiograd.__version__} is as a release has to be: {release.out}")
+    where = f"; the files are in {release.out}" if release.built is not None else ""
+    print(f"FAILED: {', '.join(failed)}" if failed else f"{len(checks)} of {len(CHECKS)} checks have run, and none has failed{where}")
     return not failed
