@@ -104,7 +104,8 @@ def _griffe_breaks(earlier: Surface, later: Surface) -> Iterator[Break]:
     levels = {name: level for level in PROMISED for name in earlier[level]}
     for each in griffe.find_breaking_changes(_griffe_tree(griffe, earlier), _griffe_tree(griffe, later)):
         name = each.obj.path.removesuffix(".__init__")
-        yield Break(name, levels.get(name, PROMISED[0]), each.kind.value.lower())
+        if name in levels:  # of a module that is gone, each name is
+            yield Break(name, levels[name], each.kind.value.lower())
 
 
 def _griffe_tree(griffe: Any, surface: Surface) -> Any:
