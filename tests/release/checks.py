@@ -222,9 +222,10 @@ def check_workflows(release: Release) -> str:
 
 def check_installed(release: Release) -> str:
     """The wheel works alone in a new environment, and the tests of the sdist pass with it."""
+    paths = () if release.all else installing.CHOSEN
     with installing.environment(release.files.wheel) as python:
         alone = installing.use_alone(python)
-        return f"{alone}; {installing.run_tests(python, release.files, release.jobs, () if release.all else installing.CHOSEN)}"
+        return f"{alone}; {installing.run_tests(python, release.files, release.jobs, paths, release.out / 'tests.log')}"
 
 
 Check = Callable[[Release], str]
