@@ -112,6 +112,7 @@ release-checks: $(VENV)/.installed-dev
 # Builds in `dist` and looks at what it has built; publishes nothing.
 release:
 	@$(MAKE) --no-print-directory VENV=.venv-release .venv-release/.installed-dev,release
+	.venv-release/bin/python -m pytest -q tests/release/test_griffe.py
 	.venv-release/bin/python -m tests.release --jobs $(JOBS) $(ARGS)
 
 scale: $(VENV)/.installed-dev

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -28,20 +29,28 @@ class ReleaseError(Exception):
     """A check that fails, or something that it needs and that is missing; the text says what to do."""
 
 
-def run(words: list[str], folder: Path, *, umask: int = -1, **environment: str) -> str:
+def run(words: list[str], folder: Path, *, umask: int = -1, log: Path | None = None, **environment: str) -> str:
     """Run a program in a folder, without the shell's `PYTHONPATH`; returns what it prints.
+
+    Args:
+        words: program and arguments.
+        folder: where it runs.
+        umask: of the program.
+        log: a file that has what the program prints, while it runs and afterwards.
+        **environment: variables, beside those of this process.
 
     Raises:
         ReleaseError: it ends with an error; the text has the end of its output.
     """
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "PYTEST_"))}
-    done = subprocess.run(
-        words, cwd=folder, env=environ | environment, umask=umask, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    with open(log, "w+") if log is not None else tempfile.TemporaryFile("w+") as output:
+        done = subprocess.run(words, cwd=folder, env=environ | environment, umask=umask, stdout=output, stderr=subprocess.STDOUT, check=False)
+        output.seek(0)
+        text = output.read()
     if done.returncode:
-        last = "\n".join(done.stdout.splitlines()[-40:])
-        raise ReleaseError(f"`{' '.join(words)}` ends with {done.returncode}:\n{last}")
-    return done.stdout
+        last = "\n".join(text.splitlines()[-40:])
+        raise ReleaseError(f"`{' '.join(words)}` ends with {done.returncode}{f', see {log}' if log else ''}:\n{last}")
+    return text
 
 
 @dataclass(frozen=True)

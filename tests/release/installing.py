@@ -20,8 +20,8 @@ from tests.release.building import Built, ReleaseError, run, unpack
 
 #: tests that look at the sources or build the package, which are not there
 OF_SOURCES = (
-    "tests/release", "tests/rooms.py", "tests/test_class_names.py", "tests/test_docstrings.py", "tests/test_layering.py", "tests/test_packaging.py",
-    "tests/test_prose.py", "tests/test_words.py",
+    "tests/cuda_driver", "tests/release", "tests/test_class_names.py", "tests/test_docstrings.py", "tests/test_layering.py", "tests/test_methods.py",
+    "tests/test_packaging.py", "tests/test_prose.py", "tests/test_words.py",
 )  # fmt: skip
 #: without options: every kind of promise, in a few minutes
 CHOSEN = (
@@ -84,7 +84,7 @@ def use_alone(python: Path) -> str:
     return f"a backward pass and `aiograd doctor`, {version} with {count} distributions"
 
 
-def run_tests(python: Path, built: Built, jobs: int, paths: Sequence[str]) -> str:
+def run_tests(python: Path, built: Built, jobs: int, paths: Sequence[str], log: Path) -> str:
     """Install what the tests need, and run those of the sdist; returns pytest's count.
 
     Args:
@@ -92,6 +92,7 @@ def run_tests(python: Path, built: Built, jobs: int, paths: Sequence[str]) -> st
         built: of which the sdist has the tests.
         jobs: processes.
         paths: of tests; all, but those that look at sources, if there are none.
+        log: a file for what pytest prints.
     """
     _install(python, f"{built.wheel}[dev]")
     with tempfile.TemporaryDirectory(prefix="aiograd-release-") as folder:
@@ -99,7 +100,7 @@ def run_tests(python: Path, built: Built, jobs: int, paths: Sequence[str]) -> st
         shutil.rmtree(root / "aiograd")
         ignored = [f"--ignore={path}" for path in OF_SOURCES]
         words = [str(python), "-m", "pytest", "-q", "-p", __name__, "-n", str(jobs), "--dist", "worksteal", "-m", "not sweep", *ignored, *paths]
-        last = run(words, root).splitlines()[-1]
+        last = run(words, root, log=log).splitlines()[-1]
     if not re.search(r"\d{2,} passed", last):
         raise ReleaseError(f"no tests have run in the environment of the wheel: {last}")
     return last.strip("= ")

@@ -137,6 +137,9 @@ def test_a_program_that_fails_is_quoted_with_its_output(tmp_path: Path, monkeypa
     script = "import os, sys; print(os.environ.get('PYTHONPATH'), os.environ['ADDED'], os.getcwd())"
     assert run(["python3", "-c", script], tmp_path, ADDED="x") == f"None x {tmp_path}\n"
     assert_raises(ReleaseError, r"`sh -c echo why; exit 3` ends with 3:\nwhy", run, ["sh", "-c", "echo why; exit 3"], tmp_path)
+    log = tmp_path / "log"
+    assert_raises(ReleaseError, f"ends with 3, see {log}:", run, ["sh", "-c", "echo why; exit 3"], tmp_path, log=log)
+    assert log.read_text() == "why\n"
 
 
 def test_a_table_has_a_row_for_each_check_and_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,18 +208,18 @@ def test_the_tests_run_without_the_sources(tmp_path: Path, monkeypatch: pytest.M
     ran: list[list[str]] = []
     last = "== 300 passed in 3 s =="
 
-    def record(words: list[str], folder: Path) -> str:
+    def record(words: list[str], folder: Path, log: Path | None = None) -> str:
         ran.append(words)
         assert "pytest" not in words or [path.name for path in folder.iterdir()] == ["tests"]
         return f"...\n{last}\n"
 
     monkeypatch.setattr(installing, "run", record)
     built = Built(sdist, tmp_path / "a.whl")
-    assert installing.run_tests(Path("python"), built, 3, ["tests/nn"]) == "300 passed in 3 s"
+    assert installing.run_tests(Path("python"), built, 3, ["tests/nn"], tmp_path / "log") == "300 passed in 3 s"
     install, test = ran
     assert install[-1] == f"{tmp_path / 'a.whl'}[dev]" and test[-1] == "tests/nn" and ["-n", "3"] == test[test.index("-n") :][:2]
     last = "no tests ran in 0.01s"
-    assert_raises(ReleaseError, "no tests have run", installing.run_tests, Path("python"), built, 3, [])
+    assert_raises(ReleaseError, "no tests have run", installing.run_tests, Path("python"), built, 3, [], tmp_path / "log")
 
 
 def test_the_tests_that_are_named_exist() -> None:
