@@ -14,6 +14,7 @@ import aiograd as ag
 import aiograd.nn.functional as F
 from aiograd.compiler import joint_pass, steps
 from aiograd.engine.run.current import current_engine
+from aiograd.graph import accumulate_grad
 from tests.compiler.native.codes import needs_native
 
 pytestmark = needs_native
@@ -89,6 +90,12 @@ async def test_gradients(checked: str, joint: list[bool], monkeypatch: pytest.Mo
             for leaf in case.leaves:
                 leaf.grad = None
             await run(X, ag.tensor(T))
+        copied: list[Any] = []
+        monkeypatch.setattr(accumulate_grad, "own", lambda grad: copied.append(grad) or grad.copy())
+        for leaf in case.leaves:
+            leaf.grad = None
+        await run(X, ag.tensor(T))
+        assert not copied  # they are the arrays that the function has made
         assert joint[-1] and not np.shares_memory(case.b.grad.numpy(), case.c.grad.numpy())
         assert case.b.grad.numpy().flags.owndata
 
