@@ -67,8 +67,10 @@ class PipelineWork(StepWork):
         for mailbox in self.mailboxes.values():
             for future, (kind, stage, microbatch) in mailbox.waiting():
                 _, _, number = kind.partition(" ")
-                sender = int(number) if number else {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind)
-                owner = None if sender is None else self.outbox.owner_of(self.stage_to_rank[sender])
+                sender = int(number) if number else {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind, -1)
+                # after a loss, stages are numbered through over all replicas, and any replica may have the sender
+                is_known = sender >= 0 and stage < len(self.stage_to_rank)
+                owner = self.outbox.owner_of(self.stage_to_rank[sender]) if is_known else None
                 found.append((future, owner, f"{kind} of stage {stage}, microbatch {microbatch}"))
         return found
 
