@@ -42,7 +42,7 @@ class PipelineWork(StepWork):
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere, unless it has it."""
-        if key in self.known or (base_of(key[0]), *key[1:]) in self.known:
+        if self.known and (key in self.known or (base_of(key[0]), *key[1:]) in self.known):
             return
         mailbox = self.mailboxes.get(rank)
         if mailbox is not None:
