@@ -39,7 +39,17 @@ async def test_values_past_neighbours_have_the_bits_of_one_graph(name: str, wher
         assert np.allclose((await pipe.eval(x, **given)).numpy(), expected.numpy(), rtol=1e-6)
 
 
-async def test_stages_of_one_rank_and_schedules_of_ones_own() -> None:
+@pytest.mark.parametrize("name", ["Interleaved1F1B", "LoopedBFS", "ZBV", "V-Min", "DualPipeV"])
+async def test_several_stages_of_a_rank(name: str) -> None:
+    x, target = data(9)
+    serial, cut = modules(), modules()
+    losses = await alone(serial, 4, x, target, **arguments(9))
+    async with Pipeline(stages(cut), make_schedule(name, 2, 4, 2), loss_fn=mean_square) as pipe:
+        assert values(await pipe.step(x, target, **arguments(9))) == losses
+    assert gradients(cut) == gradients(serial)
+
+
+async def test_a_schedule_of_ones_own() -> None:
     x, target = data(6)
     serial, cut = modules(), modules()
     losses = await alone(serial, 2, x, target, **arguments(6))

@@ -289,10 +289,11 @@ class Pipeline(PipelineReplicas):
                 it is kept no longer than its microbatch needs it.
             arg_mbs, kwarg_mbs, target_mbs: lists of tuples, dicts and targets: the microbatches, where they are split already, in place of `x`,
                 `kwargs` and `target`.
-            kwargs: further arguments of the first stage; split like `x`.
+            kwargs: further arguments, of the stages that have them among their `takes`, else of the first one; split like `x`.
 
         Returns:
-            The loss of each microbatch, in order; outside of any graph, and not scaled. With `return_outputs` a tuple of these and the outputs.
+            The loss of each microbatch, losses of stages included, in order; outside of any graph, and not scaled. With `return_outputs` a tuple
+            of these and the outputs.
 
         Raises:
             ModeError: grad mode is off. ArgumentError, ArgumentTypeError, MicrobatchError: the batch cannot be split. PipelineError: a stage failed;

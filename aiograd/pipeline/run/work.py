@@ -42,7 +42,7 @@ class PipelineWork(StepWork):
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere, unless it has it."""
-        if key in self.known or (base_of(key[0]), *key[1:]) in self.known:
+        if self.known and (key in self.known or (base_of(key[0]), *key[1:]) in self.known):
             return
         mailbox = self.mailboxes.get(rank)
         if mailbox is not None:
@@ -67,8 +67,10 @@ class PipelineWork(StepWork):
         for mailbox in self.mailboxes.values():
             for future, (kind, stage, microbatch) in mailbox.waiting():
                 _, _, number = kind.partition(" ")
-                sender = int(number) if number else {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind)
-                owner = None if sender is None else self.outbox.owner_of(self.stage_to_rank[sender])
+                sender = int(number) if number else {FORWARD: stage - 1, BACKWARD: stage + 1}.get(kind, -1)
+                # after a loss, stages are numbered through over all replicas, and any replica may have the sender
+                is_known = sender >= 0 and stage < len(self.stage_to_rank)
+                owner = self.outbox.owner_of(self.stage_to_rank[sender]) if is_known else None
                 found.append((future, owner, f"{kind} of stage {stage}, microbatch {microbatch}"))
         return found
 

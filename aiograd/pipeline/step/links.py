@@ -124,7 +124,7 @@ def parted(output: Any, names: Sequence[str], what: str) -> tuple[Any, dict[str,
     Raises:
         ArgumentTypeError: it has not returned a tuple of these. ShapeError: a loss has more than one element.
     """
-    if not names or output is None:
+    if output is None:
         return output, {}
     if output.__class__ is not tuple or len(output) != 1 + len(names):
         found = f"a tuple of {len(output)}" if isinstance(output, tuple) else f"a {type(output).__name__}"

@@ -36,10 +36,14 @@ class SavedMicrobatch:
     @property
     def all_leaves(self) -> list[AccumulateGrad]:
         """Where gradients of inputs arrive, of values from other stages last."""
+        if not self.taken:
+            return self.leaves
         return self.leaves + [leaf for leaves in self.taken.values() for leaf in leaves]
 
     def parted(self, grads: Sequence[Any]) -> tuple[list[Any], dict[int, list[Any]]]:
         """The gradients of inputs, and of values from other stages; they are in the order of `all_leaves`."""
+        if not self.taken:
+            return list(grads), {}
         end = len(self.leaves)
         inputs, taken = list(grads[:end]), {}
         for source, leaves in self.taken.items():

@@ -162,9 +162,11 @@ class Rank:
         else:
             made = await run.enter(microbatch, args, kwargs, target, [])
             del args, kwargs
-        sent: dict[Key, Any] = {(kind_from(GIVEN, run.index), stage - run.index + to, microbatch): message for to, message in made.given.items()}
-        for each, value in sent.items():
-            self._exchange.send(each, value)
+        sent: dict[Key, Any] = {}
+        for to, message in made.given.items():
+            each = kind_from(GIVEN, run.index), stage - run.index + to, microbatch
+            sent[each] = message
+            self._exchange.send(each, message)
         if not run.is_last:
             self._hand_on((FORWARD, stage + 1, microbatch), made.message, self._messages)
             sent[FORWARD, stage + 1, microbatch] = made.message
@@ -177,9 +179,11 @@ class Rank:
         grads = None if run.is_last else self._grads.pop(key)
         returned = {to: await self._value((kind_from(RETURNED, to), *key)) for to in run.destinations}
         back, taken = await (run.backward if action.kind is _K.B else run.backward_input)(microbatch, grads, returned)
-        sent: dict[Key, Any] = {(kind_from(RETURNED, run.index), stage - run.index + source, microbatch): each for source, each in taken.items()}
-        for each, value in sent.items():
-            self._exchange.send(each, value)
+        sent: dict[Key, Any] = {}
+        for source, values in taken.items():
+            each = kind_from(RETURNED, run.index), stage - run.index + source, microbatch
+            sent[each] = values
+            self._exchange.send(each, values)
         if run.index:
             self._hand_on((BACKWARD, stage - 1, microbatch), back, self._grads)
             sent[BACKWARD, stage - 1, microbatch] = back

@@ -50,7 +50,8 @@ class Stage:
             each name. They go straight to the stages that take them, and their gradients straight back. The name "loss" is for a loss of the
             stage, a Tensor of one element, or None: it is added to the loss of the microbatch, and left out in evaluations.
         takes: names of keyword arguments of the stage that come from an earlier stage that gives them, or from the batch: such arguments of
-            `Pipeline.step` and `Pipeline.eval` go to the stages that take them, all others to the first one.
+            `Pipeline.step` and `Pipeline.eval` go to the stages that take them, all others to the first one. Stages of further replicas, and
+            stages in the place of lost ones, need not say what they give and take: it is the same.
 
     Raises:
         ArgumentTypeError, ArgumentError: something that cannot be a stage, or options that do not go together.

@@ -185,9 +185,10 @@ class StageRun:
             output, values, loss = await self._compute(microbatch, args, kwargs, target if trains and self.is_last else None)
         if output is None:
             raise ArgumentTypeError(f"{self._name} returned None; expected a Tensor or several. Was `return` forgotten?")
-        given = {to: pack({name: values[name] for name in names}) for to, names in self.destinations.items()}
-        messages = {to: message for to, (message, _) in given.items()}
-        edges = {to: found for to, (_, found) in given.items()}
+        messages: dict[int, StageMessage] = {}
+        edges: dict[int, list[EdgeOf]] = {}
+        for to, names in self.destinations.items():
+            messages[to], edges[to] = pack({name: values[name] for name in names})
         if not self.is_last:
             message, own = pack(output)
             if trains:
@@ -209,6 +210,9 @@ class StageRun:
     def _name(self) -> str:
         return f"stage {self.index} ({self.stage.name})"
 
+    def _parted(self, output: Any) -> tuple[Any, dict[str, Any]]:
+        return parted(output, self._gives, self._name) if self._gives else (output, {})
+
     async def _arrive(self, tree: Any) -> Any:
         """The tree with its Tensors moved to the device of the stage, within their graph."""
         moved: dict[int, Any] = {}
@@ -224,7 +228,7 @@ class StageRun:
         self, microbatch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...] | None
     ) -> tuple[Any, dict[str, Any], Any]:
         """The output, the values beside it by name, and the loss where there is a target to take (which may be none: ``()``)."""
-        module, loss_fn, part = self.stage.module, self._loss_fn, functools.partial(parted, names=self._gives, what=self._name)
+        module, loss_fn, part = self.stage.module, self._loss_fn, self._parted
         if target is not None and loss_fn is None:
             args = (*args, *target)
         if self.stage.where == "loop":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from aiograd.pipeline import Action, Stage
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.messages import received
 from aiograd.pipeline.run.together import together
+from aiograd.pipeline.run.work import PipelineWork
 from aiograd.pipeline.schedule.plan import StepPlan
 from aiograd.pipeline.step.accumulator import GradientAccumulator
 from aiograd.pipeline.step.message import pack
@@ -109,6 +111,19 @@ async def test_a_mailbox_gives_each_value_once() -> None:
     await cancel(cancelled)
     box.put(other, "kept")
     assert await box.receive(other) == "kept"
+
+
+async def test_whom_a_rank_waits_for() -> None:
+    work = PipelineWork(1, [0], False)
+    work.stage_to_rank = (0, 1, 2)
+    work.outbox.route({"1": (0, SimpleNamespace(owner="a")), "2": (0, SimpleNamespace(owner="b"))})
+    #: the last two are of a step after a loss, where any replica may send them
+    keys = {("backward", 0, 0): "a", ("returned 2", 0, 0): "b", ("target", 0, 0): None, ("forward", 4, 0): None, ("given 0", 5, 0): None}
+    waiting = [asyncio.ensure_future(work.mailboxes[0].receive(key)) for key in keys]
+    await asyncio.sleep(0)
+    assert [owner for _, owner, _ in work.messages()] == list(keys.values())
+    for each in waiting:
+        await cancel(each)
 
 
 def test_values_from_elsewhere_are_checked() -> None:
