@@ -70,7 +70,8 @@ def run(row: Row, tests: Sequence[str], jobs: int, *, renew: bool = False) -> Re
     except LeftOutError as error:
         return Result(row.name, "", "", left_out=str(error))
     words = ["-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *KNOWN, "-m", "not sweep"]
-    words += ["-n", str(jobs), "--dist", "worksteal", *tests]
+    folder, reason = row.ignored
+    words += [*([f"--ignore={folder}"] if folder else []), "-n", str(jobs), "--dist", "worksteal", *tests]
     variables = " ".join(f"{name}={value}" for name, value in row.variables.items())
     log = OUT / f"{row.name.replace(' ', '-')}.log"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHONPATH", "VIRTUAL_ENV"))}
@@ -79,7 +80,7 @@ def run(row: Row, tests: Sequence[str], jobs: int, *, renew: bool = False) -> Re
     outcome = read_outcome(log.read_text(errors="replace"), done.returncode, time.monotonic() - began, f"see {log}")
     command = f"{variables} {shlex.join((str(python), *words))}".strip()
     numbers = (outcome.passed, outcome.failed, outcome.skipped, outcome.seconds)
-    return Result(row.name, ", ".join(filter(None, (versions, variables))), command, *numbers, tuple(outcome.failures))
+    return Result(row.name, ", ".join(filter(None, (versions, variables, reason and f"without {folder}: {reason}"))), command, *numbers, tuple(outcome.failures))
 
 
 if __name__ == "__main__":
