@@ -3,8 +3,8 @@
 Note [N and 2 N]
     Each program runs N times and then 2 N times; the difference is N passes without the beginning and the end of a count. This is done `PAIRS` times,
     and the median counts. The collector of garbage is off, since it runs where the allocations of all programs before have led it. The loop has
-    virtual time: the engine, which lets others go first after so many milliseconds, does so at the same places however slow the machine is, and no timer
-    runs in one count and not in the next.
+    virtual time: the engine, which lets others go first after so many milliseconds, does so at the same places however slow the machine is, and no
+    timer runs in one count and not in the next.
 """
 
 from __future__ import annotations

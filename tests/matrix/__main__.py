@@ -80,7 +80,8 @@ def run(row: Row, tests: Sequence[str], jobs: int, *, renew: bool = False) -> Re
     outcome = read_outcome(log.read_text(errors="replace"), done.returncode, time.monotonic() - began, f"see {log}")
     command = f"{variables} {shlex.join((str(python), *words))}".strip()
     numbers = (outcome.passed, outcome.failed, outcome.skipped, outcome.seconds)
-    return Result(row.name, ", ".join(filter(None, (versions, variables, reason and f"without {folder}: {reason}"))), command, *numbers, tuple(outcome.failures))
+    environment = ", ".join(filter(None, (versions, variables, reason and f"without {folder}: {reason}")))
+    return Result(row.name, environment, command, *numbers, tuple(outcome.failures))
 
 
 if __name__ == "__main__":
