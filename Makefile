@@ -10,6 +10,9 @@
 #   make interop                     bridges to PyTorch and JAX, the Array API suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, scikit-learn, einops
 #   make browser                     the dashboard, pictures and documents in headless Chromium, in .venv-browser; screenshots in out/dashboard
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
+#   make matrix                      tests on other Pythons, with lowest and highest versions, other settings and other releases (ARGS=--list names the rows)
+#   make flaky                       tests of the network and of processes ten times beside four busy processes; goes on where it was stopped
+#   make counts                      instructions of small passes, counted by valgrind, beside those that are kept (ARGS=--renew keeps the new ones)
 #   make lint                        ruff and mypy --strict
 #   make types                       pyright --verifytypes on the installed package, and programs as users write them under pyright and mypy, in .venv-types
 #   make format                      what ruff can mend by itself
@@ -38,7 +41,8 @@ HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importli
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test test-all simulator native ptx ray interop browser cpus lint types format docs chaos release-checks scale wan faults gpu bench parity examples clean release
+.PHONY: demo test test-all simulator native ptx ray interop browser cpus matrix flaky counts lint types format docs chaos release release-checks scale wan \
+        faults gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -80,6 +84,17 @@ browser: out/docs/.built
 
 cpus: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.cpus --jobs $(JOBS) $(ARGS)
+
+# Its environments are under out/matrix.
+matrix: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.matrix --jobs $(JOBS) $(ARGS)
+
+flaky: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.flaky $(ARGS)
+
+# Valgrind comes from the system: `apt-get install valgrind` on Debian.
+counts: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.counts $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

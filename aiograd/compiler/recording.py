@@ -262,7 +262,7 @@ class ProgramRecorder:
         if known is not None:  # earlier statements keep the value that they have used
             self._tensors[known.index] = make(numbers)
         self._made_by_rows.add(id(base))
-        self._add(statement_op("copy", numbers.copy), (), (base,))
+        self._add(statement_op("copy", lambda: np.copy(numbers)), (), (base,))
 
     def was_array(self, tensor: TensorCore) -> bool:
         """True if a Tensor stands for an array among the arguments."""

@@ -266,20 +266,23 @@ def _is_whole(view: Array) -> bool:
         and base.dtype == view.dtype
         and view.flags.c_contiguous
         and view.flags.writeable
-        and getrefcount(base) <= SOLE_OWNER
+        and getrefcount(base) <= _SOLE_VIEW
     )
 
 
-def _calibrate() -> int:
-    """References to an array that only a caller's local name and `own` hold."""
+def _calibrate() -> tuple[int, int, int]:
+    """References that are counted of an array that nothing else holds; which names count depends on the Python: 3.14 lends what locals hold."""
 
     def probe(grad: Any) -> int:
         return getrefcount(grad)
 
+    def probe_base(view: Any) -> int:
+        base = view.base
+        return getrefcount(base)
+
     local = np.zeros(1)
-    return probe(local)
+    return probe(local), getrefcount(local), probe_base(np.zeros((1, 1)).reshape(1))
 
 
-SOLE_OWNER = _calibrate()
-#: the same where the local name itself is looked at
-SOLE_OWNER_OF_LOCAL = SOLE_OWNER - 1
+#: of an array that a caller's local name and `own` hold; where the local name itself is looked at; of the base of one view
+SOLE_OWNER, SOLE_OWNER_OF_LOCAL, _SOLE_VIEW = _calibrate()

@@ -28,6 +28,11 @@ class GradientSummary:
         norm: Euclidean norm.
         low, high: the smallest and the largest element, of complex gradients their magnitudes; None, as `norm`, where there are no elements, or
             the pass failed before they were read from a device.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> steps = await ag.viz.step((x * x).sum(), params={"x": x})
+    >>> steps.seed.shape, steps.seed.values, steps[2].inputs[0].high
+    ((), array(1., dtype=float32), 4.0)
     """
 
     shape: Shape
@@ -68,6 +73,12 @@ class SentGradient:
         expected: how many it waits for.
         total: the sum at that input so far; None where there is none yet.
         target_step: number of the step in which the target runs; None if the pass does not come to it.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> steps = await ag.viz.step((x * x).sum(), params={"x": x})
+    >>> first = steps[1].contributions[0]
+    >>> first.target, first.arrived, first.expected, first.total.values
+    ('x', 1, 2, array([1., 2.], dtype=float32))
     """
 
     output: int
@@ -105,6 +116,11 @@ class PassStep:
         accumulated: at a leaf, the gradient that a backward adds to ``.grad``; None elsewhere.
         ready: titles of the nodes that are ready after the step, the next one first.
         error: the error of a step that failed, as text; "" of one that did not.
+
+    >>> x = ag.tensor([1.0, 2.0], requires_grad=True)
+    >>> steps = await ag.viz.step((x * x).sum(), params={"x": x})
+    >>> steps[1].node, steps[1].inputs[0].values, len(steps[1].contributions)
+    ('MulBackward', array([1., 1.], dtype=float32), 2)
     """
 
     number: int

@@ -64,7 +64,7 @@ def compiler() -> str | None:
 
 def environment() -> dict[str, str]:
     """What counts depend on beside the code."""
-    versions = {name: importlib.metadata.version(name) for name in ("numpy", "uvloop", "cryptography")}
+    versions = {name: importlib.metadata.version(name) for name in ("numpy", "cryptography")}
     return {"machine": platform.machine(), "Python": platform.python_version(), **versions}
 
 

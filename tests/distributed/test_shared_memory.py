@@ -445,7 +445,7 @@ def numbers(count: int) -> ag.Tensor:
 
 
 async def until_shared(a: dist.Worker, peer: str = "b") -> None:
-    """Send large values until they go through shared memory in both directions."""
+    """Send large values until those to a peer go through shared memory; for answers ask the peer the same."""
     x = numbers(100_000)
     while True:
         before = written(a)
@@ -457,6 +457,7 @@ async def until_shared(a: dist.Worker, peer: str = "b") -> None:
 async def test_large_values_go_through_shared_memory_both_ways() -> None:
     async with pair() as (a, b):
         await until_shared(a)
+        await until_shared(b, "a")
         x = numbers(2_500_000)
         before = written(a), written(b)
         for _ in range(3):

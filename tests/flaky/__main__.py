@@ -1,4 +1,4 @@
-"""Runs each test of the network and of processes ten times beside four busy processes; a table in out/flaky says which fail now and then. ``make flaky``.
+"""Runs each test of the network and of processes ten times beside four busy processes; a table in out/flaky says which fail. ``make flaky``.
 
 Every file once is a round; rounds follow each other. What is done for a commit is kept: the same command goes on where it was stopped.
 """
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     began = time.monotonic()
     named = files(options.tests, options.markers)
     todo = ledger.todo([name, number] for number in range(options.times) for name in named)
-    print(f"{len(named)} files, {options.times} rounds, {len(todo)} runs of a file to do, {len(ledger.lines)} done; {options.busy} busy processes", flush=True)
+    print(f"{len(named)} files, {options.times} rounds, {len(todo)} runs of a file to do, {len(ledger.lines)} done", flush=True)
     with busy(options.busy):
         for name, number in todo:
             if options.seconds is not None and time.monotonic() - began > options.seconds:

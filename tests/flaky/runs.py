@@ -1,4 +1,4 @@
-"""A test file is run once in each round; a run of one file is a piece, with a line in ``out/flaky`` when it is done, so a run goes on where it was stopped."""
+"""The pieces of a run: each test file once in each round."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def pytest_run(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def table(lines: Iterable[Mapping[str, Any]]) -> str:
-    """Pieces that are done as a table by folder, and below it each test that failed, with how often, of how many rounds of its file, and how it failed."""
+    """Pieces that are done, by folder; below, each test that failed: how often, of how many runs of its file, and how it failed last."""
     listed = list(lines)
     rounds = Counter(line["piece"][0] for line in listed)
     sums: defaultdict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0.0])

@@ -1,4 +1,4 @@
-"""Runs tests in other environments, and workers of other releases beside those of this checkout; a table and results.json in out/matrix. ``make matrix``.
+"""Runs tests in other environments, and workers of other releases beside those of this checkout; a table in out/matrix. ``make matrix``.
 
 Environments are made on first use and kept. What cannot be had here is a row that says why.
 """
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tests", nargs="+", default=list(TESTS), metavar="path", help="what each row runs, as pytest takes it")
     parser.add_argument("--releases", nargs="*", metavar="release", help="commits, tags or wheels (default: the last tag; none: no releases)")
     parser.add_argument("--jobs", type=int, default=2, help="processes of each row")
-    parser.add_argument("--small", action="store_true", help="the sample of .ci/run: less than a minute on two quiet cores, once environments are there")
+    parser.add_argument("--small", action="store_true", help="the sample of .ci/run: about a minute on two quiet cores")
     parser.add_argument("--renew", action="store_true", help="resolve the highest versions anew")
     parser.add_argument("--list", action="store_true", help="name the rows and end")
     options = parser.parse_args(arguments)
@@ -69,7 +69,9 @@ def run(row: Row, tests: Sequence[str], jobs: int, *, renew: bool = False) -> Re
         versions = described(environments.versions(python, row.environment))
     except LeftOutError as error:
         return Result(row.name, "", "", left_out=str(error))
-    words = ["-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *KNOWN, "-m", "not sweep", "-n", str(jobs), "--dist", "worksteal", *tests]
+    words = ["-m", "pytest", "-q", "-rfE", "--tb=short", "-p", "no:cacheprovider", *KNOWN, "-m", "not sweep"]
+    folder, reason = row.ignored
+    words += [*([f"--ignore={folder}"] if folder else []), "-n", str(jobs), "--dist", "worksteal", *tests]
     variables = " ".join(f"{name}={value}" for name, value in row.variables.items())
     log = OUT / f"{row.name.replace(' ', '-')}.log"
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "PYTHONPATH", "VIRTUAL_ENV"))}
@@ -78,7 +80,8 @@ def run(row: Row, tests: Sequence[str], jobs: int, *, renew: bool = False) -> Re
     outcome = read_outcome(log.read_text(errors="replace"), done.returncode, time.monotonic() - began, f"see {log}")
     command = f"{variables} {shlex.join((str(python), *words))}".strip()
     numbers = (outcome.passed, outcome.failed, outcome.skipped, outcome.seconds)
-    return Result(row.name, ", ".join(filter(None, (versions, variables))), command, *numbers, tuple(outcome.failures))
+    environment = ", ".join(filter(None, (versions, variables, reason and f"without {folder}: {reason}")))
+    return Result(row.name, environment, command, *numbers, tuple(outcome.failures))
 
 
 if __name__ == "__main__":

@@ -60,5 +60,5 @@ def lowest(found: Iterator[Requirement] | Sequence[Requirement]) -> list[str]:
 
 
 def tools(table: Mapping[str, Any]) -> list[str]:
-    """What runs tests: pytest, its plugins and hypothesis, as the extra ``dev`` holds them."""
-    return [text for text in table["optional-dependencies"]["dev"] if text.startswith(("pytest", "hypothesis"))]
+    """What runs tests: pytest, its plugins, hypothesis and what records spans, as the extra ``dev`` holds them."""
+    return [text for text in table["optional-dependencies"]["dev"] if text.startswith(("pytest", "hypothesis", "opentelemetry-sdk"))]

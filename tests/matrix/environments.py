@@ -49,7 +49,8 @@ def interpreter(environment: Environment | None, *, renew: bool = False) -> Path
     base = pythons.find(version)
     if base is None:
         raise LeftOutError(f"no Python {version} on the path or in pyenv; `uv python install {version}` or `pyenv install {version}` brings it")
-    folder = OUT / "-".join((version, "lowest" if environment.lowest else "highest", *environment.extras, *(f"no_{each}" for each in environment.without)))
+    which = (*environment.extras, *(f"no_{each}" for each in environment.without))
+    folder = OUT / "-".join((version, "lowest" if environment.lowest else "highest", *which))
     python, stamp, wanted = folder / "bin" / "python", folder / ".installed", words(environment, version)
     if renew or not stamp.exists() or json.loads(stamp.read_text()) != wanted:
         stamp.unlink(missing_ok=True)

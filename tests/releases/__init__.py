@@ -5,8 +5,8 @@
 `peer`      a worker that serves, or one that calls it; runs with the package of either release
 `builds`    packages of releases, and of commits, in folders of their own
 
-``data/<release>`` has what each release wrote. They are states and not wheels: a wheel weighs a megabyte, states weigh some kilobytes, and what a wheel
-would show besides, two workers at work together, `make matrix` shows with a package that it builds from a commit. Before a release::
+``data/<release>`` has what each release wrote. They are states and not wheels: a wheel weighs two megabytes, states weigh 0.1. What a wheel would
+show besides, two workers at work together, `make matrix` shows with a package that it builds from a commit. Before a release::
 
     python -m tests.releases.states
 """

@@ -10,7 +10,6 @@ import re
 import secrets
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,23 +48,23 @@ def package(release: str) -> Path:
     folder = OUT / commit[:12]
     if not (folder / "aiograd").is_dir():
         source = OUT / f"{commit[:12]}-source"
-        archive = _git("archive", "--format=tar", commit)
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
-            files.extractall(source, filter="data")
-        subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(source / "dist")], cwd=source, check=True, capture_output=True)
+        _unpacked(io.BytesIO(_git("archive", "--format=zip", commit).stdout), source)
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(source / "dist")]
+        subprocess.run(command, cwd=source, check=True, capture_output=True)
         (wheel,) = (source / "dist").glob("*.whl")
         _unpacked(wheel, folder)
     return folder
 
 
-def _unpacked(wheel: Path, folder: Path) -> Path:
-    with zipfile.ZipFile(wheel) as archive:
+def _unpacked(file: Path | io.BytesIO, folder: Path) -> Path:
+    with zipfile.ZipFile(file) as archive:
         archive.extractall(folder)
     return folder
 
 
 def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True)
+    command = ["git", *words]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True)
 
 
 # -------------------------------------------------------------------- at work together

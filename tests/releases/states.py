@@ -1,7 +1,7 @@
 """Writes states of every kind that is kept: ``python -m tests.releases.states``, into ``data/<release>``, or into a folder that is named.
 
-It runs with packages of other releases too, as a module of its own: it uses public names only, and nothing of the tests. ``told.json`` says what is in the
-files, so that reading them back needs nothing that the release computed; ``next`` in it has what the next step of each optimizer gave.
+It runs with packages of other releases too, as a module of its own: it uses public names only, and nothing of the tests. ``told.json`` says what is
+in the files; ``next`` in it has what the next step of each optimizer gave.
 """
 
 from __future__ import annotations
@@ -139,7 +139,8 @@ def values() -> dict[str, Any]:
     dtypes = "float64 float32 float16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64".split()
     arrays = {name: ag.tensor((rng.uniform(-9, 9, (2, 3)) if name[0] != "u" else rng.uniform(0, 9, (2, 3))).astype(name)) for name in dtypes}
     plain = [None, True, -3, 1 << 60, 0.1, "text \u00e9", (1, (2.5,)), {"nested": [{}]}]
-    return {"arrays": arrays, "bits": ag.from_numpy(bits), "empty": ag.zeros(0, 4), "scalar": ag.tensor(-0.0), "plain": plain, "infinite": float("inf")}
+    tensors = {"arrays": arrays, "bits": ag.from_numpy(bits), "empty": ag.zeros(0, 4), "scalar": ag.tensor(-0.0)}
+    return {**tensors, "plain": plain, "infinite": float("inf")}
 
 
 async def _training() -> tuple[dict[str, Any], dict[str, list[Any]]]:

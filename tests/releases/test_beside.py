@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from aiograd.distributed.rpc.frames import PROTOCOL_VERSIONS
+from aiograd.errors import VersionMismatch
+from aiograd.running import version
 from tests.releases import builds
 from tests.support import assert_raises
 
@@ -44,6 +46,15 @@ def test_two_of_one_release_call_differentiate_and_step() -> None:
     # twice x, times the weight 1 2 3, then momentum SGD at 0.5 twice: by hand
     assert found["loss"] == [-3.0, -13.5] and found["gradient"] == [0.0, 8.0, 5.0]
     assert found["weight"] == pytest.approx([1 - 1 - 1.9, 2 + 2 + 3.8, 3 - 0.5 - 0.95])
+
+
+def test_releases_of_one_minor_number_work_together_and_the_older_of_two_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "__version__", "1.10.2")
+    for release in ("1.10.0", "1.10.2", "1.10.30rc1"):
+        version.check_release("worker a", release)
+    for release in ("1.9.7", "0.11.0", "odd"):
+        assert_raises(VersionMismatch, f"worker a has aiograd {release}, .* 1.10.2; .*: upgrade worker a", version.check_release, "worker a", release)
+    assert_raises(VersionMismatch, "upgrade the coordinator$", version.check_release, "worker a", "1.11.0")
 
 
 def test_a_verdict_is_the_same_numbers_or_a_refusal_that_says_which_to_upgrade() -> None:

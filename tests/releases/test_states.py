@@ -1,4 +1,4 @@
-"""Files of every release that is kept in ``data`` load, to the bit, and are gone on from. `python -m tests.releases.states` writes those of a release."""
+"""Files of every release that is kept in ``data`` load, to the bit, and are gone on from."""
 
 from __future__ import annotations
 
