@@ -20,7 +20,8 @@ TABLE: dict[str, Any] = {
     "name": "it",
     "dependencies": ["numpy>=2.1", "uvloop>=0.21; sys_platform != 'win32'", "aiohttp>=3.14.1,<3.15", "old>=1; python_version < '3.12'"],
     "optional-dependencies": {
-        "kernels": ["numba>=0.61,!=0.62"], "all": ["it[kernels,torch]", "numpy>=2.2,<3"], "torch": ["torch==2.13.0", "near~=1.4.2"], "open": ["pip"], "low": ["numpy>=2"],
+        "kernels": ["numba>=0.61,!=0.62"], "all": ["it[kernels,torch]", "numpy>=2.2,<3"], "torch": ["torch==2.13.0", "near~=1.4.2"], "open": ["pip"],
+        "low": ["numpy>=2"],
         "dev": ["it[kernels]", "pytest>=9,<10", "ruff>=0.17", "hypothesis>=6", "pytest-xdist>=3"],
     },
 }  # fmt: skip
