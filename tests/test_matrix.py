@@ -21,6 +21,7 @@ TABLE: dict[str, Any] = {
     "dependencies": ["numpy>=2.1", "uvloop>=0.21; sys_platform != 'win32'", "aiohttp>=3.14.1,<3.15", "old>=1; python_version < '3.12'"],
     "optional-dependencies": {
         "kernels": ["numba>=0.61,!=0.62"], "all": ["it[kernels,torch]", "numpy>=2.2,<3"], "torch": ["torch==2.13.0", "near~=1.4.2"], "open": ["pip"],
+        "low": ["numpy>=2"],
         "dev": ["it[kernels]", "pytest>=9,<10", "ruff>=0.17", "hypothesis>=6", "pytest-xdist>=3"],
     },
 }  # fmt: skip
@@ -37,6 +38,7 @@ def test_the_lowest_versions_are_the_lower_bounds() -> None:
 
 def test_extras_name_extras_and_the_highest_of_lower_bounds_holds() -> None:
     assert pins("all") == ["numpy==2.2", "uvloop==0.21", "aiohttp==3.14.1", "numba==0.61", "torch==2.13.0", "near==1.4.2"]
+    assert pins("all", "low")[0] == "numpy==2.2"
     assert_raises(UnboundedError, "pip has no lower bound", pins, "open")
     assert tools(TABLE) == ["pytest>=9,<10", "hypothesis>=6", "pytest-xdist>=3"]
 
