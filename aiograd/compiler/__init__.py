@@ -24,6 +24,7 @@
 `arena`             memory that calls compute in, used again
 `steps`             programs in parts: calls between rows, segments
 `updates`           optimizers' steps as statements
+`joint_pass`        rows and the pass after them as one native function
 `reached`           the statements that a pass runs
 `profiled`          programs under a profiler
 `node`              the backward node of one call

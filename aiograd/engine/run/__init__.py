@@ -1,7 +1,8 @@
 """The asyncio side of the engine: everything that awaits.
 
-`runner` runs one pass; `engine` owns threads and limits and starts passes; `main` is ``aiograd.run``; `loop` answers questions about the loop;
-`paced_collector` and `tuned_gc` keep Python's garbage collector from holding the loop up; `allocator` keeps freed memory.
+`runner` runs one pass, `short_passes` those without a task; `engine` owns threads and limits and starts passes; `main` is ``aiograd.run``; `loop`
+answers questions about the loop; `paced_collector` and `tuned_gc` keep Python's garbage collector from holding the loop up; `allocator` keeps
+freed memory.
 """
 
 from __future__ import annotations
