@@ -21,7 +21,7 @@ from tests.release.building import Built, ReleaseError, run, unpack
 #: tests that look at the sources or build the package, which are not there
 OF_SOURCES = (
     "tests/cuda_driver", "tests/release", "tests/test_class_names.py", "tests/test_docstrings.py", "tests/test_layering.py", "tests/test_methods.py",
-    "tests/test_packaging.py", "tests/test_prose.py", "tests/test_words.py",
+    "tests/test_packaging.py", "tests/test_prose.py", "tests/test_readme.py", "tests/test_words.py",
 )  # fmt: skip
 #: without options: every kind of promise, in a few minutes
 CHOSEN = (
