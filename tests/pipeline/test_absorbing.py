@@ -319,6 +319,9 @@ async def test_what_cannot_be_absorbed() -> None:
         Pipeline([blocks(2)], make_schedule("1F1B", 2, 2), absorb=True)
 
 
+NOTHING_KNOWN: dict[str, Any] = {"entry": {}, "forward": {}, "backward": {}, "target": {}, "given": {}, "returned": {}}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -335,9 +338,9 @@ async def test_what_cannot_be_absorbed() -> None:
         ({"homes": {"x": []}}, "malformed AbsorbedRows"),
         ({"repeats": -1}, "malformed AbsorbedRows"),
         ({"repeats": 1, "known": {"entry": {}, "forward": {}, "backward": {}}}, "malformed"),
-        ({"repeats": 1, "known": {"entry": {"0": [-1]}, "forward": {}, "backward": {}, "target": {}, "given": {}, "returned": {}}}, "malformed"),
-        ({"repeats": 1, "known": {"entry": {"x": [0]}, "forward": {}, "backward": {}, "target": {}, "given": {}, "returned": {}}}, "malformed"),
-        ({"repeats": 1, "known": {"entry": {"0": [0]}, "forward": {}, "backward": {}, "target": {}, "given": {}, "returned": {}}}, "the work for step 1 is not kept any more"),
+        ({"repeats": 1, "known": NOTHING_KNOWN | {"entry": {"0": [-1]}}}, "malformed"),
+        ({"repeats": 1, "known": NOTHING_KNOWN | {"entry": {"x": [0]}}}, "malformed"),
+        ({"repeats": 1, "known": NOTHING_KNOWN | {"entry": {"0": [0]}}}, "the work for step 1 is not kept any more"),
     ],
 )
 def test_rows_that_make_no_sense(change: dict[str, Any], message: str) -> None:

@@ -21,8 +21,8 @@ from tests.support import assert_raises
 
 NAMES = ("w0", "w1", "w2")
 BATCHES, EPOCHS = 4, 2
-#: OpenBLAS's kernel of one row with 5 columns of float32, on CPUs with AVX-512, reads numbers of its stack that it does not use; where these happen to
-#: be signalling NaNs, numpy warns. The bits are compared here, so a NaN of our own is noticed.
+#: OpenBLAS's kernel of one row with 5 columns of float32, on CPUs with AVX-512, reads numbers of its stack that it does not use; where these are by
+#: chance signalling NaNs, numpy warns. The bits are compared here, so a NaN of our own is noticed.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in (dot|matmul):RuntimeWarning")
 INPUTS = np.random.default_rng(0).standard_normal((15, 5)).astype(np.float32)
 EVERY = [(epoch, number) for epoch in range(EPOCHS) for number in range(BATCHES)]
