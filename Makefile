@@ -5,7 +5,7 @@
 #   make test-all                    every case of every test: seeds, rows by data types, crossed parametrizations, both event loops (REST=1: what neither make test nor make docs runs)
 #   make simulator                   every case of the part that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make native                      the tests of compiled functions, with native programs from the first run on, every access to memory checked
-#   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
+#   make ptx                         compiles every CUDA kernel to PTX, and tests the driver; no device is needed (ARGS=--small: single precision only)
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
 #   make interop                     bridges to PyTorch and JAX, the Array API suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, scikit-learn, einops
 #   make browser                     the dashboard, pictures and documents in headless Chromium, in .venv-browser; screenshots in out/dashboard

@@ -32,7 +32,7 @@ def jobs() -> list[tuple[str, str]]:
     return found + [("ufunc", name) for name in sorted(ufunc.__name__ for ufunc in UFUNCS)]
 
 
-def compile_part(part: list[tuple[str, str]], capability: tuple[int, int]) -> tuple[dict[tuple[Any, ...], float], list[str]]:
+def compile_part(part: list[tuple[str, str]], capability: tuple[int, int], small: bool) -> tuple[dict[tuple[Any, ...], float], list[str]]:
     """Do some of the jobs: seconds by kernel and types, and what went wrong."""
     from aiograd.cuda.device import CudaDevice
     from aiograd.running.devices import register_device
@@ -46,7 +46,7 @@ def compile_part(part: list[tuple[str, str]], capability: tuple[int, int]) -> tu
 
     async def run() -> None:
         for kind, name in part:
-            for what, program in _programs(kind, name, device):
+            for what, program in _programs(kind, name, device, small):
                 try:
                     await asyncio.wait_for(program(), 300)
                 except np.linalg.LinAlgError:
@@ -59,7 +59,7 @@ def compile_part(part: list[tuple[str, str]], capability: tuple[int, int]) -> tu
     return {key: seconds for key, (_, seconds) in zip(((k[0].__name__, str(k[1:])) for k in driver.compiled), driver.timings, strict=True)}, problems
 
 
-def _programs(kind: str, name: str, device: Any) -> Any:
+def _programs(kind: str, name: str, device: Any, small: bool) -> Any:
     from tests.cuda.programs import DOMAINS, TRAINING, differentiate
 
     if kind == "training":
@@ -67,11 +67,11 @@ def _programs(kind: str, name: str, device: Any) -> Any:
     elif kind == "row":
         for variety in range(DOMAINS[name].varieties):
             yield f"row {name} {variety} float32", lambda v=variety: differentiate(name, v, "cuda:0", np.float32)
-        for dtype in ("float64", "float16"):
+        for dtype in () if small else ("float64", "float16"):
             yield f"row {name} 0 {dtype}", lambda t=dtype: differentiate(name, 0, "cuda:0", np.dtype(t), second_order=False)
     else:
         ufunc = getattr(np, name)
-        for dtype in DTYPES:
+        for dtype in DTYPES[:1] if small else DTYPES:
             yield f"ufunc {name} {dtype}", lambda t=dtype: _call(ufunc, device, t)
 
 
@@ -93,6 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ptx", description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--capability", default="9.0", help="compute capability to compile for")
+    parser.add_argument("--small", action="store_true", help="single precision only")
     parser.add_argument("--only", default="", help="names that contain this")
     options = parser.parse_args()
     major, _, minor = options.capability.partition(".")
@@ -102,7 +103,7 @@ def main() -> int:
     compiled: dict[tuple[Any, ...], float] = {}
     problems: list[str] = []
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for found, wrong in pool.map(compile_part, parts, [(int(major), int(minor))] * len(parts)):
+        for found, wrong in pool.map(compile_part, parts, [(int(major), int(minor))] * len(parts), [options.small] * len(parts)):
             compiled |= found
             problems += wrong
     names = Counter(name for name, _ in compiled)

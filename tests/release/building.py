@@ -16,8 +16,8 @@ from pathlib import Path
 
 #: the name of the bill of materials in ``.dist-info/sboms``; `tests.release.sbom`, which writes it, is imported by hatchling alone
 BILL = "sbom.cdx.json"
-#: the folder of the wheel with the dashboard's page
-PAGE = "aiograd/dashboard/static"
+#: the folders of the wheel with the dashboard's page, and with that of `aiograd.viz.step`
+PAGE, STEPS_PAGE = "aiograd/dashboard/static", "aiograd/viz/static"
 #: endings of files that a user needs, in the package and in the folder of the page
 CODE, OF_THE_PAGE = (".py", ".pyi", "/py.typed"), (".html", ".css", ".js", ".svg")
 ABOUT = ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", f"sboms/{BILL}")
@@ -152,7 +152,7 @@ def unneeded(names: Iterable[str], version: str) -> Iterator[str]:
     for name in sorted(names):
         folder, _, file = name.rpartition("/")
         is_code = name.startswith("aiograd/") and f"/{file}".endswith(CODE)
-        is_page = folder == PAGE and file.endswith(OF_THE_PAGE)
+        is_page = folder in (PAGE, STEPS_PAGE) and file.endswith(OF_THE_PAGE)
         is_about = name.startswith(f"{info}/") and name.removeprefix(f"{info}/") in ABOUT
         if UNWANTED & {*folder.split("/")} or not (is_code or is_page or is_about or name == "pytest_aiograd.py"):
             yield f"{name} is in the wheel, and no user needs it"

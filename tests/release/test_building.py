@@ -12,13 +12,14 @@ import pytest
 
 import aiograd as ag
 from tests.release import checks, installing, sbom
-from tests.release.building import ABOUT, BILL, PAGE, Built, Commit, ReleaseError, bill_of, by_folder, copy, run, sizes, unneeded, unpack
+from tests.release.building import ABOUT, BILL, PAGE, STEPS_PAGE, Built, Commit, ReleaseError, bill_of, by_folder, copy, run, sizes, unneeded, unpack
 from tests.release.checks import CHECKS, Release, run_checks
 from tests.support import assert_raises
 
 INFO = "aiograd-1.0.dist-info"
 WHEEL = [
-    "aiograd/__init__.py", "aiograd/py.typed", "aiograd/nn/linear.pyi", f"{PAGE}/index.html", f"{PAGE}/main.js", "pytest_aiograd.py",
+    "aiograd/__init__.py", "aiograd/py.typed", "aiograd/nn/linear.pyi", f"{PAGE}/index.html", f"{PAGE}/main.js",
+    f"{STEPS_PAGE}/step.css", "pytest_aiograd.py",
     *(f"{INFO}/{name}" for name in ABOUT),
 ]  # fmt: skip
 
