@@ -4,11 +4,11 @@ Note [A private step is a transaction]
     Losses and passes of a step write nothing. After them there is no await: the optimizer steps, epsilon is logged; where one of these fails,
     parameters and the optimizer's state are put back. The count goes on last. So a step that raises or is cancelled has spent nothing.
 
-Note [Noise while the gradients are computed]
+Note [Noise on threads]
     The noise of a step comes from a fork of the generator, made when the step begins: two steps that run at the same time have different noise. It
-    is the first addend of the sums, so that it takes no memory besides them. Many numbers are drawn on a thread of the executor while the first
-    examples are differentiated; there, too, gradients are clipped and added up. Numbers are the same on the event loop and on a thread. A step that
-    fails puts the generator back, unless something else has used it meanwhile.
+    is added to the sums in place, block by block, each from a generator of its own, so that threads of the executor share the work and the numbers
+    depend on neither their count nor on whether there are any. Gradients are clipped and added up on a thread, too. A step that fails puts the
+    generator back, unless something else has used it meanwhile.
 
 Source: Abadi et al., Deep learning with differential privacy (2016).
 """
@@ -41,6 +41,8 @@ from aiograd.tensors.tensor import Tensor
 T = TypeVar("T")
 #: numbers of noise that are drawn at a time, and of parameters from which on they step apart from the next ones, and noise comes from a thread
 _BLOCK, _BUNCH = 1 << 15, 1 << 16
+#: calls of the executor that draw noise at the same time
+_THREADS = 4
 _SETTINGS = ("noise_multiplier", "max_grad_norm", "sample_rate", "dataset_size")
 
 
@@ -149,16 +151,16 @@ class Private:
         self, loss: Callable[..., Any], params: list[Any], chunks: list[list[Any]], generator: Generator
     ) -> tuple[dict[Any, Any], list[Any]]:
         """The sums of noise and clipped gradients by parameter, and the losses of each chunk."""
-        noise = _worked(sum(p.size for p in params), self._noise, params, generator)
-        if not chunks:
-            return await noise, []
-        totals, found = await together([noise, gradients_of_examples("Private.step", loss, params, chunks[0])])
+        totals: dict[Any, Any] = dict.fromkeys(params)
+        size = sum(p.size for p in params)
         losses: list[Any] = []
         for chunk in chunks:
-            chunk_losses, gradients = found or await gradients_of_examples("Private.step", loss, params, chunk)
-            found = None
-            await _worked(sum(p.size for p in params), self._add_clipped, totals, gradients, len(chunk_losses), sum(map(len, losses)))
+            chunk_losses, gradients = await gradients_of_examples("Private.step", loss, params, chunk)
+            await _worked(size, self._add_clipped, totals, gradients, len(chunk_losses), sum(map(len, losses)))
             losses.append(chunk_losses)
+        blocks = _blocks(totals)
+        pairs = list(zip(blocks, generator.spawn(len(blocks)), strict=True))
+        await together(_worked(size, self._add_noise, pairs[first::_THREADS]) for first in range(min(_THREADS, len(pairs))))
         return totals, losses
 
     def _add_clipped(self, totals: dict[Any, Any], gradients: list[Any], examples: int, before: int) -> None:
@@ -174,7 +176,15 @@ class Private:
         for p in totals:
             each = gradients.pop(0)  # so that it goes as the sum comes
             if each is not None:
-                totals[p] += each.weighted(weights)
+                total = each.weighted(weights)
+                totals[p] = total if totals[p] is None else totals[p] + total
+
+    def _add_noise(self, pairs: list[tuple[list[Any], Generator]]) -> None:
+        """Add noise to blocks of sums, to each from its generator."""
+        std = self.noise_multiplier * self.max_grad_norm / self._expected
+        for block, generator in pairs:
+            for part in block:
+                part += generator.normal(part.shape, std=std, dtype=part.dtype)._data
 
     def _params(self) -> list[Any]:
         return [p for group in self.optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -202,16 +212,6 @@ class Private:
                 bunches.append([])
             bunches[-1].append(p)
         return bunches
-
-    def _noise(self, params: list[Any], generator: Generator) -> dict[Any, Any]:
-        """Noise for each parameter, arrays of the host. See Note [Noise while the gradients are computed]."""
-        noise = {p: np.empty(p.shape, p.dtype) for p in params}
-        for p, array in noise.items():
-            flat = array.reshape(-1)
-            for start in range(0, flat.size, _BLOCK):
-                part = flat[start : start + _BLOCK]
-                part[...] = generator.normal(part.shape, std=self.noise_multiplier * self.max_grad_norm / self._expected, dtype=p.dtype)._data
-        return noise
 
     def epsilon(self, delta: float) -> float:
         """The epsilon of (epsilon, delta)-differential privacy of all steps taken; see `rdp_epsilon`.
@@ -259,6 +259,23 @@ class Private:
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.generator.load_state_dict(generator.state_dict())
         self.steps = int(state_dict["steps"])
+
+
+def _blocks(totals: dict[Any, Any]) -> list[list[Any]]:
+    """The numbers of sums by parameter, in blocks of about `_BLOCK`, as arrays that share their memory; a parameter without a sum gets zeros."""
+    blocks: list[list[Any]] = []
+    room = 0
+    for p, total in totals.items():
+        totals[p] = np.zeros(p.shape, p.dtype) if total is None else np.ascontiguousarray(total)
+        flat = totals[p].reshape(-1)
+        for start in range(0, flat.size, _BLOCK):
+            part = flat[start : start + _BLOCK]
+            if room < part.size:
+                blocks.append([])
+                room = _BLOCK
+            blocks[-1].append(part)
+            room -= part.size
+    return blocks
 
 
 async def _worked(size: int, function: Callable[..., T], *args: Any) -> T:
