@@ -66,7 +66,7 @@ def _programs(kind: str, name: str, device: Any, small: bool) -> Any:
         yield f"training {name}", lambda: TRAINING[name]("cuda:0", SCALE)
     elif kind == "row":
         for variety in range(DOMAINS[name].varieties):
-            yield f"row {name} {variety} float32", lambda v=variety: differentiate(name, v, "cuda:0", np.float32)
+            yield f"row {name} {variety} float32", lambda v=variety: differentiate(name, v, "cuda:0", np.float32, second_order=not small)
         for dtype in () if small else ("float64", "float16"):
             yield f"row {name} 0 {dtype}", lambda t=dtype: differentiate(name, 0, "cuda:0", np.dtype(t), second_order=False)
     else:
@@ -93,7 +93,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ptx", description=__doc__)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--capability", default="9.0", help="compute capability to compile for")
-    parser.add_argument("--small", action="store_true", help="single precision only")
+    parser.add_argument("--small", action="store_true", help="single precision only, and no rules of rules")
     parser.add_argument("--only", default="", help="names that contain this")
     options = parser.parse_args()
     major, _, minor = options.capability.partition(".")
