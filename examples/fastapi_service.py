@@ -36,13 +36,13 @@ Measure = Annotated[float, Field(ge=-100, le=100)]  # and so neither NaN nor inf
 
 
 class Point(BaseModel):
-    """What is asked about."""
+    """The body of a request."""
 
     measures: Annotated[list[Measure], Field(min_length=2, max_length=2, examples=[[3.5, 0.2]])]
 
 
 class Prediction(BaseModel):
-    """Which kind of point it is, and how much each measure speaks for that."""
+    """The kind of the point, and how much each measure speaks for it."""
 
     kind: int
     probabilities: list[float]

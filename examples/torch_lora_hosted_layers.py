@@ -67,7 +67,7 @@ class Half(torch.nn.Module):
 
 
 class Mine(torch.nn.Module):
-    """What a client trains: adapters of both halves, and the output layer."""
+    """The trained part of a client: adapters of both halves, and the output layer."""
 
     def __init__(self, client: int) -> None:
         super().__init__()

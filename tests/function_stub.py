@@ -49,7 +49,7 @@ def stub() -> str:
 
 
 def _imports() -> Iterator[str]:
-    """What is as it is where it is defined."""
+    """Imports of names that keep the types of their definitions."""
     taken = {*FUNCTIONS, *ELSEWHERE}
     for each in sorted(pkgutil.iter_modules(array_functions.__path__), key=lambda each: each.name):
         if each.name in NAMESPACES:

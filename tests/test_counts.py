@@ -18,7 +18,7 @@ LONG, SHORT = LINK[1:3]
 
 
 def dumps(name: str, of_pass: int, passes: int = 4, noise: tuple[int, ...] = (0, 0, 0)) -> list[str]:
-    """What callgrind writes for a program of which every count begins with 1000 instructions of its own; pairs differ by noise."""
+    """A file of callgrind for a program in which every count begins with 1000 instructions of its own; pairs differ by noise."""
     return [
         f"# callgrind format\ndesc: Trigger: Client Request: {name}: {pair} {times}\n\nevents: Ir\n"
         f"totals: {1000 + times * of_pass + more * (times > passes)}\n"

@@ -57,7 +57,7 @@ def frame(document: str, title: str, height: int) -> str:
 
     Args:
         document: its text.
-        title: for those who do not see it.
+        title: of the frame, for screen readers.
         height: in pixels.
     """
     attributes = f'title="{html.escape(title)}" sandbox="allow-scripts" style="width:100%;height:{height}px;border:0"'

@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
 
 def missing() -> str:
-    """What counting lacks on this machine; "" where it lacks nothing."""
+    """The tool that is missing for counting on this machine; "" if none is."""
     if shutil.which("valgrind") is None:
         return "valgrind, which `apt-get install valgrind` brings"
     if compiler() is None:
@@ -63,7 +63,7 @@ def compiler() -> str | None:
 
 
 def environment() -> dict[str, str]:
-    """What counts depend on beside the code."""
+    """The versions and settings, beside the code, that counts depend on."""
     versions = {name: importlib.metadata.version(name) for name in ("numpy", "cryptography")}
     return {"machine": platform.machine(), "Python": platform.python_version(), **versions}
 
@@ -128,5 +128,5 @@ def table(found: Iterable[Change]) -> str:
 
 
 def document(counts: Mapping[str, float]) -> dict[str, Any]:
-    """What is kept in the file."""
+    """The content of the file of kept counts."""
     return {"environment": environment(), "counts": dict(counts)}

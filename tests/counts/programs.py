@@ -1,4 +1,4 @@
-"""What is counted: the rows of the small graphs, shortened, and one edge between two workers. ``python -m tests.counts.programs LIBRARY [NAME ...]``.
+"""Programs that are counted: the small graphs, shortened, and one edge between two workers. ``python -m tests.counts.programs LIBRARY [NAME ...]``.
 
 Note [N and 2 N]
     Each program runs N times and then 2 N times; the difference is N passes without the beginning and the end of a count. This is done `PAIRS` times,

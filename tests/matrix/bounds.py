@@ -24,7 +24,7 @@ def project() -> dict[str, Any]:
 
 
 def requirements(table: Mapping[str, Any], extras: Collection[str], python: str) -> Iterator[Requirement]:
-    """What a project requires with these extras on this version of Python, those of extras that an extra names too.
+    """The requirements of a project with these extras on this version of Python, with those of extras that an extra names.
 
     Args:
         table: as of `project`.
@@ -60,5 +60,5 @@ def lowest(found: Iterator[Requirement] | Sequence[Requirement]) -> list[str]:
 
 
 def tools(table: Mapping[str, Any]) -> list[str]:
-    """What runs tests: pytest, its plugins, hypothesis and what records spans, as the extra ``dev`` holds them."""
+    """The requirements of the tests: pytest, its plugins, hypothesis and the recorder of spans, as the extra ``dev`` holds them."""
     return [text for text in table["optional-dependencies"]["dev"] if text.startswith(("pytest", "hypothesis", "opentelemetry-sdk"))]

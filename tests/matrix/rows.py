@@ -57,7 +57,7 @@ TESTS = (
 
 
 class Result(NamedTuple):
-    """What came of a row."""
+    """The result of a row."""
 
     name: str
     #: versions, in words

@@ -1,4 +1,4 @@
-"""What a release is built and looked at with: ``make release``.
+"""Builds a release and checks it: ``make release``.
 
 ========================  ===========================================================================
 ``surface``               the public names as text, and what a later surface breaks of an earlier one

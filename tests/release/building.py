@@ -55,7 +55,7 @@ def run(words: list[str], folder: Path, *, umask: int = -1, log: Path | None = N
 
 @dataclass(frozen=True)
 class Commit:
-    """What is built.
+    """A commit, and the files built from it.
 
     Attributes:
         name: the hash.
@@ -146,7 +146,7 @@ def bill_of(wheel: Path) -> str:
 
 
 def unneeded(names: Iterable[str], version: str) -> Iterator[str]:
-    """What is in a wheel and no user needs, and what is missing in it."""
+    """A message for each file in a wheel that no user needs, and for each that is missing."""
     names = set(names)
     info = f"aiograd-{version}.dist-info"
     for name in sorted(names):

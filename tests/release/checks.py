@@ -25,7 +25,7 @@ BIN = Path(sys.executable).parent
 
 @dataclass
 class Release:
-    """What the checks look at, and what earlier ones have found.
+    """The state that the checks share: the options, and the results of earlier checks.
 
     Attributes:
         folder: of copies of the commit and of builds; removed afterwards.
@@ -98,7 +98,7 @@ def check_surface(release: Release) -> str:
 
 
 def _griffe_breaks(earlier: Surface, later: Surface) -> Iterator[Break]:
-    """What griffe's comparison of two descriptions finds."""
+    """The differences that griffe finds between two descriptions."""
     import griffe
 
     levels = {name: level for level in PROMISED for name in earlier[level]}

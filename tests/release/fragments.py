@@ -42,7 +42,7 @@ def type_of(name: str) -> str | None:
 
 
 def complaints(fragments: Mapping[str, str], known: Iterable[str]) -> Iterator[str]:
-    """What is wrong with fragments, by the names of their files.
+    """Errors in fragments, by the names of their files.
 
     Args:
         fragments: texts.

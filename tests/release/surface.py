@@ -60,7 +60,7 @@ def _is_ours(cls: type) -> bool:
 
 
 def _line(value: Any, classes: Mapping[type, str]) -> str:
-    """What a name stands for, by the public names of classes."""
+    """The description of a value, in which classes have their public names."""
     deprecated = "deprecated " if getattr(value, "__deprecated__", None) else ""
     if inspect.isclass(value):
         names = [classes.get(base) or (base.__name__ if base.__module__ == "builtins" else "object") for base in value.__mro__[1:]]
@@ -162,7 +162,7 @@ class Break:
 
 
 def breaks(earlier: Surface, later: Surface) -> Iterator[Break]:
-    """What the later surface breaks; of a class that is gone, its members are not named."""
+    """The names that the later surface breaks; of a class that is gone, its members are not named."""
     levels = {name: level for level in PROMISED for name in later.get(level, {})}
     for level in PROMISED:
         gone = set[str]()

@@ -1,4 +1,4 @@
-"""What is built: the bill of materials, the contents of a wheel, and what is said where something is missing."""
+"""The bill of materials, the contents of a wheel, and the messages where something is missing."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def serving(folder: Path, secret: str) -> Iterator[str]:
 
 
 def together(server: Path, caller: Path) -> dict[str, Any]:
-    """What a worker with the package in `caller` gets from one with the package in `server`, see `peer.call`."""
+    """The answers that a worker with the package in `caller` gets from one with the package in `server`, see `peer.call`."""
     secret = secrets.token_hex(32)
     with serving(server, secret) as url:
         command = [sys.executable, str(HERE / "peer.py"), url]
@@ -113,7 +113,7 @@ def written(folder: Path, target: Path) -> None:
 
 
 def verdict(found: dict[str, Any], expected: dict[str, Any], *, told_which: bool) -> tuple[bool, str]:
-    """Whether two workers worked together as two of one release do, or parted by version; and that in words.
+    """True if two workers worked together as two of one release do, or refused by version; and the outcome in words.
 
     Args:
         found, expected: of `together`.

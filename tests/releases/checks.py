@@ -1,4 +1,4 @@
-"""What this checkout makes of a folder that `states` has written with the package of some release. Each check raises, or returns nothing."""
+"""Checks that this checkout reads a folder written by `states` with the package of some release. Each raises, or returns nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SERVICE = "tests.releases.states:service"
 
 
 def told(folder: Path) -> dict[str, Any]:
-    """What was told of the files when they were written."""
+    """The description of the files, made when they were written."""
     found: dict[str, Any] = json.loads((folder / "told.json").read_text())
     return found
 

@@ -30,7 +30,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def verified() -> dict[str, Any]:
-    """What pyright reports about the installed package."""
+    """The report of pyright about the installed package."""
     result = _run("pyright", "--verifytypes", "aiograd", "--ignoreexternal", "--outputjson")
     report: dict[str, Any] = json.loads(result.stdout)
     problems = [each["message"] for each in report["generalDiagnostics"]]

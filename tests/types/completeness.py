@@ -78,7 +78,7 @@ class Annotations:
 def typed_names(
     report: Mapping[str, Any], places: Mapping[str, str], level_of: Callable[[str], Stability], annotations: Callable[[str], Collection[str]]
 ) -> list[TypedName]:
-    """What a report says about public names.
+    """The completeness of public names, from a report.
 
     Args:
         report: what ``pyright --verifytypes PACKAGE --outputjson`` prints.
@@ -119,13 +119,13 @@ class _Symbols:
         return Knowledge.KNOWN if symbol["isTypeKnown"] else Knowledge.UNKNOWN
 
     def _parts(self, name: str) -> list[str]:
-        """What is not known of: the attributes of a class, the class of that name in another module, the classes that an annotation names."""
+        """Incomplete symbols in the type of a name: attributes, the class of that name in another module, classes of an annotation."""
         words = (name.rpartition(".")[2], *self._annotations(name))
         named = [*self.attributes[name], *(found for word in words for found in self.classes[word])]
         return [each for each in named if each != name and self.knowledge(each) is not Knowledge.KNOWN]
 
     def gaps(self, name: str) -> Iterator[str]:
-        """What lacks in the type of a name, and in the types that it consists of; each once."""
+        """Missing parts of the type of a name, and of the types that it consists of; each once."""
         if name not in self.by_name:
             yield f"{name}: pyright does not find it"
         waiting, seen = [name], set[str]()
@@ -169,7 +169,7 @@ def incomplete(names: Iterable[TypedName], level: Stability = Stability.STABLE) 
 
 
 def complaints(names: Iterable[TypedName]) -> str:
-    """What lacks, by place, with the names that it makes incomplete."""
+    """Missing parts of types by place, with the names that each makes incomplete."""
     users: dict[str, list[str]] = defaultdict(list)
     for name in names:
         for gap in name.gaps:

@@ -1,4 +1,4 @@
-"""What `make types` says of a report of pyright; and the programs that it checks, run."""
+"""The table that `make types` makes of a report of pyright; and the programs that it checks, run."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ VECTOR_BYTES = 64
 ALIGNMENT = 64
 #: offset of the address of an array's memory in the array, see `aiograd.compiler.native.objects.layout_problem`
 DATA = 16
-#: flag of a place out of range; numpy's function answers then, whatever the handling of errors
+#: flag of a place out of range; numpy's function answers then, under every handling of errors
 OUT_OF_RANGE = 1 << 16
 
 
