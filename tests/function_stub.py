@@ -1,4 +1,7 @@
-"""Writes the stub of the public array functions, with the other names of their parameters: ``python -m tests.function_stub``."""
+"""Writes the stubs of the public array functions, with the other names of their parameters: ``python -m tests.function_stub``.
+
+Functions of `ag.fft`, `ag.linalg` and `ag.special` stand in stubs of their own, so that checkers look at the bodies of the modules themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +30,30 @@ from typing import Any, overload
 
 import numpy
 
-from aiograd.array_functions import fft as fft
-from aiograd.array_functions import linalg as linalg
-from aiograd.array_functions import special as special
+from aiograd.array_functions.named import fft as fft
+from aiograd.array_functions.named import linalg as linalg
+from aiograd.array_functions.named import special as special
 from aiograd.array_functions.conversion import ArrayLike, Axis
 from aiograd.ops.statistics import MinMax
 from aiograd.running.random import Generator
 from aiograd.running.types import Shape
 from aiograd.tensors.tensor import Tensor
 '''
-#: families that are modules to users
-NAMESPACES = ("fft", "linalg", "special")
+#: families that are modules to users, and what the stub of each imports for its declarations
+NAMESPACES = {
+    "fft": "from collections.abc import Sequence\nfrom typing import overload\n",
+    "linalg": "from collections.abc import Sequence\nfrom typing import Any, overload\n",
+    "special": "from typing import overload\n",
+}
+NAMESPACE_HEAD = '''"""``ag.{name}`` with PyTorch's and numpy's names of parameters; written by ``python -m tests.function_stub``."""
+
+# ruff: noqa: E704, I001
+
+import builtins
+{imports}
+from aiograd.array_functions.conversion import ArrayLike{axis}
+from aiograd.tensors.tensor import Tensor
+'''
 #: the name that `aiograd` has from another module, see `aiograd.running.scalars.log`
 ELSEWHERE = frozenset({"log"})
 FUNCTIONS: dict[str, Callable[..., Any]] = {name: each for name, each in vars(public).items() if hasattr(each, "__wrapped__") and name[0] != "_"}
@@ -45,7 +61,21 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {name: each for name, each in vars(pu
 
 def stub() -> str:
     """The text of the stub."""
-    return HEAD + "\n".join([*_imports(), *_declarations()]) + "\n"
+    return HEAD + "\n".join([*_imports(), *_declarations(FUNCTIONS)]) + "\n"
+
+
+def namespace_stub(name: str) -> str:
+    """The text of the stub of a family that is a module to users."""
+    module = importlib.import_module(f"{array_functions.__name__}.{name}")
+    functions = {each: function for each in module.__all__ if hasattr(function := getattr(module, each), "__wrapped__")}
+    rest = [f"{each} as {each}," for each in sorted({*module.__all__} - {*functions})] + ["Sizes,"] * (name == "fft")
+    head = NAMESPACE_HEAD.format(name=name, imports=NAMESPACES[name], axis=", Axis" * (name != "fft"))
+    return head + "\n".join([*_wrapped(f"from {module.__name__} import (", rest), *_declarations(functions)]) + "\n"
+
+
+def stubs() -> dict[Path, str]:
+    """The text of each stub, by its place."""
+    return {PATH: stub(), **{PATH.parent / "named" / f"{name}.pyi": namespace_stub(name) for name in NAMESPACES}}
 
 
 def _imports() -> Iterator[str]:
@@ -73,8 +103,8 @@ def _wrapped(first: str, items: list[str]) -> Iterator[str]:
     yield ")  # fmt: skip"
 
 
-def _declarations() -> Iterator[str]:
-    for name, function in sorted(FUNCTIONS.items()):
+def _declarations(functions: Mapping[str, Callable[..., Any]]) -> Iterator[str]:
+    for name, function in sorted(functions.items()):
         signature = inspect.signature(function)
         for spelled in spellings(function.__name__, signature):
             yield "@overload"
@@ -99,4 +129,5 @@ def _type(annotation: str) -> Shown:
 
 
 if __name__ == "__main__":
-    PATH.write_text(stub(), encoding="utf-8")
+    for path, text in stubs().items():
+        path.write_text(text, encoding="utf-8")

@@ -176,11 +176,10 @@ def complaints(sources: Mapping[str, str]) -> list[str]:
 def _parse(sources: Mapping[str, str]) -> dict[str, Module]:
     modules: dict[str, Module] = {}
     for path, text in sorted(sources.items()):
-        if path.endswith(".pyi"):
-            module = modules[path.removesuffix(".pyi").replace("/", ".")]
+        parts = path.removesuffix(".pyi").removesuffix(".py").split("/")
+        if path.endswith(".pyi") and (module := modules.get(".".join(parts))):  # the stub of a module
             module.tree.body += ast.parse(text, path).body
             continue
-        parts = path.removesuffix(".py").split("/")
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package and len(parts) > 1 else parts)
         modules[name] = Module(name, path, is_package, ast.parse(text, path))

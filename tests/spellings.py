@@ -12,7 +12,7 @@ from aiograd.array_functions.names import PARAMETERS, SHAPES
 
 #: names of `PARAMETERS` that are numpy's
 NUMPY = frozenset({"ddof", "indices_or_sections"})
-#: functions of which PyTorch names an axis ``dims``
+#: functions of which PyTorch names an axis ``dims``, as it does where they are ``axes`` here, but in its ``fft``
 PLURAL = frozenset({"flip", "roll"})
 
 
@@ -20,8 +20,9 @@ def spellings(name: str, signature: inspect.Signature) -> Iterator[inspect.Signa
     """The signatures of a function of that name; the first is `signature`."""
     yield signature
     others = _others(name, signature.parameters)
+    plural = {own for own in others if name in PLURAL or (own == "axes" and "fft" not in name)}
     for is_numpy in (False, True):
-        chosen = {own: short for own, shorts in others.items() if (short := _chosen(shorts, own == "axes" or name in PLURAL, is_numpy))}
+        chosen = {own: short for own, shorts in others.items() if (short := _chosen(shorts, own in plural, is_numpy))}
         if chosen:
             yield _renamed(signature, chosen)
     if name in SHAPES:

@@ -8,9 +8,9 @@ from typing import Any, overload
 
 import numpy
 
-from aiograd.array_functions import fft as fft
-from aiograd.array_functions import linalg as linalg
-from aiograd.array_functions import special as special
+from aiograd.array_functions.named import fft as fft
+from aiograd.array_functions.named import linalg as linalg
+from aiograd.array_functions.named import special as special
 from aiograd.array_functions.conversion import ArrayLike, Axis
 from aiograd.ops.statistics import MinMax
 from aiograd.running.random import Generator

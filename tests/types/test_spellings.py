@@ -6,9 +6,11 @@ import ast
 import inspect
 from typing import Any
 
+import pytest
+
 from aiograd.array_functions import public
 from aiograd.array_functions.names import _translated, parameters_of
-from tests.function_stub import ELSEWHERE, FUNCTIONS, PATH, stub
+from tests.function_stub import ELSEWHERE, FUNCTIONS, NAMESPACES, namespace_stub, stub, stubs
 from tests.spellings import spellings
 
 PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -19,7 +21,8 @@ def texts(name: str, function: Any) -> list[str]:
 
 
 def test_the_stub_declares_the_functions_that_are_there() -> None:
-    assert PATH.read_text(encoding="utf-8") == stub(), "run: python -m tests.function_stub"
+    for path, text in stubs().items():
+        assert path.read_text(encoding="utf-8") == text, "run: python -m tests.function_stub"
 
 
 def test_the_stub_has_every_name() -> None:
@@ -30,6 +33,17 @@ def test_the_stub_has_every_name() -> None:
         elif isinstance(statement, ast.FunctionDef):
             found.add(statement.name)
     assert found == {name for name in vars(public) if name[0] != "_"} - ELSEWHERE
+
+
+@pytest.mark.parametrize("name", NAMESPACES)
+def test_the_stub_of_a_namespace_has_every_name(name: str) -> None:
+    found = set[str]()
+    for statement in ast.parse(namespace_stub(name)).body:
+        if isinstance(statement, ast.ImportFrom):
+            found |= {alias.asname for alias in statement.names if alias.asname is not None}
+        elif isinstance(statement, ast.FunctionDef):
+            found.add(statement.name)
+    assert found == {*getattr(public, name).__all__}
 
 
 def test_names_of_pytorch_and_of_numpy_make_signatures_of_their_own() -> None:
@@ -56,6 +70,11 @@ def test_some_functions_name_axes_in_the_plural() -> None:
 
     assert texts("flip", function)[1:] == ["(x, /, dims=None)"]
     assert texts("sum", function)[1:] == ["(x, /, dim=None)"]
+
+    def transform(x, /, axes=None): ...  # type: ignore[no-untyped-def]
+
+    assert texts("permute", transform)[1:] == ["(x, /, dims=None)"]
+    assert texts("fftn", transform)[1:] == ["(x, /, dim=None)"]
 
 
 def test_names_of_one_function_come_first() -> None:
