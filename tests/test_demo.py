@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -25,9 +26,10 @@ from tests.sweeps import swept
 def test_the_demo_loses_a_worker_and_arrives_at_the_same_bits(on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "--on", on, "--epochs", "2", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    for words in ("have the same bits", "killed with SIGKILL", "WorkerLostError", "worker1 runs again", "epoch    2/2", "everything promised was so"):
+    killed = ("killed with SIGKILL", "WorkerLostError", "worker1 runs again", "in the same step")
+    for words in ("have the same bits", *killed, "epoch    2/2", "everything promised was so"):
         assert words in printed, printed
-    assert len(re.findall("^  ✓ ", printed, re.MULTILINE)) == 5 and "\r" not in printed
+    assert len(re.findall("^  ✓ ", printed, re.MULTILINE)) == 6 and "\r" not in printed
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["args"]["name"] for event in events if event["name"] == "process_name"} == {"driver", "worker0", "worker1"}
 
@@ -39,6 +41,18 @@ async def test_a_broken_promise_is_said_and_is_the_exit_status(tmp_path: Path, m
     stream = io.StringIO()
     assert await show(Options(epochs=1, workers=1, kill=False, output=tmp_path), Display(stream)) == 1
     assert stream.getvalue().count("  ✗ ") == 2 and "2 of the promised checks FAILED" in stream.getvalue()
+
+
+@pytest.mark.proc
+@pytest.mark.slow
+async def test_a_replica_that_is_not_absorbed_is_a_broken_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the kill nothing is lost, and the demo says so."""
+    monkeypatch.setattr(story.os, "kill", lambda pid, number: None)
+    monkeypatch.setattr(story._Demo, "train", lambda demo: asyncio.sleep(0))
+    monkeypatch.setattr(story._Demo, "conclude", lambda demo, weights: asyncio.sleep(0))
+    stream = io.StringIO()
+    assert await show(Options(epochs=1, workers=1, output=tmp_path), Display(stream)) == 1
+    assert re.search("✗ the others computed its part", stream.getvalue()) and stream.getvalue().count("  ✗ ") == 1
 
 
 @pytest.mark.parametrize("parts", range(1, len(BLOCKS) + 1))

@@ -19,7 +19,8 @@ def add_demo(commands: Any) -> None:
         "demo",
         help="train a network across worker processes, lose one of them on the way, and check the result",
         description="Cut a small network across worker processes, train it on handwritten digits, kill a worker in the middle of a backward pass, go "
-        "on from a checkpoint, and compare every weight with those of the same training in one process. Fails if something promised is not so.",
+        "on from a checkpoint, and compare every weight with those of the same training in one process. Then train replicas of the whole network, "
+        "and let the others compute the part of one that is killed. Fails if something promised is not so.",
     )
     parser.add_argument("--epochs", type=_positive, default=defaults.epochs, help="times through the data (default %(default)s)")
     sizes = range(1, len(BLOCKS) + 1)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiograd import nn
+from aiograd.nn.functional import cross_entropy
 from aiograd.running.random import Generator
 
 #: names of the blocks, from the image to the ten digits
@@ -40,6 +41,10 @@ class Network(nn.Module):
         for block in self.children():
             x = block(x)
         return x
+
+    def loss(self, images: Any, labels: Any) -> Any:
+        """The mean cross entropy of images and their digits."""
+        return cross_entropy(self(images), labels)
 
 
 def cut(parts: int) -> list[list[str]]:

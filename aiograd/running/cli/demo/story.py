@@ -8,17 +8,17 @@ import os
 import signal
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from aiograd.distributed import Cluster, Worker
+from aiograd.distributed import Cluster, DataParallel, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
-from aiograd.running.cli.demo.alone import accuracy, rate
+from aiograd.running.cli.demo.alone import RATE, accuracy, rate
 from aiograd.running.cli.demo.clusters import Pids, cluster_on
 from aiograd.running.cli.demo.data import Digits
 from aiograd.running.cli.demo.display import Bar, Display, megabytes
@@ -73,7 +73,10 @@ async def show(options: Options, display: Display | None = None) -> int:
         alone = asyncio.create_task(demo.train_alone(), name="training alone")
         try:
             await demo.train()
-            await demo.conclude(await alone)
+            weights = await alone
+            if options.kill:
+                await demo.lose_a_replica()
+            await demo.conclude(weights)
         finally:
             alone.cancel()
             await asyncio.wait((alone,))
@@ -220,6 +223,42 @@ class _Demo:
             f"{lost.worker} runs again as pid {self.pids()[lost.worker]}; {seconds:.1f} s after the kill all workers have their weights and "
             f"optimizer state from before batch {batch} again, and training goes on from there",
         )
+
+    async def lose_a_replica(self) -> None:
+        """Another training, with the whole network on each worker; one is killed, and its part of each batch is computed by the others."""
+        names = [*self.names, ALONE]
+        count = len(self.digits.batches(0))
+        self.display.heading(f"Once more, with the whole network on each of {len(names)} workers, which share each of {count} batches")
+        pid = self.pids()[ALONE]
+        weights, seconds, lost = await self._replicated(names, len(names), lambda: os.kill(pid, signal.SIGKILL))
+        undisturbed, _, _ = await self._replicated(names[:1], len(names))
+        self.display.note(f"{ALONE} (pid {pid}) is killed with SIGKILL during batch {count // 2}", "✂")
+        same = identical(weights, undisturbed)
+        disturbed, usual = seconds[count // 2] * 1e3, np.median(seconds) * 1e3
+        self.display.check(
+            same and lost == [ALONE],
+            f"the others computed its part in the same step, which took {disturbed:.0f} ms instead of {usual:.0f} ms: no step failed, "
+            f"none waited for a restart, and all weights {'have the same bits as' if same else 'DIFFER FROM'} those of one worker",
+        )
+
+    async def _replicated(
+        self, names: list[str], shards: int, kill: Callable[[], None] | None = None
+    ) -> tuple[dict[str, Tensor], list[float], list[str]]:
+        """Train replicas on workers for an epoch; the weights, the seconds of each step, and the workers that were lost."""
+        batches = self.digits.batches(0)
+        seconds: list[float] = []
+        options: dict[str, Any] = {"optimizer_options": {"lr": RATE}, "absorb": len(names) > 1}
+        async with await DataParallel.create(self.driver, names, "Network", None, SEED, **options) as replicas:
+            for i, (images, labels) in enumerate(batches):
+                parts = zip(np.array_split(images, shards), np.array_split(labels, shards), strict=True)
+                began = time.perf_counter()
+                step = asyncio.create_task(replicas.step([(asarray(image), asarray(label)) for image, label in parts]), name=f"step {i}")
+                await asyncio.sleep(0)
+                if kill is not None and i == len(batches) // 2:
+                    kill()
+                await step
+                seconds.append(time.perf_counter() - began)
+            return await replicas.state_dict(), seconds, list(replicas.lost)
 
     async def conclude(self, alone: dict[str, Tensor]) -> None:
         """Show the results and check them."""
