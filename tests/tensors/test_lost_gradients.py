@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.fft
-import scipy.integrate
-import scipy.linalg
-import scipy.special
-import scipy.stats
 
 import aiograd as ag
 import aiograd.nn.functional as F
 from aiograd.errors import GraphError, NoRuleError
 from tests.support import assert_raises, leaf
+
+scipy = pytest.importorskip("scipy", reason="it comes with the extra `scipy`")
+for _name in ("fft", "integrate", "linalg", "special", "stats"):
+    pytest.importorskip(f"scipy.{_name}")
 
 # -------------------------------------------------------------------- stores into arrays
 

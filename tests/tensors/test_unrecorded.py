@@ -10,9 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.special
-from sklearn.cluster import KMeans
-from sklearn.linear_model import ElasticNet
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, InPlaceError, ModifiedError, NoRuleError
@@ -20,6 +17,10 @@ from aiograd.ops import FUNCTIONS, UFUNCS
 from aiograd.tensors.dispatch import array_function
 from aiograd.tensors.unrecorded import name_of
 from tests.support import assert_awaiting_raises, assert_raises
+
+cluster = pytest.importorskip("sklearn.cluster", reason="scikit-learn comes with the extra `demo`")
+linear_model = pytest.importorskip("sklearn.linear_model")
+special = pytest.importorskip("scipy.special")
 
 M = np.array([[4.0, 1.0, 0.5], [1.0, 3.0, -0.25], [0.5, -0.25, 2.0]])
 V = np.array([3.0, 1.0, 2.0, 2.0])
@@ -133,8 +134,8 @@ CALLS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "subtract reduce": lambda t: np.subtract.reduce(t(V)),
     "frexp": lambda t: np.frexp(t(V)),
     "gcd": lambda t: np.gcd(t(N), 2),
-    "spence": lambda t: scipy.special.spence(t(V)),
-    "kv": lambda t: scipy.special.kv(t(V), 2.0),
+    "spence": lambda t: special.spence(t(V)),
+    "kv": lambda t: special.kv(t(V), 2.0),
     "like": lambda t: np.zeros(3, like=t(V)),
 }  # fmt: skip
 
@@ -204,7 +205,7 @@ def test_with_gradients_they_are_refused_by_name(name: str) -> None:
         (lambda x: np.frexp(x), r"np\.frexp has no row"),
         (lambda x: np.add.reduceat(x, [0]), r"np\.add\.reduceat has no row"),
         (lambda x: np.add.at(x, [0], 1.0), r"np\.add\.at has no row"),
-        (lambda x: scipy.special.spence(x), r"^scipy\.special\.spence has no row"),
+        (lambda x: special.spence(x), r"^scipy\.special\.spence has no row"),
         (lambda x: np.sum(x, where=np.array([True, False])), "np.sum was called on a Tensor with where="),
         (lambda x: np.add(x, x, out=np.zeros(2)), r"np\.add on Tensors.* does not support out="),
         (lambda x: np.matmul(x, x, axes=[(0,), (0,), ()]), "does not support axes="),
@@ -230,10 +231,10 @@ def test_under_no_grad_the_arrays_are_used() -> None:
 
 
 def test_a_ufunc_is_named_after_the_public_module_it_comes_from() -> None:
-    assert name_of(scipy.special.gammaln) == "scipy.special.gammaln"
+    assert name_of(special.gammaln) == "scipy.special.gammaln"
     assert name_of(np.exp) == "np.exp" and name_of(np.exp, "at") == "np.exp.at" and name_of(np.linalg.cond) == "np.linalg.cond"
     assert name_of(np.frompyfunc(len, 1, 1)).startswith("len")
-    assert np.exp in UFUNCS and scipy.special.erf not in UFUNCS
+    assert np.exp in UFUNCS and special.erf not in UFUNCS
 
 
 # -------------------------------------------------------------------- what is written
@@ -323,8 +324,8 @@ def test_estimators_of_scikit_learn_take_tensors() -> None:
     points = np.concatenate([rng.normal(size=(20, 3)), 5 + rng.normal(size=(20, 3))])
     y = points @ np.array([1.0, -2.0, 0.5])
     x, target = ag.tensor(points), ag.tensor(y)
-    ours, theirs = (KMeans(2, n_init=1, random_state=0).fit(data) for data in (x, points))
+    ours, theirs = (cluster.KMeans(2, n_init=1, random_state=0).fit(data) for data in (x, points))
     np.testing.assert_array_equal(ours.labels_, theirs.labels_)
     assert ours.predict(x).tolist() == theirs.predict(points).tolist()
-    net, reference = ElasticNet(alpha=0.01).fit(x, target), ElasticNet(alpha=0.01).fit(points, y)
+    net, reference = linear_model.ElasticNet(alpha=0.01).fit(x, target), linear_model.ElasticNet(alpha=0.01).fit(points, y)
     np.testing.assert_allclose(np.asarray(net.coef_), reference.coef_, rtol=1e-12)
