@@ -20,6 +20,7 @@ from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.result_code import results_maker
 from aiograd.compiler.results import only, relate, returned
 from aiograd.compiler.source import load
+from aiograd.compiler.watching.kinds import has_hooks
 from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
 from aiograd.graph.input_metadata import InputMetadata
@@ -97,6 +98,8 @@ class GuardedCode:
         if not all([inputs[i]._data is array for i, array in self.bound]):
             return False
         if self.leaves and not all([inputs[i].is_leaf is is_leaf for i, is_leaf in self.leaves]):
+            return False
+        if any([has_hooks(tensor._node, tensor._nr) for tensor in [inputs[i] for i in self.program.differentiated]]):
             return False
         return not self.others or self.others.isdisjoint([id(tensor) for tensor in inputs if tensor._node is not None])
 

@@ -59,7 +59,7 @@ class ResultRecorder(WriteRecorder):
             returns = None
         program = Program(
             signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views, returns,
-            self._shared(), self._owned(),
+            self._shared(), self._owned(), differentiated=self.differentiated,
         )
         if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
             self.breaks(f"it computes on {program.device} and on the host")

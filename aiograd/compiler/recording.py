@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from aiograd.compiler.effects import DrawOp, statement_op
+from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall, statement_op
 from aiograd.compiler.lines import quoted, user_line
 from aiograd.compiler.program import Statement, Value, ValueKind
 from aiograd.compiler.watching.kinds import ARRAY, ATTRIBUTE
@@ -89,6 +89,8 @@ class ProgramRecorder:
         #: by id of a gradient that was read, its leaf; ids of the leaves among the arguments
         self._read: dict[int, Any] = {}
         self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
+        #: by id of a node, the leaf that the function has made of a tensor, see `makes_leaf`
+        self._new_leaves: dict[int, TensorCore] = {}
         #: by id of the array; an array that a tensor without a place in the graph shares with one that has it is found here
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
@@ -312,6 +314,8 @@ class ProgramRecorder:
         if tensor._x is not None:
             refresh(tensor)
         value = self._find(tensor) or self._gradient(tensor)
+        if value is not None and not value.records and id(tensor._node) in self._new_leaves:
+            return self._leaf(value, tensor)
         if value is not None and (value.records or tensor._node is None):
             return value if value.records == (tensor._node is not None) else self._detached(value, tensor)
         if value is not None and value.kind is not ValueKind.CAPTURED:
@@ -339,6 +343,22 @@ class ProgramRecorder:
         self._gradients[id(tensor)] = node.seen_grad
         self._add(statement_op("grad", functools.partial(_gradient_of, node)), (), (tensor,))
         return self._find(tensor)
+
+    def makes_leaf(self, tensor: TensorCore) -> None:
+        """Note that the function has made a leaf of a tensor, by `requires_grad_`."""
+        if id(tensor) not in self._values and id(tensor) not in self._created:
+            self._new_leaves[id(tensor._node)] = tensor
+            self._leaves.add(id(tensor._node))
+
+    def _leaf(self, value: Value, tensor: TensorCore) -> Value:
+        """The value of a leaf that every run makes of the array of another value."""
+        repeated = RepeatedCall(_leaf_of, (ArgumentPlace(0),), {}, _leaf_of)
+        self.has_called = True
+        (made,) = self._made((tensor,))
+        statement = Statement(CalledOp("requires_grad_", repeated, is_awaited=False), (value,), {}, None, (made,), None, *self.watcher.line())
+        of_input = [each for each in self._statements if each.op.name == statement.op.name and each.arrays[0] in self._inputs]
+        self._statements.insert(len(of_input) if value in self._inputs else len(self._statements), statement)
+        return made
 
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
@@ -378,6 +398,10 @@ def _at(where: Any) -> str:
 def array_of(grad: Any) -> Any:
     """The array of a gradient; None if there is none."""
     return grad._data if isinstance(grad, TensorCore) else grad
+
+
+def _leaf_of(tensor: TensorCore) -> Any:
+    return tensor.detach().requires_grad_()
 
 
 def _gradient_of(leaf: Any) -> Any:
