@@ -36,6 +36,7 @@ from aiograd.running import devices
 from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TENSOR_CLASS, TensorCore, make, refresh
+from aiograd.tensors.levels import LevelArray
 
 #: rows beside those with masks
 _SHAPED_BY_VALUES = ("nonzero", "unique_values")
@@ -55,6 +56,9 @@ class ProgramRecorder:
         broken: why no program can be made of this call; None: one can.
         watcher: the trace function that notes the reads of the running functions.
     """
+
+    #: True if arguments may be arrays of a transform
+    of_level = False
 
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
         self.broken: str | None = None
@@ -323,6 +327,8 @@ class ProgramRecorder:
         node = tensor._node
         if node is not None and not node.is_leaf and node._seq > self._began:
             self.breaks("it uses a tensor that something other than a row has made")
+        if isinstance(tensor._data, LevelArray) and not self.of_level:
+            self.breaks("it runs a transform, such as ag.jvp, ag.hvp or ag.vmap")
         if any(self._arrays.get(id(base)) is not None for base in _bases(tensor._data)):
             self.breaks("it uses a view of a tensor that no row has made")
         if node is not None and node.is_leaf:
@@ -346,7 +352,8 @@ class ProgramRecorder:
 
     def makes_leaf(self, tensor: TensorCore) -> None:
         """Note that the function has made a leaf of a tensor, by `requires_grad_`."""
-        if id(tensor) not in self._values and id(tensor) not in self._created:
+        known = self._values.get(id(tensor))
+        if (known is None or known.kind is ValueKind.COMPUTED) and id(tensor) not in self._created:
             self._new_leaves[id(tensor._node)] = tensor
             self._leaves.add(id(tensor._node))
 

@@ -29,7 +29,9 @@ _RELEASED = ReleasedVariables()
 def is_short(node: Node, placement: RulePlacement) -> bool:
     """True if a pass over everything reachable from a node is one step without user code that is short enough for the loop."""
     leaves = node.next_nodes
-    if not node.is_program or not 0 < len(leaves) <= MOST_LEAVES or not placement.is_small(node):
+    if not node.is_program or node._extra is not None or node.spans_devices or not 0 < len(leaves) <= MOST_LEAVES:
+        return False
+    if node.estimate() > placement.inline_ns:  # type: ignore[attr-defined]
         return False
     is_small = placement.is_small
     for leaf in leaves:
@@ -40,7 +42,7 @@ def is_short(node: Node, placement: RulePlacement) -> bool:
 
 def are_short(leaves: Sequence[Node | None], estimate: float, placement: RulePlacement) -> bool:
     """As `is_short` for a node that is not there yet, which costs so many nanoseconds."""
-    if not 0 < len(leaves) <= MOST_LEAVES or not placement.is_small_cost(estimate):
+    if not 0 < len(leaves) <= MOST_LEAVES or estimate > placement.inline_ns:
         return False
     is_small = placement.is_small
     for leaf in leaves:
