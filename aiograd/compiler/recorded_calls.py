@@ -127,7 +127,7 @@ class CallRecorder(ProgramRecorder):
 
     def _add_rows(self, seen: RecordedPass, task: GraphTask) -> None:
         """Take over the rows of a pass that is over."""
-        obstacle = seen.obstacle or obstacle_in(task, self._nodes)
+        obstacle = obstacle_in(task, self._nodes) or seen.obstacle
         if obstacle is not None:
             self.breaks(f"it differentiates by a pass that {obstacle}")
         rows = set(self._nodes)

@@ -38,7 +38,7 @@ class ResultRecorder(WriteRecorder):
         for output in outputs:
             if id(output) in self._created and not self._is_computed(output):
                 self.make_again(output)
-            elif id(output) in self.reads.tensors and self._find(output) is None:
+            elif id(output._node) in self._new_leaves or (id(output) in self.reads.tensors and self._find(output) is None):
                 self._value_of(output)
         given = [*self._of_call, *self._tensors]
         for output in outputs:

@@ -312,14 +312,15 @@ class ProgramRecorder:
         return name
 
     def _find(self, tensor: TensorCore) -> Value | None:
-        return self._values.get(id(tensor)) or self._arrays.get(id(tensor._data))
+        value = self._values.get(id(tensor))
+        return value or (None if id(tensor._node) in self._new_leaves else self._arrays.get(id(tensor._data)))
 
     def _value_of(self, tensor: TensorCore) -> Value:
         if tensor._x is not None:
             refresh(tensor)
         value = self._find(tensor) or self._gradient(tensor)
-        if value is not None and not value.records and id(tensor._node) in self._new_leaves:
-            return self._leaf(value, tensor)
+        if id(tensor._node) in self._new_leaves and (value is None or not value.records):
+            value = self._leaf(value or self._arrays.get(id(tensor._data)), tensor)
         if value is not None and (value.records or tensor._node is None):
             return value if value.records == (tensor._node is not None) else self._detached(value, tensor)
         if value is not None and value.kind is not ValueKind.CAPTURED:
@@ -357,8 +358,11 @@ class ProgramRecorder:
             self._new_leaves[id(tensor._node)] = tensor
             self._leaves.add(id(tensor._node))
 
-    def _leaf(self, value: Value, tensor: TensorCore) -> Value:
+    def _leaf(self, value: Value | None, tensor: TensorCore) -> Value | None:
         """The value of a leaf that every run makes of the array of another value."""
+        if value is None:
+            self.breaks("it makes a leaf of a tensor that is no argument and that no row has made")
+            return None
         repeated = RepeatedCall(_leaf_of, (ArgumentPlace(0),), {}, _leaf_of)
         self.has_called = True
         (made,) = self._made((tensor,))
