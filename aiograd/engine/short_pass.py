@@ -8,7 +8,7 @@ Note [No pass to speak of]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiograd.engine.placement import RulePlacement
@@ -51,7 +51,9 @@ def are_short(leaves: Sequence[Node | None], estimate: float, placement: RulePla
     return True
 
 
-def run_short(node: Node, nr: int, seed: Array | None, keep_graph: bool, computed: list[Any] | None = None) -> None:
+def run_short(
+    node: Node, nr: int, seed: Array | None, keep_graph: bool, computed: list[Any] | None = None, wanted: Collection[Node | None] | None = None
+) -> None:
     """Compute the gradients of a node's leaves and commit them: all, or none if it raises.
 
     Args:
@@ -60,13 +62,17 @@ def run_short(node: Node, nr: int, seed: Array | None, keep_graph: bool, compute
         seed: the gradient of that.
         keep_graph: keep the node's saved values.
         computed: the gradients, where they are there already; emptied.
+        wanted: the leaves that get a gradient, at least one of the node's; None: all.
     """
     if computed is None:
         grads: list[Any] = [None] * node.num_inputs
         grads[nr] = seed
         if node.heeds_keeping:
             node.keeps_graph = keep_graph  # type: ignore[attr-defined]
-        outputs = node.vjp(grads)  # type: ignore[attr-defined]
+        if wanted is None:
+            outputs = node.vjp(grads)  # type: ignore[attr-defined]
+        else:
+            outputs = node.vjp_part(grads, tuple([leaf in wanted for leaf in node.next_nodes]))  # type: ignore[attr-defined]
     else:
         outputs = computed.copy()
         computed.clear()
