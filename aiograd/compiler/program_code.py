@@ -218,7 +218,8 @@ class ProgramCode(GuardedCode):
         self.shared: dict[Any, set[str]] = {}
         self.hot = 0 if program.device != "cpu" or tier == "numpy" or memory_budget is not None else HOT
         #: makes the native functions; None where none are made
-        self.native = NativeTier(self, plain, None if self.saved_outputs or seed is None or not any(self.joint_needs) else seed[0]) if self.hot else None
+        has_joint = seed is not None and not self.saved_outputs and any(self.joint_needs)
+        self.native = NativeTier(self, plain, seed[0] if has_joint else None) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0
             self.native.begin()

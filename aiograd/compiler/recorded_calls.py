@@ -95,9 +95,9 @@ class CallRecorder(ProgramRecorder):
     def follows(self, outputs: Any, inputs: Any, grad_outputs: Any, **options: Any) -> Coroutine[Any, Any, Any]:
         """`ag.grad` with ``create_graph``: see Note [Passes that are rows] in `aiograd.compiler.recorded_pass`."""
         _refuse_async_blocks(sys._getframe(2), self)
-        return self._followed(_listed((outputs, inputs, grad_outputs)), options)
+        return self._as_rows(_listed((outputs, inputs, grad_outputs)), options)
 
-    async def _followed(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
+    async def _as_rows(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
         if options["retain_graph"] is False:
             self.breaks("it frees the graph that it differentiates, with retain_graph=False")
         if self.broken is not None:

@@ -228,7 +228,7 @@ class StepCode(GuardedCode):
 
 
 def _seed_of(outputs: tuple[Value, ...], then: Statement | None) -> Any:
-    """The gradient with which a short pass from the only output begins, and the pass's inputs; None where no such pass follows that frees the graph."""
+    """The gradient with which a short pass from the only output begins, and its inputs; None where no such pass follows, or it keeps the graph."""
     short = None if then is None or len(outputs) != 1 or not isinstance(then.op, CalledOp) else _short_pass(then)
     if short is None or then is None or [value and value.name for value in then.arrays] != [outputs[0].name]:
         return None

@@ -11,8 +11,8 @@ from dataclasses import replace
 import aiograd as ag
 from aiograd import kernels
 from tests.benchmarks.harness import Settings, Table, compare, threads
-from tests.benchmarks.layers import pinn
 from tests.benchmarks.large_tensors import steps_of_networks
+from tests.benchmarks.layers import pinn
 from tests.benchmarks.small_graphs import chain, lstm, mlp, wide
 
 

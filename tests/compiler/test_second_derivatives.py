@@ -11,6 +11,9 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn
+from aiograd.compiler import steps
+from aiograd.compiler.joint_pass import run_jointly
+from aiograd.compiler.native.tiers import native_problem
 from aiograd.compiler.recorded_pass import RecordedPass
 from aiograd.errors import GraphError, UnusedInputError
 from aiograd.ops.op import ROWS
@@ -46,11 +49,14 @@ class Case:
 
 async def residual(case: Case, x: Any, **options: Any) -> tuple[Any, ...]:
     """The gradients of a solution, and the loss of its equation, which is minimized."""
+    case.optimizer.zero_grad()
     u = case.model(x)
     (g,) = await ag.grad(u.sum(), [x], create_graph=True)
     cols = [(await ag.grad(g[:, i].sum(), [x], create_graph=True))[0][:, i] for i in range(2)]
-    loss = ((cols[0] + cols[1] - u[:, 0] * g[:, 1]) ** 2).mean()
-    await case.update(loss, **options)
+    wrong = cols[0] + cols[1] - u[:, 0] * g[:, 1]
+    loss = (wrong * wrong).mean()
+    await loss.backward(**options)
+    case.optimizer.step()
     return loss, g, *cols
 
 
@@ -119,18 +125,19 @@ STEPS: dict[str, tuple[Any, Callable[[Case], Any]]] = {
 }
 
 
-async def train(step: Any, given: Callable[[Case], Any], compiled: bool, *, times: int, **options: Any) -> list[Any]:
+async def train(step: Any, given: Callable[[Case], Any], compiled: bool, *, times: int, tier: Any = None, **options: Any) -> list[Any]:
     """All results, gradients and parameters of some steps."""
     case = Case(**options)
 
     async def call(x: Any) -> Any:
         return await step(case, x)
 
-    run = ag.compile(call) if compiled else call
+    run = ag.compile(call, tier=tier) if compiled else call
     found = []
     for _ in range(times):
         x = given(case)
         results = await run(x)
+        results = results if isinstance(results, tuple) else (results,)
         found += bits(*results, *[x.grad] if isinstance(x, ag.Tensor) else [], *case.parameters, *[p.grad for p in case.parameters])
     if compiled:
         statistics = run.statistics()
@@ -151,6 +158,28 @@ async def test_a_step_has_the_bits_of_eager(name: str) -> None:
 @pytest.mark.parametrize(("optimizer", "dtype"), [("sgd", np.float32), ("adam", np.float64)], ids=["sgd", "adam"])
 async def test_a_hundred_steps(optimizer: str, dtype: Any) -> None:
     await same("detached", times=100, optimizer=optimizer, dtype=dtype)
+
+
+@pytest.mark.one_loop
+@pytest.mark.skipif(native_problem() is not None, reason="there are no native programs here")
+@pytest.mark.parametrize("options", [{}, {"inputs"}], ids=["all leaves", "inputs"])
+async def test_forward_passes_and_the_last_pass_are_one_native_function(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    joint: list[bool] = []
+
+    def counted(*args: Any) -> Any:
+        made = run_jointly(*args)
+        joint.append(made is not None)
+        return made
+
+    monkeypatch.setattr(steps, "run_jointly", counted)
+
+    async def step(case: Case, x: Any) -> Any:
+        return (await residual(case, x, **{name: case.parameters for name in options}))[0]
+
+    given = step, Case.leaf
+    async with ag.Engine(clock=lambda: 0.0):  # whose budget is never spent
+        assert await train(*given, False, times=5) == await train(*given, True, times=5, tier="native")
+    assert joint == [True] * 3  # the first run records, and the second one makes the code of the last pass
 
 
 @pytest.mark.parametrize("name", ["argument", "several"])
@@ -383,7 +412,7 @@ async def test_a_reason_names_the_line(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:the compiled function")
 @pytest.mark.parametrize(
     ("compute", "reason"),
-    [(lambda x, w: x * w[:2], "goes through MulBackward, which is no row"), (lambda x, w: x * 2, "argument or captured tensor may have been computed")],
+    [(lambda x, w: x * w[:2], "goes through MulBackward, which is no row"), (lambda x, w: x * 2, "captured tensor may have been computed")],
     ids=["of a parameter", "of another leaf"],
 )
 async def test_an_argument_with_a_history(compute: Any, reason: str) -> None:

@@ -32,7 +32,7 @@ class ShortPasses:
         raise NotImplementedError
 
     def run_at_once(self, root: tuple[Node, int], seed: Array, keep_graph: bool, wanted: Collection[Node | None] | None = None) -> bool:
-        """Run a pass that accumulates into every leaf or into those that are wanted, if it is so short that it needs no task of its own; see `aiograd.engine.short_pass`.
+        """Run a pass that accumulates into leaves, if it is so short that it needs no task of its own; see `aiograd.engine.short_pass`.
 
         Args:
             root: the gradient edge to start from.
