@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall, caller, statement_op
-from aiograd.compiler.lines import async_block, described_line, is_of_package, user_line
+from aiograd.compiler.lines import async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Statement, Value, ValueKind
 from aiograd.compiler.recorded_pass import RecordedPass, obstacle_in
 from aiograd.compiler.recording import ProgramRecorder, array_of
@@ -34,8 +34,8 @@ class CallRecorder(ProgramRecorder):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: the places in the graph, from before the call, that passes which are rows have differentiated by
-        self._ends: dict[tuple[Node, int], None] = {}
+        #: the places in the graph, from before the call, that passes which are rows have differentiated by, with the lines of these passes
+        self._ends: dict[tuple[Node, int], str] = {}
 
     def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
         """Note that `forget` sets the gradient of a tensor to None; for a captured leaf this is a statement, which needs no part of its own."""
@@ -130,15 +130,9 @@ class CallRecorder(ProgramRecorder):
         obstacle = obstacle_in(task, self._nodes) or seen.obstacle
         if obstacle is not None:
             self.breaks(f"it differentiates by a pass that {obstacle}")
-        rows = set(self._nodes)
-        self._ends.update({end: None for end in task.plan.inputs if end[0] not in rows and id(end[0]) not in self._new_leaves})  # type: ignore[attr-defined]
-        for row in seen.rows():
-            for tensor in row[1]:  # a saved output is known by its place in the graph
-                if tensor is not None and tensor._node is not None and id(tensor) not in self._values:
-                    for other in self._sharing.get(id(tensor._data), ()):
-                        if other._node is tensor._node and other._nr == tensor._nr and id(other) in self._values:
-                            self._values[id(tensor)] = self._values[id(other)]
-                            self._alive.append(tensor)
+        inside, line = {*self._nodes, *self._new_leaves.values()}, quoted(*self.watcher.line())
+        self._ends.update({end: line for end in task.plan.inputs if end[0] not in inside})  # type: ignore[attr-defined]
+        for row in seen.rows(self._array_types):
             self.ran(*row)
 
     def settle(self) -> tuple[list[Read], Read | None]:
@@ -150,8 +144,10 @@ class CallRecorder(ProgramRecorder):
             if node is None or id(node) in self._new_leaves:
                 continue
             end = node.place_of(tensor._nr)
-            if not node.is_leaf and self._ends.keys() - {end}:
-                self.breaks("it differentiates by tensors that an argument or captured tensor may have been computed from; use detach() of that")
+            ends = [each for each in self._ends if each != end]
+            if not node.is_leaf and ends:
+                line = self._ends[ends[0]]
+                self.breaks(f"it differentiates by a tensor that an argument or captured tensor may be computed from; use detach(): {line}")
             if i >= 0:
                 if node.is_leaf:
                     self.leaves[i] = True
@@ -169,8 +165,12 @@ class CallRecorder(ProgramRecorder):
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, has_graph: bool = False
     ) -> Any:
         call = self._call(function, args, kwargs)
-        with ModeScope(trace=None):
-            result = await function(*args, **kwargs)
+        try:
+            with ModeScope(trace=None):
+                result = await function(*args, **kwargs)
+        except BaseException:
+            self.breaks("it goes on after a pass that has failed")
+            raise
         self._called(name, call, result, is_awaited=True, has_graph=has_graph)
         return result
 

@@ -71,13 +71,17 @@ class RecordedPass:
     def _meets(self, obstacle: str) -> None:
         self.obstacle = self.obstacle or obstacle
 
-    def rows(self) -> Iterator[Row]:
-        """The rows of the pass, which is over, in the order of their nodes; one without a node follows the last that it depends on."""
+    def rows(self, arrays_of: tuple[type, ...]) -> Iterator[Row]:
+        """The rows of the pass, which is over, in the order of their nodes; one without a node follows the last that it depends on.
+
+        Args:
+            arrays_of: classes of arrays that settings of rows may contain.
+        """
         numbers: dict[int, float] = {}
         keys: list[tuple[float, int, int]] = []
         for index, (_, tensors, statics, outputs, _, _) in enumerate(self._rows):
             node = next((output._node for output in outputs if output._node is not None), None)
-            arrays = [*[tensor._data for tensor in tensors if tensor is not None], *leaves_of(statics, np.ndarray)]
+            arrays = [*[tensor._data for tensor in tensors if tensor is not None], *leaves_of(statics, arrays_of)]
             number = max([numbers.get(id(array), -1) for array in arrays], default=-1) if node is None else node._seq
             keys.append((number, node is None, index))
             for output in outputs:

@@ -93,8 +93,8 @@ class ProgramRecorder:
         #: by id of a gradient that was read, its leaf; ids of the leaves among the arguments
         self._read: dict[int, Any] = {}
         self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
-        #: by id of a node, the leaf that the function has made of a tensor, see `makes_leaf`
-        self._new_leaves: dict[int, TensorCore] = {}
+        #: by id, nodes of the leaves that the function has made of tensors, see `makes_leaf`
+        self._new_leaves: dict[int, Any] = {}
         #: by id of the array; an array that a tensor without a place in the graph shares with one that has it is found here
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
@@ -355,7 +355,8 @@ class ProgramRecorder:
         """Note that the function has made a leaf of a tensor, by `requires_grad_`."""
         known = self._values.get(id(tensor))
         if (known is None or known.kind is ValueKind.COMPUTED) and id(tensor) not in self._created:
-            self._new_leaves[id(tensor._node)] = tensor
+            self._new_leaves[id(tensor._node)] = tensor._node
+            self._alive.append(tensor)
             self._leaves.add(id(tensor._node))
 
     def _leaf(self, value: Value | None, tensor: TensorCore) -> Value | None:

@@ -29,7 +29,7 @@ def with_slices_joined(code: ArrayCode) -> ArrayCode:
     calls: list[Call] = []
     for call in code.calls:
         (result,) = call.results if _is_part(call) else (None,)
-        if result is None or not result.shape:
+        if result is None or result.dtype is None or result.dtype.kind not in "fiub" or not result.shape:
             calls.append(call)
             continue
         zeros, index = Ref(result.name, result.shape, result.dtype, result.strides), call.options["index"]
