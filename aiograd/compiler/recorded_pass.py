@@ -6,8 +6,8 @@ Note [Passes that are rows]
     some rules on threads; when it is over, the rows are put in the order of their nodes, which does not depend on time (Note [Numbers of a recorded
     pass] in `aiograd.engine.renumbering`), so that contributions to a sum have the order of the eager pass.
 
-    What else happens in a pass could not be repeated by rows: hooks, rules that are no rows, history of a tensor from before the call. Then the
-    recording ends. The tensors that are differentiated by are guarded: one with a hook is not for the program.
+    Hooks, rules that are no rows, and the history of a tensor from before the call could not be repeated by rows, so a pass with one of them ends the
+    recording. The tensors that are differentiated by are guarded: one with a hook is not for the program.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RecordedPass:
         self._meets("reads the value of a tensor")
 
     def __getattr__(self, name: str) -> Any:
-        """What the recorder does for any other event; it records no program any more, so that the event runs as without a recording."""
+        """The recorder's method for any other event; it records no program any more, so that the event runs as without a recording."""
         self._meets("does more than operations on tensors")
         self._recorder.broken = self._recorder.broken or "a pass of it cannot be repeated"
         return getattr(self._recorder, name)
