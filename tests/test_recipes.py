@@ -201,6 +201,12 @@ def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert " 19\n" in printed and "\ndef step():  # " in printed
 
 
+def test_the_step_of_a_physics_informed_network() -> None:
+    names: dict[str, Any] = {}
+    start(block("# pinn_step.py"), names)
+    assert names["step"].statistics().runs == 19 and not names["step"].statistics().breaks
+
+
 async def test_an_implicit_function() -> None:
     names: dict[str, Any] = {}
     start(block("async def adjoint(matvec, b):"), names)

@@ -7,6 +7,7 @@
 `guard_code`        guards as straight lines of comparisons
 `recording`         an eager run as statements; calls that cannot be repeated
 `recorded_calls`    passes and optimizers' steps while a function is recorded
+`recorded_pass`     passes that record a graph, as rows
 `recorded_results`  the program, made from the function's result
 `effects`           statements that are no rows: draws, effects, repeated calls
 `writes`            how a recording treats modifications in place

@@ -53,7 +53,7 @@ class RecordedCoroutine:
         frame = None
         for awaited in _chain(self._coroutine):
             code = getattr(awaited, "cr_code", None)
-            if code is CallRecorder._awaited.__code__:
+            if code is CallRecorder._awaited.__code__ or code is CallRecorder._as_rows.__code__:
                 return None
             inner = getattr(awaited, "cr_frame", None)
             if inner is not None and not is_of_package(inner) and inner.f_globals.get("__name__", "").partition(".")[0] != "asyncio":

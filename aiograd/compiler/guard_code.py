@@ -19,7 +19,7 @@ from aiograd.compiler.memory_guards import MOST_DISTINCT, MOST_OBJECTS, Comparis
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.watching.kinds import ATTRIBUTE, HELPERS, METHOD, PLAIN, is_same
+from aiograd.compiler.watching.kinds import ATTRIBUTE, HELPERS, METHOD, PLAIN, has_hooks, is_same
 from aiograd.compiler.watching.reads import Read
 from aiograd.kernels.selection import selected
 from aiograd.running.modes import Mode
@@ -167,6 +167,8 @@ class _Arguments(_Checks):
             self.refuse(f"{self._arrays[i]} is not {self.of(array)}")
         for i, is_leaf in code.leaves:
             self.refuse(f"{self._inputs[i]}.is_leaf is not {is_leaf}")
+        for i in code.program.differentiated:
+            self.refuse(f"{self.of(has_hooks)}({self._inputs[i]}._node, {self._inputs[i]}._nr)")
         if code.others:
             for name in self._recording:
                 self.refuse(f"id({name}) in {self.of(code.others)}")

@@ -25,7 +25,7 @@ from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of, map_tree
 
 #: calls of forward and backward together; a step of more of them gains little, and all of it is compiled once more
-MOST_CALLS = 200
+MOST_CALLS = 400
 
 
 def joint_function(forward: ArrayCode, backward: ArrayCode, seed: Any) -> Callable[..., Any] | None:

@@ -169,6 +169,8 @@ class Program:
     parts: tuple[Program, ...] = field(default=(), repr=False)
     report: Any = field(default=None, repr=False)
     updates: dict[int, list[Any]] = field(default_factory=dict, repr=False)
+    #: inputs that passes among its rows differentiate by: they have no hooks
+    differentiated: tuple[int, ...] = field(default=(), repr=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
     #: with a memory budget, a `aiograd.compiler.memory_plan.Recomputation`

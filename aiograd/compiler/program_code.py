@@ -20,6 +20,7 @@ from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.result_code import results_maker
 from aiograd.compiler.results import only, relate, returned
 from aiograd.compiler.source import load
+from aiograd.compiler.watching.kinds import has_hooks
 from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
 from aiograd.graph.input_metadata import InputMetadata
@@ -98,6 +99,8 @@ class GuardedCode:
             return False
         if self.leaves and not all([inputs[i].is_leaf is is_leaf for i, is_leaf in self.leaves]):
             return False
+        if any([has_hooks(tensor._node, tensor._nr) for tensor in [inputs[i] for i in self.program.differentiated]]):
+            return False
         return not self.others or self.others.isdisjoint([id(tensor) for tensor in inputs if tensor._node is not None])
 
     def fit(self) -> Fit:
@@ -163,7 +166,8 @@ class ProgramCode(GuardedCode):
         tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`; with a budget there are no native functions, which keep memory
             of their own.
         memory_budget: the share of the memory for the backward that the program may hold; None: all.
-        seed: the gradient of the only output in the pass that always follows, see `aiograd.compiler.joint_pass`; None: there is no such pass.
+        seed: the gradient of the only output in the pass that always follows, and the inputs of that pass, None for all leaves; see
+            `aiograd.compiler.joint_pass`. None: there is no such pass.
     """
 
     def __init__(
@@ -184,6 +188,11 @@ class ProgramCode(GuardedCode):
         self.sources, counts = sources(program)
         self.has_repeats = max(counts, default=0) > 1
         self.all_needed = (True,) * len(self.sources)
+        #: per edge, True if the pass that always follows wants its gradient
+        self.joint_needs = self.all_needed
+        if seed is not None and seed[1] is not None:
+            given_tensors = [*[None] * len(program.inputs), *program.tensors]
+            self.joint_needs = tuple([any([given_tensors[place] is each for each in seed[1]]) for place in self.sources])
         self.backwards: dict[Any, Callable[..., list[Any]]] = {}
         #: keys of the backwards with results that may share memory with the arena
         self.sharing: set[Any] = set()
@@ -209,7 +218,8 @@ class ProgramCode(GuardedCode):
         self.shared: dict[Any, set[str]] = {}
         self.hot = 0 if program.device != "cpu" or tier == "numpy" or memory_budget is not None else HOT
         #: makes the native functions; None where none are made
-        self.native = NativeTier(self, plain, None if self.saved_outputs or not self.sources else seed) if self.hot else None
+        has_joint = seed is not None and not self.saved_outputs and any(self.joint_needs)
+        self.native = NativeTier(self, plain, seed[0] if has_joint else None) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0
             self.native.begin()

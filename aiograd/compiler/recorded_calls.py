@@ -8,21 +8,34 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall, caller, statement_op
-from aiograd.compiler.lines import async_block, described_line, is_of_package, user_line
+from aiograd.compiler.lines import async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Statement, Value, ValueKind
+from aiograd.compiler.recorded_pass import RecordedPass, obstacle_in
 from aiograd.compiler.recording import ProgramRecorder, array_of
 from aiograd.compiler.results import others_in
-from aiograd.compiler.watching.kinds import HAS_GRADIENT
+from aiograd.compiler.watching.kinds import ATTRIBUTE, HAS_GRADIENT, HAS_HOOKS
 from aiograd.compiler.watching.reads import Read
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.run.current import current_engine
+from aiograd.graph.node import Node
 from aiograd.running.modes import ModeScope
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.passes import grad, start_grad
 
 _AWAITING = "aiograd.compiler.awaiting"
 
 
 class CallRecorder(ProgramRecorder):
     """A recorder that follows calls between rows."""
+
+    #: inputs that the function differentiates by in a pass that is rows
+    differentiated: tuple[int, ...] = ()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: the places in the graph, from before the call, that passes which are rows have differentiated by, with the lines of these passes
+        self._ends: dict[tuple[Node, int], str] = {}
 
     def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
         """Note that `forget` sets the gradient of a tensor to None; for a captured leaf this is a statement, which needs no part of its own."""
@@ -79,12 +92,85 @@ class CallRecorder(ProgramRecorder):
         _refuse_async_blocks(sys._getframe(2), self)
         return self._awaited(name, function, _listed(args), _listed(kwargs))
 
+    def follows(self, outputs: Any, inputs: Any, grad_outputs: Any, **options: Any) -> Coroutine[Any, Any, Any]:
+        """`ag.grad` with ``create_graph``: see Note [Passes that are rows] in `aiograd.compiler.recorded_pass`."""
+        _refuse_async_blocks(sys._getframe(2), self)
+        return self._as_rows(_listed((outputs, inputs, grad_outputs)), options)
+
+    async def _as_rows(self, given: tuple[Any, Any, Any], options: dict[str, Any]) -> Any:
+        if options["retain_graph"] is False:
+            self.breaks("it frees the graph that it differentiates, with retain_graph=False")
+        if self.broken is not None:
+            with ModeScope(trace=None):
+                return await grad(*given, **options)
+        seen = RecordedPass(self)
+        passes: list[GraphTask] = []
+
+        async def run(task: GraphTask) -> list[Any]:
+            passes.append(task)
+            with ModeScope(trace=seen):
+                return await current_engine().run(task)
+
+        try:
+            with ModeScope(trace=None):
+                results: tuple[Any, ...] = await start_grad("grad()", *given, **options, run=run)
+        except BaseException:
+            self.breaks("it goes on after a pass that has failed")
+            raise
+        self._add_rows(seen, passes[0])
+        for result in results:
+            if self.broken is None and result is not None and self._find(result) is None:
+                if result._node is not None:
+                    self.breaks("it gets zeros that require grad, with materialize_grads=True")
+                self.made(result)
+        return results
+
+    def _add_rows(self, seen: RecordedPass, task: GraphTask) -> None:
+        """Take over the rows of a pass that is over."""
+        obstacle = obstacle_in(task, self._nodes) or seen.obstacle
+        if obstacle is not None:
+            self.breaks(f"it differentiates by a pass that {obstacle}")
+        inside, line = {*self._nodes, *self._new_leaves.values()}, quoted(*self.watcher.line())
+        self._ends.update({end: line for end in task.plan.inputs if end[0] not in inside})  # type: ignore[attr-defined]
+        for row in seen.rows(self._array_types):
+            self.ran(*row)
+
+    def settle(self) -> tuple[list[Read], Read | None]:
+        """As of `ProgramRecorder`; with the reads that passes make which are rows: what they end at, and that no history leads there."""
+        differentiated: list[int] = []
+        given = [*enumerate(self._of_call), *[(-1, tensor) for tensor in self._tensors]] if self._ends else []
+        for i, tensor in given:
+            node = tensor._node
+            if node is None or id(node) in self._new_leaves:
+                continue
+            end = node.place_of(tensor._nr)
+            ends = [each for each in self._ends if each != end]
+            if not node.is_leaf and ends:
+                line = self._ends[ends[0]]
+                self.breaks(f"it differentiates by a tensor that an argument or captured tensor may be computed from; use detach(): {line}")
+            if i >= 0:
+                if node.is_leaf:
+                    self.leaves[i] = True
+                if end in self._ends:
+                    differentiated.append(i)
+            else:
+                if node.is_leaf:
+                    self._own_reads.append(Read(ATTRIBUTE, tensor, "is_leaf", True, None))
+                if end in self._ends:
+                    self._own_reads.append(Read(HAS_HOOKS, *end, False, None))
+        self.differentiated = tuple(differentiated)
+        return super().settle()
+
     async def _awaited(
         self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, has_graph: bool = False
     ) -> Any:
         call = self._call(function, args, kwargs)
-        with ModeScope(trace=None):
-            result = await function(*args, **kwargs)
+        try:
+            with ModeScope(trace=None):
+                result = await function(*args, **kwargs)
+        except BaseException:
+            self.breaks("it goes on after a pass that has failed")
+            raise
         self._called(name, call, result, is_awaited=True, has_graph=has_graph)
         return result
 

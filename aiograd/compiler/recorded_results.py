@@ -38,7 +38,7 @@ class ResultRecorder(WriteRecorder):
         for output in outputs:
             if id(output) in self._created and not self._is_computed(output):
                 self.make_again(output)
-            elif id(output) in self.reads.tensors and self._find(output) is None:
+            elif id(output._node) in self._new_leaves or (id(output) in self.reads.tensors and self._find(output) is None):
                 self._value_of(output)
         given = [*self._of_call, *self._tensors]
         for output in outputs:
@@ -59,7 +59,7 @@ class ResultRecorder(WriteRecorder):
             returns = None
         program = Program(
             signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views, returns,
-            self._shared(), self._owned(),
+            self._shared(), self._owned(), differentiated=self.differentiated,
         )
         if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
             self.breaks(f"it computes on {program.device} and on the host")

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from aiograd.compiler.effects import DrawOp, statement_op
+from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall, statement_op
 from aiograd.compiler.lines import quoted, user_line
 from aiograd.compiler.program import Statement, Value, ValueKind
 from aiograd.compiler.watching.kinds import ARRAY, ATTRIBUTE
@@ -36,6 +36,7 @@ from aiograd.running import devices
 from aiograd.running.modes import current_mode
 from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TENSOR_CLASS, TensorCore, make, refresh
+from aiograd.tensors.levels import LevelArray
 
 #: rows beside those with masks
 _SHAPED_BY_VALUES = ("nonzero", "unique_values")
@@ -55,6 +56,9 @@ class ProgramRecorder:
         broken: why no program can be made of this call; None: one can.
         watcher: the trace function that notes the reads of the running functions.
     """
+
+    #: True if arguments may be arrays of a transform
+    of_level = False
 
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
         self.broken: str | None = None
@@ -89,6 +93,8 @@ class ProgramRecorder:
         #: by id of a gradient that was read, its leaf; ids of the leaves among the arguments
         self._read: dict[int, Any] = {}
         self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
+        #: by id, nodes of the leaves that the function has made of tensors, see `makes_leaf`
+        self._new_leaves: dict[int, Any] = {}
         #: by id of the array; an array that a tensor without a place in the graph shares with one that has it is found here
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
@@ -306,12 +312,15 @@ class ProgramRecorder:
         return name
 
     def _find(self, tensor: TensorCore) -> Value | None:
-        return self._values.get(id(tensor)) or self._arrays.get(id(tensor._data))
+        value = self._values.get(id(tensor))
+        return value or (None if id(tensor._node) in self._new_leaves else self._arrays.get(id(tensor._data)))
 
     def _value_of(self, tensor: TensorCore) -> Value:
         if tensor._x is not None:
             refresh(tensor)
         value = self._find(tensor) or self._gradient(tensor)
+        if id(tensor._node) in self._new_leaves and (value is None or not value.records):
+            value = self._leaf(value or self._arrays.get(id(tensor._data)), tensor)
         if value is not None and (value.records or tensor._node is None):
             return value if value.records == (tensor._node is not None) else self._detached(value, tensor)
         if value is not None and value.kind is not ValueKind.CAPTURED:
@@ -319,6 +328,8 @@ class ProgramRecorder:
         node = tensor._node
         if node is not None and not node.is_leaf and node._seq > self._began:
             self.breaks("it uses a tensor that something other than a row has made")
+        if isinstance(tensor._data, LevelArray) and not self.of_level:
+            self.breaks("it runs a transform, such as ag.jvp, ag.hvp or ag.vmap")
         if any(self._arrays.get(id(base)) is not None for base in _bases(tensor._data)):
             self.breaks("it uses a view of a tensor that no row has made")
         if node is not None and node.is_leaf:
@@ -339,6 +350,27 @@ class ProgramRecorder:
         self._gradients[id(tensor)] = node.seen_grad
         self._add(statement_op("grad", functools.partial(_gradient_of, node)), (), (tensor,))
         return self._find(tensor)
+
+    def makes_leaf(self, tensor: TensorCore) -> None:
+        """Note that the function has made a leaf of a tensor, by `requires_grad_`."""
+        known = self._values.get(id(tensor))
+        if (known is None or known.kind is ValueKind.COMPUTED) and id(tensor) not in self._created:
+            self._new_leaves[id(tensor._node)] = tensor._node
+            self._alive.append(tensor)
+            self._leaves.add(id(tensor._node))
+
+    def _leaf(self, value: Value | None, tensor: TensorCore) -> Value | None:
+        """The value of a leaf that every run makes of the array of another value."""
+        if value is None:
+            self.breaks("it makes a leaf of a tensor that is no argument and that no row has made")
+            return None
+        repeated = RepeatedCall(_leaf_of, (ArgumentPlace(0),), {}, _leaf_of)
+        self.has_called = True
+        (made,) = self._made((tensor,))
+        statement = Statement(CalledOp("requires_grad_", repeated, is_awaited=False), (value,), {}, None, (made,), None, *self.watcher.line())
+        of_input = [each for each in self._statements if each.op.name == statement.op.name and each.arrays[0] in self._inputs]
+        self._statements.insert(len(of_input) if value in self._inputs else len(self._statements), statement)
+        return made
 
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
@@ -378,6 +410,10 @@ def _at(where: Any) -> str:
 def array_of(grad: Any) -> Any:
     """The array of a gradient; None if there is none."""
     return grad._data if isinstance(grad, TensorCore) else grad
+
+
+def _leaf_of(tensor: TensorCore) -> Any:
+    return tensor.detach().requires_grad_()
 
 
 def _gradient_of(leaf: Any) -> Any:

@@ -228,12 +228,12 @@ class StepCode(GuardedCode):
 
 
 def _seed_of(outputs: tuple[Value, ...], then: Statement | None) -> Any:
-    """The gradient with which a short pass from the only output begins; None where what follows is no such pass, or it keeps the graph."""
+    """The gradient with which a short pass from the only output begins, and its inputs; None where no such pass follows, or it keeps the graph."""
     short = None if then is None or len(outputs) != 1 or not isinstance(then.op, CalledOp) else _short_pass(then)
     if short is None or then is None or [value and value.name for value in then.arrays] != [outputs[0].name]:
         return None
-    seed, keep_graph = short.args  # type: ignore[attr-defined]
-    return None if keep_graph else seed
+    seed, keep_graph, inputs = short.args  # type: ignore[attr-defined]
+    return None if keep_graph else (seed, inputs)
 
 
 def _short_pass(statement: Statement) -> Callable[..., bool] | None:
@@ -244,20 +244,25 @@ def _short_pass(statement: Statement) -> Callable[..., bool] | None:
     (value,) = statement.arrays
     tensors, grads = call.args
     options = dict(call.kwargs)
-    keep_graph = bool(options.pop("retain_graph"))
+    keep_graph, inputs = bool(options.pop("retain_graph")), options.pop("inputs")
     seed = None if value is None or value.shape != () or value.device != "cpu" else ONE.get(value.dtype.num)
     if tensors.__class__ is not ArgumentPlace or grads is not None or seed is None or any(options.values()):
         return None
-    return functools.partial(_pass_at_once, seed, keep_graph)
+    if inputs is not None and not (inputs.__class__ in (list, tuple) and inputs and all([isinstance(each, TensorCore) for each in inputs])):
+        return None
+    return functools.partial(_pass_at_once, seed, keep_graph, inputs)
 
 
-def _pass_at_once(seed: Any, keep_graph: bool, tensor: Any) -> bool:
-    """Run the pass from a tensor if it is one over a single program that may run now."""
+def _pass_at_once(seed: Any, keep_graph: bool, inputs: Sequence[TensorCore] | None, tensor: Any) -> bool:
+    """Run the pass from a tensor, to all leaves or to these inputs, if it is one over a single program that may run now."""
     node = tensor._node
     if node is None or tensor._vc is not None:
         return False
+    wanted = None if inputs is None else {each._node for each in inputs}
+    if wanted is not None and not all([leaf is not None and leaf.is_leaf for leaf in wanted]):
+        return False
     check_can_run("backward()")
-    return current_engine().run_at_once((node, tensor._nr), seed, keep_graph)
+    return current_engine().run_at_once((node, tensor._nr), seed, keep_graph, wanted)
 
 
 def segments(program: Program, *, cuts: bool = True) -> list[list[Statement]]:

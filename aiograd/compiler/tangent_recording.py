@@ -49,6 +49,8 @@ def _is_pending(tensor: TensorCore) -> bool:
 class TangentRecorder(ResultRecorder):
     """A recorder of a call on dual arrays. See the module's Note."""
 
+    of_level = True
+
     def __init__(self, inputs: list[TensorCore], *args: Any, **options: Any) -> None:
         self._level: Any = None
         self._followed: dict[int, tuple[frozenset[int], frozenset[int]]] = {}

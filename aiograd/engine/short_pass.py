@@ -8,7 +8,7 @@ Note [No pass to speak of]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from aiograd.engine.placement import RulePlacement
@@ -29,7 +29,9 @@ _RELEASED = ReleasedVariables()
 def is_short(node: Node, placement: RulePlacement) -> bool:
     """True if a pass over everything reachable from a node is one step without user code that is short enough for the loop."""
     leaves = node.next_nodes
-    if not node.is_program or not 0 < len(leaves) <= MOST_LEAVES or not placement.is_small(node):
+    if not node.is_program or node._extra is not None or node.spans_devices or not 0 < len(leaves) <= MOST_LEAVES:
+        return False
+    if node.estimate() > placement.inline_ns:  # type: ignore[attr-defined]
         return False
     is_small = placement.is_small
     for leaf in leaves:
@@ -40,7 +42,7 @@ def is_short(node: Node, placement: RulePlacement) -> bool:
 
 def are_short(leaves: Sequence[Node | None], estimate: float, placement: RulePlacement) -> bool:
     """As `is_short` for a node that is not there yet, which costs so many nanoseconds."""
-    if not 0 < len(leaves) <= MOST_LEAVES or not placement.is_small_cost(estimate):
+    if not 0 < len(leaves) <= MOST_LEAVES or estimate > placement.inline_ns:
         return False
     is_small = placement.is_small
     for leaf in leaves:
@@ -49,7 +51,9 @@ def are_short(leaves: Sequence[Node | None], estimate: float, placement: RulePla
     return True
 
 
-def run_short(node: Node, nr: int, seed: Array | None, keep_graph: bool, computed: list[Any] | None = None) -> None:
+def run_short(
+    node: Node, nr: int, seed: Array | None, keep_graph: bool, computed: list[Any] | None = None, wanted: Collection[Node | None] | None = None
+) -> None:
     """Compute the gradients of a node's leaves and commit them: all, or none if it raises.
 
     Args:
@@ -58,13 +62,17 @@ def run_short(node: Node, nr: int, seed: Array | None, keep_graph: bool, compute
         seed: the gradient of that.
         keep_graph: keep the node's saved values.
         computed: the gradients, where they are there already; emptied.
+        wanted: the leaves that get a gradient, at least one of the node's; None: all.
     """
     if computed is None:
         grads: list[Any] = [None] * node.num_inputs
         grads[nr] = seed
         if node.heeds_keeping:
             node.keeps_graph = keep_graph  # type: ignore[attr-defined]
-        outputs = node.vjp(grads)  # type: ignore[attr-defined]
+        if wanted is None:
+            outputs = node.vjp(grads)  # type: ignore[attr-defined]
+        else:
+            outputs = node.vjp_part(grads, tuple([leaf in wanted for leaf in node.next_nodes]))  # type: ignore[attr-defined]
     else:
         outputs = computed.copy()
         computed.clear()

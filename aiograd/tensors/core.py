@@ -196,10 +196,10 @@ class TensorCore:
                     raise ArgumentTypeError(
                         f"requires_grad_(): only tensors of floating point and complex dtype can require gradients, found {self.dtype}"
                     )
-                grad = None if self._x is None else self._x.grad
-                self._node = AccumulateGrad(self._data.shape, self._data.dtype, self.device, self)
-                self._nr = 0
-                self._node.grad = grad
+                self._node, self._nr = AccumulateGrad(self._data.shape, self._data.dtype, self.device, self), 0
+                self._node.grad = None if self._x is None else self._x.grad
+                if (trace := current_mode().trace) is not None:
+                    trace.makes_leaf(self)
         elif self._node is not None:
             if not self._node.is_leaf:
                 raise GraphError("you can only change requires_grad flags of leaf variables: this tensor was made by an operation. Use detach().")

@@ -31,6 +31,8 @@ def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_
     """
     from_tensor = isinstance(data, TensorCore)
     trace = current_mode().trace
+    if from_tensor and trace is not None and dtype is device is None and trace.was_array(data):
+        return data.clone().requires_grad_(requires_grad)  # type: ignore[no-any-return]
     if from_tensor and trace is not None:
         trace.breaks("it copies a tensor with aiograd.tensor(); clone() is recorded")
     source: Any = data._data if from_tensor else data
@@ -106,6 +108,8 @@ def tensor_of(data: Any, *, dtype: Any = None, device: str | None = None, copy: 
             result = result.astype(dtype)
         elif copy:
             result = result.clone()
+        elif (trace := current_mode().trace) is not None and trace.was_array(result):
+            result = result.detach()
     else:
         _refuse_graphs(data)
         given = data

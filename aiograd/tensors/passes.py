@@ -55,7 +55,7 @@ def start_backward(tensors: Any, grad_tensors: Any, retain_graph: bool | None, c
     trace = current_mode().trace
     if trace is not None:
         if create_graph:
-            trace.breaks("a pass of it records a graph")
+            trace.breaks("it accumulates gradients that have a graph, by backward(create_graph=True); ag.grad(..., create_graph=True) is recorded")
         options = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
         return trace.awaits("backward", backward, tensors, grad_tensors, **options)  # type: ignore[no-any-return]
     roots, seeds = roots_and_seeds("backward()", tensors, grad_tensors, create_graph)
@@ -132,11 +132,11 @@ def grad(
     """
     trace = current_mode().trace
     if trace is not None:
-        if create_graph:
-            trace.breaks("a pass of it records a graph")
         options = {
             "retain_graph": retain_graph, "create_graph": create_graph, "allow_unused": allow_unused, "materialize_grads": materialize_grads
         }  # fmt: skip
+        if create_graph:
+            return called(trace.follows(outputs, inputs, grad_outputs, **options), "grad")
         return called(trace.awaits("grad", grad, outputs, inputs, grad_outputs, **options), "grad")
     return called(
         start_grad(

@@ -12,6 +12,7 @@ import aiograd as ag
 from aiograd import kernels
 from tests.benchmarks.harness import Settings, Table, compare, threads
 from tests.benchmarks.large_tensors import steps_of_networks
+from tests.benchmarks.layers import pinn
 from tests.benchmarks.small_graphs import chain, lstm, mlp, wide
 
 
@@ -38,6 +39,7 @@ async def _run(settings: Settings) -> Table:
             for by_optim in (False, True)
         ],
         replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.06, beyond=None),
+        replace(pinn(settings, settings.of(16, 1) * 16, compiled=True), target=0.15, beyond=None),
     ]
     return await compare("Compiled small graphs, 1 thread: forward + backward + free", workloads, settings)
 

@@ -113,7 +113,7 @@ def _torch_state(state: Mapping[str, Array], like: Mapping[str, Any]) -> dict[st
     return {key: torch.tensor(state[key]).reshape(value.shape).to(value.dtype) for key, value in like.items()}
 
 
-def pinn(settings: Settings, points: int) -> Workload:
+def pinn(settings: Settings, points: int, *, compiled: bool = False) -> Workload:
     """A physics-informed step: the residual of ``u_t + u u_x = 0.01 u_xx``, by derivatives of a 2-32-32-1 network, and its gradient."""
     rng = np.random.default_rng(7)
     xs, ts = (rng.uniform(-1, 1, (points, 1)).astype(np.float32) for _ in range(2))
@@ -140,7 +140,7 @@ def pinn(settings: Settings, points: int) -> Workload:
             await loss.backward(inputs=parameters)
             return loss
 
-        return aiograd_side(pass_over, parameters)
+        return aiograd_side(ag.compile(pass_over) if compiled else pass_over, parameters)
 
     def torch_() -> Any:
         import torch

@@ -141,6 +141,16 @@ def test_products_have_the_bits_of_matmul_and_the_others_stay(dtype: Any) -> Non
     assert names(with_products_by_dot(traced(lambda x, y: x @ y, *parts))) == ["matmul"]
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+def test_a_matrix_whose_memory_repeats_is_copied_before_a_product(dtype: Any) -> None:
+    """As `numpy.dot` does itself."""
+    row, number, other = drawn(4, dtype=dtype), drawn(1, dtype=dtype), drawn(4, 5, dtype=dtype)
+    for part, first in ((row, lambda x: np.broadcast_to(x, (300, 4))), (number, lambda x: np.broadcast_to(x, (300, 4)).T.swapaxes(0, 1))):
+        code = with_products_by_dot(traced(lambda x, y, first=first: first(x).dot(y), part, other))
+        assert names(code)[-2:] == ["copy", "dot"] and bits(run(code, part, other)) == bits(first(part).dot(other))
+    assert "copy" not in names(with_products_by_dot(traced(lambda x, y: x.T.dot(y), drawn(4, 3), drawn(4, 5))))
+
+
 def spread(grads: Any, places: Any, shape: Any) -> Any:
     """The sum of gradients of parts, as the backward writes it."""
     adjoint = ROWS["getitem_adjoint"]
@@ -156,6 +166,13 @@ def test_the_gradients_of_all_parts_are_put_together() -> None:
     grads = [drawn(3, 4), np.full((3, 4), -0.0, np.float32)]
     code = without_dead_code(with_slices_joined(traced(lambda *grads: spread(grads, places, whole) * 2, *grads)))
     assert names(code) == ["empty", "add", "multiply"] and bits(run(code, *grads)) == bits(spread(grads, places, whole) * 2)
+
+
+@pytest.mark.parametrize("place", [np.s_[:, 4:8], np.s_[::2, 1:5], np.s_[1], np.s_[..., None, 3]])
+def test_the_gradient_of_one_part_is_zeros_and_a_store(place: Any) -> None:
+    grads = [drawn(*np.empty((3, 8))[place].shape)]
+    code = with_slices_joined(traced(lambda *grads: spread(grads, [place], (3, 8)) * 2, *grads))
+    assert names(code) == ["zeros", "multiply"] and bits(run(code, *grads)) == bits(spread(grads, [place], (3, 8)) * 2)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,26 @@ async def test_a_pass_over_one_program_makes_no_graph_task(tasks: list[GraphTask
     await assert_awaiting_raises(ag.errors.GraphFreedError, None, loss.backward())
 
 
+async def test_a_pass_of_a_step_to_some_leaves_or_to_one_that_is_used_twice_makes_no_graph_task(tasks: list[GraphTask]) -> None:
+    x, w = leaf([1.0, 2.0]), leaf([3.0, 4.0])
+    wanted = [w]
+
+    async def step() -> Any:
+        loss = (x * w * w).sum()
+        await loss.backward(inputs=wanted)
+        return loss
+
+    f = ag.compile(step)
+    await f()
+    assert x.grad is None and w.grad.tolist() == [6.0, 16.0]
+    tasks.clear()
+    async with ag.Engine(clock=lambda: 0.0) as engine:
+        loss = await f()
+        assert engine.statistics().committed == 1 and not tasks
+        assert x.grad is None and w.grad.tolist() == [12.0, 32.0]
+        await assert_awaiting_raises(ag.errors.GraphFreedError, None, loss.backward())
+
+
 async def test_hooks_take_the_usual_path(tasks: list[GraphTask]) -> None:
     x, w = leaf([1.0, 2.0]), leaf([3.0, 4.0])
     f = ag.compile(lambda: (x * w).sum())

@@ -282,7 +282,7 @@ class NativeTier:
             function = native_function(optimized(plain, NATIVE_PASSES), self._file, parts)
             if function is not None:
                 code.set_backward(key, function, shared)
-            if self._joined is not None and key == (((),), code.all_needed, code.all_needed):
+            if self._joined is not None and key == (((),), code.joint_needs, code.all_needed):
                 joined, self._joined = self._joined, None
                 code.joint = joint_function(joined, plain, self._seed)
         if parts.texts:

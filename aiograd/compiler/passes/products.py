@@ -3,6 +3,9 @@
 Both hand two matrices of one floating dtype, in row-major or column-major order and with no axis of length 1, to the same routine of the BLAS with
 the same arguments, so the bits are the same. Other layouts and shapes they treat differently: those stay. `numpy.dot` does not look for floating
 point errors afterwards, so an overflow inside of a product gives no warning.
+
+`numpy.dot` copies a matrix whose rows or columns are one in memory, as of a broadcast number; that copy is a call of its own, since a native
+function knows products of matrices without gaps only.
 """
 
 from __future__ import annotations
@@ -12,12 +15,28 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import ArrayCode, Call, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 
 
 def with_products_by_dot(code: ArrayCode) -> ArrayCode:
     """The code with `numpy.dot` in the place of `numpy.matmul` where the two do the same."""
-    return replace(code, calls=tuple([call.but(function=np.dot, label="dot") if _is_plain(call) else call for call in code.calls]))
+    calls: list[Call] = []
+    for call in code.calls:
+        if _is_plain(call):
+            call = call.but(function=np.dot, label="dot")
+        elif call.function is np.dot:
+            for each in {each for each in call.arguments if isinstance(each, Ref) and _repeats(each)}:
+                copy = Ref(f"{each.name}_{call.results[0].name}", each.shape, each.dtype, np.empty(each.shape or (), each.dtype).strides)
+                calls.append(Call(Form.METHOD, "copy", "copy", (each,), (copy,), fresh=True, comment=call.comment))
+                call = call.replaced({each: copy})
+        calls.append(call)
+    return replace(code, calls=tuple(calls))
+
+
+def _repeats(ref: Ref) -> bool:
+    """True for a matrix with memory that counts several times."""
+    steps = list(zip(ref.shape or (), ref.strides or (), strict=False))
+    return len(steps) == 2 and 0 not in (ref.shape or ()) and any([stride == 0 and length > 1 for length, stride in steps])
 
 
 def _is_plain(call: Call) -> bool:

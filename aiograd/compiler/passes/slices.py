@@ -2,6 +2,8 @@
 
 Where the parts are all of the array, each once, every element of that sum is an element of a part plus zeros. One addition of zero has the same bits:
 it makes +0 of -0, and a second one changes nothing.
+
+A part that stays by itself is written out as zeros and a store, which a native function can make.
 """
 
 from __future__ import annotations
@@ -21,6 +23,26 @@ Part = tuple[Ref, Any]
 
 def with_slices_joined(code: ArrayCode) -> ArrayCode:
     """The code with the sums of the parts of arrays put together; the calls that made the parts are left to the removal of dead code."""
+    code = _joined(code)
+    if not any([_is_part(call) for call in code.calls]):
+        return code
+    calls: list[Call] = []
+    for call in code.calls:
+        (result,) = call.results if _is_part(call) else (None,)
+        if result is None or result.dtype is None or result.dtype.kind not in "fiub" or not result.shape:
+            calls.append(call)
+            continue
+        zeros, index = Ref(result.name, result.shape, result.dtype, result.strides), call.options["index"]
+        calls.append(Call(Form.CALL, np.zeros, "zeros", (result.shape, result.dtype), (zeros,), fresh=True, comment=call.comment))
+        calls.append(Call(Form.STORE, None, "", (call.arguments[0], index), (result,), out=zeros, comment=call.comment))
+    return replace(code, calls=tuple(calls))
+
+
+def _is_part(call: Call) -> bool:
+    return call.function is getitem_adjoint.forward and isinstance(call.arguments[0], Ref)
+
+
+def _joined(code: ArrayCode) -> ArrayCode:
     uses: dict[Ref, int] = {}
     for call in code.calls:
         for ref in {*call.refs()}:
@@ -56,7 +78,7 @@ def with_slices_joined(code: ArrayCode) -> ArrayCode:
 
 def _parts(call: Call, sums: dict[Ref, list[Part]], uses: dict[Ref, int]) -> list[Part] | None:
     """The parts that the result of a call is the sum of."""
-    if call.function is getitem_adjoint.forward and isinstance(call.arguments[0], Ref):
+    if _is_part(call):
         return [(call.arguments[0], call.options["index"])]
     if call.function is not np.add or call.options or len(call.arguments) != 2 or call.out not in (None, call.arguments[0]):
         return None

@@ -70,6 +70,13 @@ def items_of(container: Any) -> list[Any]:
     return [*container]
 
 
+def has_hooks(node: Any, input_nr: int) -> bool:
+    """True if something is called with the gradient that arrives at an input of a node."""
+    node, input_nr = node.place_of(input_nr)
+    extra = None if node is None else node._extra
+    return extra is not None and bool(extra.tensor_hooks.get(input_nr) or input_nr in extra.retain_hooks)
+
+
 def _call(function: Any, key: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]) -> Any:
     return function(*key[0], **dict(key[1]))
 
@@ -97,6 +104,7 @@ ARRAY = ReadKind("({h}.shape, {h}.dtype, {h}.tobytes())", lambda holder, _: (hol
 CALLED = ReadKind("{call}({h}, {k})", _call)
 CONTEXT = ReadKind("{h}.get(*{k})", lambda holder, arguments: holder.get(*arguments), may_return=True)
 HAS_GRADIENT = ReadKind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
+HAS_HOOKS = ReadKind("{hooks}({h}, {k})", has_hooks)
 IS_DEAD = ReadKind("({h}() is None)", lambda reference, _: reference() is None)
 
 #: kinds with a copy of all items as their value; kinds that read one place, which the call may have set
@@ -104,7 +112,7 @@ CONTENTS = (CONTENT, LIST, DICT)
 OF_ONE = (GLOBAL, CELL, ATTRIBUTE, METHOD, MEMBER, MISSING, CLASS, ITEM)
 
 #: by the names that the texts of kinds use
-HELPERS = {"absent": ABSENT, "member": member, "after": _member_after, "missing": _is_missing, "items": items_of, "call": _call}
+HELPERS = {"absent": ABSENT, "member": member, "after": _member_after, "missing": _is_missing, "items": items_of, "call": _call, "hooks": has_hooks}
 
 
 def is_same(a: Any, b: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from aiograd.engine.evaluate import annotate
@@ -31,20 +31,24 @@ class ShortPasses:
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
         raise NotImplementedError
 
-    def run_at_once(self, root: tuple[Node, int], seed: Array, keep_graph: bool) -> bool:
-        """Run a pass that accumulates into every leaf, if it is so short that it needs no task of its own; see `aiograd.engine.short_pass`.
+    def run_at_once(self, root: tuple[Node, int], seed: Array, keep_graph: bool, wanted: Collection[Node | None] | None = None) -> bool:
+        """Run a pass that accumulates into leaves, if it is so short that it needs no task of its own; see `aiograd.engine.short_pass`.
 
         Args:
             root: the gradient edge to start from.
             seed: its gradient.
             keep_graph: keep saved values, so that another pass can run over the graph.
+            wanted: the leaves to accumulate into; None: all.
 
         Returns:
             True if it has been run; False: nothing has been done, and `run` is to be called.
         """
-        if not is_short(root[0], self.placement) or not self._takes_turn():
+        node = root[0]
+        if not is_short(node, self.placement) or (wanted is not None and not any([leaf in wanted for leaf in node.next_nodes if leaf is not None])):
             return False
-        self._run_at_once(root, seed, keep_graph)
+        if not self._takes_turn():
+            return False
+        self._run_at_once(root, seed, keep_graph, wanted=wanted)
         return True
 
     def run_computed(self, leaves: Sequence[Node | None], estimate: float, compute: Callable[[], Any]) -> Any:
@@ -81,11 +85,14 @@ class ShortPasses:
         self._bind(not_none(running_loop()))
         return mode.anomaly is None and not mode.watched and not_none(self._loop_budget).take()
 
-    def _run_at_once(self, root: tuple[Node, int], seed: Array | None, keep_graph: bool, grads: list[Any] | None = None) -> None:
+    def _run_at_once(
+        self, root: tuple[Node, int], seed: Array | None, keep_graph: bool, grads: list[Any] | None = None,
+        wanted: Collection[Node | None] | None = None,
+    ) -> None:
         """Run a pass during its turn, which it ends."""
         node, nr = root
         try:
-            run_short(node, nr, seed, keep_graph, grads)
+            run_short(node, nr, seed, keep_graph, grads, wanted)
         except BaseException as error:
             task = new_graph_task([root], [seed], keep_graph=keep_graph)
             annotate(error, task, node)
