@@ -30,7 +30,8 @@ _VIEW_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze
 def reason_against(call: Call) -> str:
     """Why a native function cannot make a call; empty if it can."""
     try:
-        _Lowering(ArrayCode("", call.refs(), (call,), call.results), frozenset()).add(call)
+        written = frozenset([call.out]) if call.out is not None and call.form is Form.STORE else frozenset()
+        _Lowering(ArrayCode("", call.refs(), (call,), call.results), written).add(call)
     except Unsupported as reason:
         return str(reason)
     return ""
@@ -127,9 +128,9 @@ class _Lowering(Placing):
         if plan is None:
             raise Unsupported(f"{call.label} of arrays that do not lie alike")
         self._make(result, call.out)
-        count, steps = plan
-        if count:
-            self._item(LoopCall(function, types, (*refs, result), (), (count,), steps, call.label, "", call.errors))
+        outer, count, steps = plan
+        if count and all([length for length, _ in outer]):
+            self._item(LoopCall(function, types, (*refs, result), outer, (count,), steps, call.label, "", call.errors))
 
     def _product(self, call: Call) -> None:
         """A product of matrices, by the loop of ``matmul``; ``dot`` of two matrices has its bits."""
@@ -256,7 +257,8 @@ class _Lowering(Placing):
         value = self._array(call.arguments[0])
         index = call.arguments[1]
         location = self._given(out)
-        if not is_basic(index) or leaves_of(index, Ref) or location.root.kind is not RootKind.SCRATCH:
+        is_own = location.root.kind is RootKind.SCRATCH or location.root.ref in self._written
+        if not is_basic(index) or leaves_of(index, Ref) or not is_own:
             raise Unsupported("a store with an index of values, or into an argument")
         array = stand_in(out)
         part = array[index] if isinstance(array[index], np.ndarray) else array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
