@@ -27,10 +27,14 @@ _VIEWS = frozenset({
 _VIEW_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "conj", "conjugate", "copy", "astype"})
 
 
-def reason_against(call: Call) -> str:
-    """Why a native function cannot make a call; empty if it can."""
+def reason_against(call: Call, written: frozenset[Ref] = frozenset()) -> str:
+    """Why a native function cannot make a call; empty if it can.
+
+    Args:
+        call: the call.
+        written: as of `lowered`.
+    """
     try:
-        written = frozenset([call.out]) if call.out is not None and call.form is Form.STORE else frozenset()
         _Lowering(ArrayCode("", call.refs(), (call,), call.results), written).add(call)
     except Unsupported as reason:
         return str(reason)
