@@ -17,7 +17,7 @@ from aiograd.compiler.calls import ARENA, Ref
 from aiograd.compiler.native.item_code import ALIGNMENT, DATA, is_small, span
 from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
 from aiograd.compiler.native.roll_code import RollWriter
-from aiograd.compiler.native.rolling import is_same_layout
+from aiograd.compiler.native.rolling import home_of, is_same_layout
 
 #: arguments that are looked at or handed on by a loop
 MANY = 8
@@ -45,6 +45,8 @@ class Emitter(RollWriter):
         super().__init__(native)
         self._name = name
         self._made: dict[Root, str] = {}
+        #: results that a loop has made
+        self._looped: set[Root] = set()
         #: the state of the thread, where the interpreter's lock is released
         self._state = ""
         #: the object that is returned, once it is there
@@ -251,21 +253,38 @@ class Emitter(RollWriter):
         self._loop_end(i, label, len(items), 1)
 
     def _make_many(self, kind: str, made: str, tree: Any, path: tuple[int, ...]) -> set[int]:
-        """Make the arrays of a sequence, of each layout that many have by a loop; their places."""
+        """Make the arrays of a sequence that are new, or views of others, of each layout that many have by a loop; their places."""
         behind = self._at(made, ITEMS)
         self._sequences[path] = behind if kind == "PyTuple" else self._new(f"load ptr, ptr {behind}")
-        layouts: dict[Any, list[tuple[int, Ref]]] = {}
-        for i, ref in enumerate(tree):
-            root = self._native.locations[ref].root if ref.__class__ is Ref else None
-            if root in self._returned:
-                layouts.setdefault((ref.shape, ref.strides, ref.dtype), []).append((i, ref))
-        many = [items for items in layouts.values() if len(items) >= MANY]
-        for items in many:
-            i, label = self._loop_begin(len(items), 1)
-            array = self._checked(self._new_array(items[0][1], "null"))
-            self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(tuple([place for place, _ in items]), i)}", f"ptr {array}")
-            self._loop_end(i, label, len(items), 1)
-        return {i for items in many for i, _ in items}
+        places = [(i, ref, self._native.locations[ref]) for i, ref in enumerate(tree) if ref.__class__ is Ref]
+        done: set[int] = set()
+        for is_new in (True, False):
+            layouts: dict[Any, list[tuple[int, Ref, Location]]] = {}
+            for i, ref, location in places:
+                root = location.root
+                if is_new:
+                    fits = self._returned.get(root) == (path, i) and root not in self._made
+                else:
+                    is_whole = not location.offset and is_same_layout(ref, root.ref)
+                    fits = not is_whole and (root.kind is RootKind.ARGUMENT or root in self._looped)
+                if fits:
+                    key = ref.shape, ref.strides, ref.dtype, () if is_new else home_of(root, self._returned)
+                    layouts.setdefault(key, []).append((i, ref, location))
+            for each in [each for each in layouts.values() if len(each) >= MANY]:
+                numbers, refs, locations = zip(*each, strict=True)
+                i, label = self._loop_begin(len(each), 1)
+                if is_new:
+                    array = self._checked(self._new_array(refs[0], "null"))
+                else:
+                    whole = self._object(tuple([location.root for location in locations]), i)
+                    offset = self._varying(tuple([location.offset for location in locations]), i)
+                    data = self._new(f"load ptr, ptr {self._at(whole, DATA)}")
+                    array = self._view(refs[0], self._new(f"getelementptr i8, ptr {data}, i64 {offset}"), whole)
+                self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(numbers, i)}", f"ptr {array}")
+                self._loop_end(i, label, len(each), 1)
+                done.update(numbers)
+                self._looped.update([location.root for location in locations] if is_new else ())
+        return done
 
     def _checked(self, made: str) -> str:
         """Leave with the error where an object could not be made."""
@@ -289,7 +308,7 @@ class Emitter(RollWriter):
         location: Location = self._native.locations[tree]
         root = location.root
         if root.kind is RootKind.RESULT:
-            whole = self._made.get(root)
+            whole = self._made.get(root) or (self._object((root,), "") if root in self._looped else None)
             if whole is None:
                 whole = self._made[root] = self._checked(self._new_array(root.ref, "null"))
                 self._addresses[root] = self._new(f"load ptr, ptr {self._at(whole, DATA)}")
@@ -305,8 +324,12 @@ class Emitter(RollWriter):
             self._call("void", "Py_IncRef", f"ptr {whole}")
             return whole
         data = self._at(self._address(root), location.offset)
-        view = self._checked(self._new_array(tree, data))
-        if not fresh:
+        return self._view(tree, data, whole, is_fresh=fresh)
+
+    def _view(self, ref: Ref, data: str, whole: str, *, is_fresh: bool = False) -> str:
+        """Make an array that shows the memory of another one."""
+        view = self._checked(self._new_array(ref, data))
+        if not is_fresh:
             self._call("void", "Py_IncRef", f"ptr {whole}")
         self._call("i32", "PyArray_SetBaseObject", f"ptr {view}", f"ptr {whole}")
         return view

@@ -10,7 +10,7 @@ from aiograd.compiler.native.elementwise import memory_type
 from aiograd.compiler.native.flag_code import FlagWriter
 from aiograd.compiler.native.item_code import DATA, span
 from aiograd.compiler.native.items import FusedRows, NativeCode, Root, RootKind
-from aiograd.compiler.native.rolling import Roll, returned_once, rolls_of
+from aiograd.compiler.native.rolling import Roll, returned_whole, rolls_of
 from aiograd.compiler.native.turns import in_turns
 
 
@@ -23,7 +23,7 @@ class RollWriter(FlagWriter):
 
     def __init__(self, native: NativeCode) -> None:
         super().__init__(native)
-        self._returned = returned_once(native)
+        self._returned = returned_whole(native)
         #: by way to a tuple or list that is returned, the address of its items
         self._sequences: dict[tuple[int, ...], str] = {}
         #: of the last item: the handling of errors, and whether its flags are still to be noted
@@ -33,13 +33,8 @@ class RollWriter(FlagWriter):
 
     def _address(self, root: Root) -> str:
         if root.kind is RootKind.RESULT and root not in self._addresses:
-            path, place = self._returned[root]
-            self._addresses[root] = self._data_of(self._at(self._sequences[path], 8 * place))
+            self._addresses[root] = self._new(f"load ptr, ptr {self._at(self._object((root,), ''), DATA)}")
         return super()._address(root)
-
-    def _data_of(self, place: str) -> str:
-        """The address of the memory of an array that is at this place."""
-        return self._new(f"load ptr, ptr {self._at(self._new(f'load ptr, ptr {place}'), DATA)}")
 
     def _all_items(self) -> None:
         native = self._native
@@ -149,20 +144,25 @@ class RollWriter(FlagWriter):
         if first.kind is RootKind.CONSTANT:
             places = [self.table.setdefault(("data", root.path[0]), len(self.table)) for root in roots]
             return self._new(f"load ptr, ptr {self._new(f'getelementptr i64, ptr @table, i64 {self._varying(tuple(places), i)}')}")
+        return self._new(f"load ptr, ptr {self._at(self._object(roots, i), DATA)}")
+
+    def _object(self, roots: tuple[Root, ...], i: str) -> str:
+        """The array of this repetition, an argument or a result."""
+        first = roots[0]
         if first.kind is RootKind.RESULT:
             items, places = self._sequences[self._returned[first][0]], [self._returned[root][1] for root in roots]
         elif first.path[1] < 0:
             items, places = "%args", [root.path[0] for root in roots]
         else:
             items, places = self._arguments[first.path[0], -2], [root.path[1] for root in roots]
-        return self._data_of(self._new(f"getelementptr ptr, ptr {items}, i64 {self._varying(tuple(places), i)}"))
+        return self._new(f"load ptr, ptr {self._new(f'getelementptr ptr, ptr {items}, i64 {self._varying(tuple(places), i)}')}")
 
     def _bases(self, root: Root, every: tuple[Root, ...], i: str) -> None:
         """The root of this repetition is known by the one of the first; `CheckedEmitter` notes its bounds."""
 
     def _varying(self, values: tuple[int, ...], i: str) -> str:
         """The value of repetition `i`."""
-        first, step = values[0], values[1] - values[0]
+        first, step = values[0], values[1] - values[0] if len(values) > 1 else 0
         if all([value == first + place * step for place, value in enumerate(values)]):
             return str(first) if not step else self._new(f"add i64 {self._new(f'mul i64 {i}, {step}')}, {first}")
         return self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {self._numbers(values)}, i64 {i}')}")

@@ -27,7 +27,7 @@ FEWEST_SAVED = 24
 #: periods that are tried, the most frequent distances between items that are alike; an item is compared with so many of the ones behind it
 MOST_PERIODS, MOST_BEHIND = 24, 6
 
-#: by root of a result that is returned once, and as a whole: the way to the tuple or list, and the place there
+#: by root of a result that is returned as a whole: the way to the tuple or list, and the place there
 Returned = dict[Root, tuple[tuple[int, ...], int]]
 
 
@@ -168,11 +168,11 @@ class _Body:
             root = location.root
             is_fixed = root in self.written and not root.is_pinned
             key.append((roots.setdefault(root, len(roots)), location.offset if is_fixed else 0))
-        key += [(*_home(root, returned), root in self.written) for root in roots]
+        key += [(*home_of(root, returned), root in self.written) for root in roots]
         self.refs, self.roots, self.key = list(refs), list(roots), tuple(key)
 
 
-def _home(root: Root, returned: Returned) -> tuple[Any, ...]:
+def home_of(root: Root, returned: Returned) -> tuple[Any, ...]:
     """Where the address of a root is found; within a loop that is the same for all of its repetitions."""
     if root.kind is RootKind.ARGUMENT:
         return root.kind, root.path[0] if root.path[1] >= 0 else -1
@@ -211,10 +211,9 @@ def _fill(roll: Roll, bodies: list[_Body], native: NativeCode, last: dict[Root, 
     return True
 
 
-def returned_once(native: NativeCode) -> Returned:
+def returned_whole(native: NativeCode) -> Returned:
     """See `Returned`."""
     found: Returned = {}
-    counts: Counter[Root] = Counter()
 
     def look(tree: Any, path: tuple[int, ...], place: int) -> None:
         if tree.__class__ in (tuple, list):
@@ -223,12 +222,11 @@ def returned_once(native: NativeCode) -> Returned:
                 look(each, inside, number)
         elif tree is not None:
             location = native.locations[tree]
-            counts[location.root] += 1
             if location.root.kind is RootKind.RESULT and place >= 0 and not location.offset and is_same_layout(tree, location.root.ref):
-                found[location.root] = path, place
+                found.setdefault(location.root, (path, place))
 
     look(native.code.results, (), -1)
-    return {root: place for root, place in found.items() if counts[root] == 1}
+    return found
 
 
 def is_same_layout(one: Ref, other: Ref) -> bool:
