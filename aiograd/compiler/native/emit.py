@@ -58,8 +58,8 @@ class Emitter(RollWriter):
         """The text."""
         native = self._native
         for number_, item in enumerate(native.items):
-            for ref in (*item.reads(), *item.writes()):
-                self._last[native.locations[ref].root] = number_
+            self._roots.append(list(dict.fromkeys([native.locations[ref].root for ref in (*item.reads(), *item.writes())])))
+            self._last.update(dict.fromkeys(self._roots[-1], number_))
         for _, value in native.updates:
             self._last[native.locations[value].root] = len(native.items)
         self._take_arguments()
@@ -187,8 +187,8 @@ class Emitter(RollWriter):
         i, bad, after, worse = (f"%x{next(self._count)}" for _ in range(4))
         self._lines.append(f"  {i} = phi i64 [0, %{before}], [{after}, %{begin}]")
         self._lines.append(f"  {bad} = phi i64 [0, %{before}], [{worse}, %{begin}]")
-        place = self._varying(tuple([place for place, _ in places]), i)
-        array = self._new(f"load ptr, ptr {self._new(f'getelementptr ptr, ptr {items}, i64 {place}')}")
+        at = self._varying(tuple([place for place, _ in places]), i)
+        array = self._new(f"load ptr, ptr {self._new(f'getelementptr ptr, ptr {items}, i64 {at}')}")
         kind = self._new(f"load ptr, ptr {self._at(array, TYPE)}")
         other = self._new(f"zext i1 {self._new(f'icmp ne ptr {kind}, {self._ndarray}')} to i64")
         data = self._new(f"load i64, ptr {self._at(array, DATA)}")
@@ -270,18 +270,18 @@ class Emitter(RollWriter):
                 if fits:
                     key = ref.shape, ref.strides, ref.dtype, () if is_new else home_of(root, self._returned)
                     layouts.setdefault(key, []).append((i, ref, location))
-            for each in [each for each in layouts.values() if len(each) >= MANY]:
-                numbers, refs, locations = zip(*each, strict=True)
-                i, label = self._loop_begin(len(each), 1)
+            for many in [many for many in layouts.values() if len(many) >= MANY]:
+                numbers, refs, locations = zip(*many, strict=True)
+                place, label = self._loop_begin(len(many), 1)
                 if is_new:
                     array = self._checked(self._new_array(refs[0], "null"))
                 else:
-                    whole = self._object(tuple([location.root for location in locations]), i)
-                    offset = self._varying(tuple([location.offset for location in locations]), i)
+                    whole = self._object(tuple([location.root for location in locations]), place)
+                    offset = self._varying(tuple([location.offset for location in locations]), place)
                     data = self._new(f"load ptr, ptr {self._at(whole, DATA)}")
                     array = self._view(refs[0], self._new(f"getelementptr i8, ptr {data}, i64 {offset}"), whole)
-                self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(numbers, i)}", f"ptr {array}")
-                self._loop_end(i, label, len(each), 1)
+                self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(numbers, place)}", f"ptr {array}")
+                self._loop_end(place, label, len(many), 1)
                 done.update(numbers)
                 self._looped.update([location.root for location in locations] if is_new else ())
         return done

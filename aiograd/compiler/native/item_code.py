@@ -59,6 +59,8 @@ class ItemWriter(Writer):
         self._slots: dict[Root, tuple[int, int]] = {}
         #: by root, the last item that uses it; the item that is written
         self._last: dict[Root, int] = {}
+        #: by item, the roots that it uses
+        self._roots: list[list[Root]] = []
         self._number = 0
         #: in a loop over repeated bodies: offsets and numbers that differ, roots that items behind the body read; see `roll_code`
         self._moved: dict[Ref, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -341,6 +342,11 @@ def _in_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 def loop_dtypes(function: np.ufunc, operands: tuple[Any, ...]) -> tuple[np.dtype[Any], ...]:
     """The dtypes that a ufunc's loop takes and gives."""
     kinds = [each.dtype if isinstance(each, (Ref, np.generic)) else np.dtype(bool) if each.__class__ is bool else type(each) for each in operands]
+    return _resolved(function, tuple(kinds))
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(function: np.ufunc, kinds: tuple[Any, ...]) -> tuple[np.dtype[Any], ...]:
     try:
         return tuple(function.resolve_dtypes((*kinds, *[None] * function.nout)))
     except TypeError as error:

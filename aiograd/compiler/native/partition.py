@@ -14,6 +14,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.native.build import NativeText, load_native, native_text
+from aiograd.compiler.native.expansions import EXPANSIONS
 from aiograd.compiler.native.lowering import reason_against
 from aiograd.compiler.native.placing import Unsupported
 from aiograd.compiler.native.turns import in_turns
@@ -61,11 +62,11 @@ def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Ca
         parts: receives the texts and the reasons.
     """
     whole = ""
-    if _computing(code.calls) >= 1:
+    if _computing(code.calls) >= 1 and not any(map(_is_opaque, code.calls)):
         try:
             return _native(code, frozenset(code.arena), file, parts)
-        except Unsupported as reason:
-            whole = str(reason)
+        except Unsupported as error:
+            whole = str(error)
     written = frozenset((*code.arena, *_empty(code.calls)))
     reasons = [reason_against(call, written) for call in in_turns(code.calls)]
     for call, reason in zip(code.calls, reasons, strict=True):
@@ -85,6 +86,11 @@ def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Ca
         found = found or made is not None
         calls += made or run
     return load(replace(code, calls=tuple(calls)), file) if found else None
+
+
+def _is_opaque(call: Call) -> bool:
+    """True for a call with results that are no arrays, as far as is known; no native function makes it."""
+    return any([ref.dtype is None for ref in call.results]) and (call.function.__hash__ is None or call.function not in EXPANSIONS)
 
 
 def _empty(calls: tuple[Call, ...]) -> set[Ref]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from aiograd.compiler.native.elementwise import memory_type
 from aiograd.compiler.native.flag_code import FlagWriter
-from aiograd.compiler.native.item_code import DATA, span
+from aiograd.compiler.native.item_code import DATA
 from aiograd.compiler.native.items import FusedRows, NativeCode, Root, RootKind
 from aiograd.compiler.native.rolling import Roll, returned_whole, rolls_of
 from aiograd.compiler.native.turns import in_turns
@@ -56,7 +56,7 @@ class RollWriter(FlagWriter):
             self._note_flags(number, item.errors)
         self._number, self._is_open = number, True
         self._item(item)
-        for root in self._roots_of(number):
+        for root in self._roots[number]:
             if self._last[root] == number and (self._roll is None or root in self._roll.own):
                 self._release(root)
 
@@ -67,10 +67,6 @@ class RollWriter(FlagWriter):
             self._collect_flags(self._errors)
         self._take_up(kept)
         self._errors, self._is_open = errors, False
-
-    def _roots_of(self, number: int) -> Iterator[Root]:
-        item = self._native.items[number]
-        yield from dict.fromkeys([self._native.locations[ref].root for ref in (*item.reads(), *item.writes())])
 
     def _release(self, root: Root) -> None:
         slot = self._slots.pop(root, None)
@@ -83,7 +79,7 @@ class RollWriter(FlagWriter):
     def _rolled(self, roll: Roll) -> None:
         items = self._native.items
         self._note_flags(roll.begin, items[roll.begin].errors)
-        roots = dict.fromkeys([root for number in range(roll.begin, roll.end) for root in self._roots_of(number)])
+        roots = dict.fromkeys([root for number in range(roll.begin, roll.end) for root in self._roots[number]])
         moving = {root for every in roll.roots.values() for root in every}
         for root in roots:  # what was made before has its address, and lies there, in front of the loop
             if root not in roll.own and root not in roll.made and (root not in moving or root.kind is RootKind.SCRATCH):
@@ -124,7 +120,7 @@ class RollWriter(FlagWriter):
         """The offsets of roots in the function's own memory. Roots that repetitions make lie where, in order, none is that is still used."""
         found: dict[Root, int] = {}
         for number in range(roll.begin, roll.end):
-            here = [root for root in self._roots_of(number) if root in roll.made]
+            here = [root for root in self._roots[number] if root in roll.made]
             for root in here:
                 found[root] = self._slot(root)
             for root in here:
@@ -167,7 +163,7 @@ class RollWriter(FlagWriter):
             return str(first) if not step else self._new(f"add i64 {self._new(f'mul i64 {i}, {step}')}, {first}")
         return self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {self._numbers(values)}, i64 {i}')}")
 
-    def _number_of(self, numbers: tuple[np.ndarray[object, np.dtype[np.generic]], ...], i: str) -> str:
+    def _number_of(self, numbers: tuple[np.ndarray[Any, Any], ...], i: str) -> str:
         """The number of repetition `i`, in a register."""
         dtype = numbers[0].dtype
         name = f"@v{next(self._count)}"

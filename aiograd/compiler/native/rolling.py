@@ -117,8 +117,9 @@ def rolls_of(native: NativeCode, last: dict[Root, int], returned: Returned) -> l
         if (len(free) - 1) * period < FEWEST_SAVED:
             continue
         bodies = [_Body(native, parts, number, period, returned) for number in in_turns(free)]
-        for _, group in groupby(enumerate(bodies), lambda each: (each[1].begin - each[0] * period, each[1].key)):
-            same = [body for _, body in group]
+        runs = [(body.begin - place * period, body.key) for place, body in enumerate(bodies)]
+        for _, group in groupby(range(len(bodies)), runs.__getitem__):
+            same = [bodies[place] for place in group]
             roll = Roll(same[0].begin, period, len(same))
             if (len(same) - 1) * period >= FEWEST_SAVED and _fill(roll, same, native, last):
                 taken[roll.begin : roll.end] = True

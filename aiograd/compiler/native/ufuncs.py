@@ -2,8 +2,8 @@
 
 Note [The same call]
     A loop is called as numpy calls it: with the same counts, steps and order of elements, so that the bits are the same, however the
-    loop treats whole vectors and the rest. `elementwise_plan` and `reduction_plan` know only arrays that numpy goes through in such calls, by rows without gaps; of
-    others they give None, and the call stays Python.
+    loop treats whole vectors and the rest. `elementwise_plan` and `reduction_plan` know only arrays that numpy goes through in few such calls,
+    or in one for each row without gaps; of others they give None, and the call stays Python.
 """
 
 from __future__ import annotations

@@ -207,4 +207,5 @@ def test_a_long_list_without_repetitions_has_no_loops() -> None:
 if __name__ == "__main__":
     given = [*map(int, sys.argv[1:]), 0, 100][:2]
     found = [(seed, check(seed)) for seed in range(given[0], given[0] + given[1])]
-    print(f"{sum([is_rolled for _, is_rolled in found])} of {len(found)} are loops; the others: {[seed for seed, is_rolled in found if not is_rolled]}")
+    others = [seed for seed, is_rolled in found if not is_rolled]
+    print(f"{len(found) - len(others)} of {len(found)} are loops; the others: {others}")
