@@ -165,7 +165,7 @@ def test_the_compiling_thread_lets_others_go_first(monkeypatch: pytest.MonkeyPat
 
     pauses.clear()
     chain(ag.ones(3))
-    assert chain.programs[0].tier == "native" and len(pauses) >= 12  # while calls are looked at, lowered and emitted
+    assert chain.programs[0].tier == "native" and len(pauses) >= 8  # while calls are lowered and emitted
 
 
 def test_a_file_of_the_compiling_thread_is_no_leak(tmp_path: Path) -> None:

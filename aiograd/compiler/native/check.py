@@ -59,6 +59,8 @@ class CheckedEmitter(Emitter):
         super().__init__(native, name)
         self.checks: list[str] = []
         self.red_zones: list[int] = []
+        #: in a loop over repeated bodies, the bounds in this repetition
+        self._moving: dict[Root, tuple[str, str]] = {}
 
     def _slot(self, root: Root) -> int:
         if not self.scratch_bytes:
@@ -89,7 +91,25 @@ class CheckedEmitter(Emitter):
         self._line("br label %violated")
         self._begin(inside)
 
+    def _bases(self, root: Root, every: tuple[Root, ...], i: str) -> None:
+        ends = []
+        for end, key in enumerate(("low", "high")):
+            if root.kind is RootKind.ARGUMENT:
+                places = self._varying(tuple([self.table.setdefault((key, each.path), len(self.table)) for each in every]), i)
+                ends.append(self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr @table, i64 {places}')}"))
+            else:
+                offset = self._varying(tuple([span(each.ref)[end] for each in every]), i)
+                address = self._new(f"getelementptr i8, ptr {self._addresses[root]}, i64 {offset}")
+                ends.append(self._new(f"ptrtoint ptr {address} to i64"))
+        self._moving[root] = ends[0], ends[1]
+
+    def _forget(self, roots: set[Root]) -> None:
+        super()._forget(roots)
+        self._moving.clear()
+
     def _bounds(self, root: Root) -> tuple[str, str]:
+        if root in self._moving:
+            return self._moving[root]
         if root.kind is RootKind.ARGUMENT:
             return self._entry(("low", root.path), "i64"), self._entry(("high", root.path), "i64")
         low, high = span(root.ref)

@@ -14,10 +14,10 @@ import math
 from typing import Any
 
 from aiograd.compiler.calls import ARENA, Ref
-from aiograd.compiler.native.flag_code import FlagWriter
 from aiograd.compiler.native.item_code import ALIGNMENT, DATA, is_small, span
-from aiograd.compiler.native.items import FusedRows, Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
-from aiograd.compiler.native.turns import in_turns
+from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
+from aiograd.compiler.native.roll_code import RollWriter
+from aiograd.compiler.native.rolling import home_of, is_same_layout
 
 #: arguments that are looked at or handed on by a loop
 MANY = 8
@@ -30,7 +30,7 @@ TYPE, ITEMS = 8, 24
 NDIM, SHAPE, BASE, DTYPE, ARRAY_FLAGS, WRITEABLE, OWNS = 24, 32, 48, 56, 64, 0x501, 0x004
 
 
-class Emitter(FlagWriter):
+class Emitter(RollWriter):
     """Writes the text of one function.
 
     Args:
@@ -45,6 +45,8 @@ class Emitter(FlagWriter):
         super().__init__(native)
         self._name = name
         self._made: dict[Root, str] = {}
+        #: results that a loop has made
+        self._looped: set[Root] = set()
         #: the state of the thread, where the interpreter's lock is released
         self._state = ""
         #: the object that is returned, once it is there
@@ -56,8 +58,8 @@ class Emitter(FlagWriter):
         """The text."""
         native = self._native
         for number_, item in enumerate(native.items):
-            for ref in (*item.reads(), *item.writes()):
-                self._last[native.locations[ref].root] = number_
+            self._roots.append(list(dict.fromkeys([native.locations[ref].root for ref in (*item.reads(), *item.writes())])))
+            self._last.update(dict.fromkeys(self._roots[-1], number_))
         for _, value in native.updates:
             self._last[native.locations[value].root] = len(native.items)
         self._take_arguments()
@@ -74,23 +76,9 @@ class Emitter(FlagWriter):
             self._has_stack_flags = any([isinstance(item, LoopCall) and item.ufunc.__name__ not in ("add", "matmul") for item in native.items])
             self._clear_flags()
         self._state = self._call("ptr", "PyEval_SaveThread") if releases else ""
-        errors: tuple[tuple[str, str], ...] = ()
-        for number_, item in enumerate(in_turns(native.items)):
-            if item.errors != errors or not isinstance(item, FusedRows):
-                kept = self._set_down(number_) if number_ and item.errors != errors else {}
-                if number_:
-                    self._collect_flags(errors)
-                self._take_up(kept)
-                errors = item.errors
-            self._number = number_
-            self._item(item)
-            for ref in (*item.reads(), *item.writes()):
-                root = native.locations[ref].root
-                if self._last[root] == number_ and root in self._slots:
-                    self._free.append(self._slots.pop(root))
-                    self._addresses.pop(root, None)
-        if native.items:
-            self._collect_flags(errors)
+        self._all_items()
+        if self._is_open:
+            self._collect_flags(self._errors)
         if releases:
             self._call("void", "PyEval_RestoreThread", f"ptr {self._state}")
         if self._fence_bytes:
@@ -185,7 +173,7 @@ class Emitter(FlagWriter):
             for place, ref in refs:
                 self._leave_if_unlike(self._new(f"load ptr, ptr {self._at(items, 8 * place)}"), ref)
             return "false"
-        if len(refs) < MANY or refs[-1][0] != len(refs) - 1:
+        if len(refs) < MANY:
             found = [self._is_no_array(self._new(f"load ptr, ptr {self._at(items, 8 * i)}"), ref) for i, ref in refs]
             bad = found[0]
             for each in found[1:]:
@@ -199,7 +187,8 @@ class Emitter(FlagWriter):
         i, bad, after, worse = (f"%x{next(self._count)}" for _ in range(4))
         self._lines.append(f"  {i} = phi i64 [0, %{before}], [{after}, %{begin}]")
         self._lines.append(f"  {bad} = phi i64 [0, %{before}], [{worse}, %{begin}]")
-        array = self._new(f"load ptr, ptr {self._new(f'getelementptr ptr, ptr {items}, i64 {i}')}")
+        at = self._varying(tuple([place for place, _ in places]), i)
+        array = self._new(f"load ptr, ptr {self._new(f'getelementptr ptr, ptr {items}, i64 {at}')}")
         kind = self._new(f"load ptr, ptr {self._at(array, TYPE)}")
         other = self._new(f"zext i1 {self._new(f'icmp ne ptr {kind}, {self._ndarray}')} to i64")
         data = self._new(f"load i64, ptr {self._at(array, DATA)}")
@@ -215,11 +204,12 @@ class Emitter(FlagWriter):
 
     # ---------------------------------------------------------------- objects
 
-    def _results(self, tree: Any, owner: Any = None) -> str:
+    def _results(self, tree: Any, owner: Any = None, path: tuple[int, ...] = ()) -> str:
         """Make the object that is returned, with the arrays in it; the name of it.
 
         Args:
             owner: kind and name of the sequence that it is put into, and the place there.
+            path: the way to it.
         """
         if tree.__class__ in (tuple, list):
             kind = "PyTuple" if tree.__class__ is tuple else "PyList"
@@ -229,10 +219,10 @@ class Emitter(FlagWriter):
             handed_on = self._handed_on(tree)
             for (base, items) in handed_on.items():
                 self._hand_on(kind, made, base, items)
-            done = {i for items in handed_on.values() for i, _ in items}
+            done = {i for items in handed_on.values() for i, _ in items} | self._make_many(kind, made, tree, path)
             for i, item in enumerate(tree):
                 if item.__class__ in (tuple, list):
-                    self._results(item, (kind, made, i))
+                    self._results(item, (kind, made, i), (*path, i))
                 elif i not in done:
                     self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {i}", f"ptr {self._result(item)}")
             return made
@@ -244,7 +234,7 @@ class Emitter(FlagWriter):
         for i, item in enumerate(tree):
             if item.__class__ is Ref:
                 location = self._native.locations[item]
-                if location.root.kind is RootKind.ARGUMENT and not location.offset and _is_same_layout(item, location.root.ref):
+                if location.root.kind is RootKind.ARGUMENT and not location.offset and is_same_layout(item, location.root.ref):
                     parameter, place = location.root.path
                     base, place = (-1, parameter) if place < 0 else (parameter, place)
                     found.setdefault(base, []).append((i, place))
@@ -261,6 +251,40 @@ class Emitter(FlagWriter):
         self._call("void", "Py_IncRef", f"ptr {each}")
         self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {target}", f"ptr {each}")
         self._loop_end(i, label, len(items), 1)
+
+    def _make_many(self, kind: str, made: str, tree: Any, path: tuple[int, ...]) -> set[int]:
+        """Make the arrays of a sequence that are new, or views of others, of each layout that many have by a loop; their places."""
+        behind = self._at(made, ITEMS)
+        self._sequences[path] = behind if kind == "PyTuple" else self._new(f"load ptr, ptr {behind}")
+        places = [(i, ref, self._native.locations[ref]) for i, ref in enumerate(tree) if ref.__class__ is Ref]
+        done: set[int] = set()
+        for is_new in (True, False):
+            layouts: dict[Any, list[tuple[int, Ref, Location]]] = {}
+            for i, ref, location in places:
+                root = location.root
+                if is_new:
+                    fits = self._returned.get(root) == (path, i) and root not in self._made
+                else:
+                    is_whole = not location.offset and is_same_layout(ref, root.ref)
+                    fits = not is_whole and (root.kind is RootKind.ARGUMENT or root in self._looped)
+                if fits:
+                    key = ref.shape, ref.strides, ref.dtype, () if is_new else home_of(root, self._returned)
+                    layouts.setdefault(key, []).append((i, ref, location))
+            for many in [many for many in layouts.values() if len(many) >= MANY]:
+                numbers, refs, locations = zip(*many, strict=True)
+                place, label = self._loop_begin(len(many), 1)
+                if is_new:
+                    array = self._checked(self._new_array(refs[0], "null"))
+                else:
+                    whole = self._object(tuple([location.root for location in locations]), place)
+                    offset = self._varying(tuple([location.offset for location in locations]), place)
+                    data = self._new(f"load ptr, ptr {self._at(whole, DATA)}")
+                    array = self._view(refs[0], self._new(f"getelementptr i8, ptr {data}, i64 {offset}"), whole)
+                self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(numbers, place)}", f"ptr {array}")
+                self._loop_end(place, label, len(many), 1)
+                done.update(numbers)
+                self._looped.update([location.root for location in locations] if is_new else ())
+        return done
 
     def _checked(self, made: str) -> str:
         """Leave with the error where an object could not be made."""
@@ -284,11 +308,11 @@ class Emitter(FlagWriter):
         location: Location = self._native.locations[tree]
         root = location.root
         if root.kind is RootKind.RESULT:
-            whole = self._made.get(root)
+            whole = self._made.get(root) or (self._object((root,), "") if root in self._looped else None)
             if whole is None:
                 whole = self._made[root] = self._checked(self._new_array(root.ref, "null"))
                 self._addresses[root] = self._new(f"load ptr, ptr {self._at(whole, DATA)}")
-                if not location.offset and _is_same_layout(tree, root.ref):
+                if not location.offset and is_same_layout(tree, root.ref):
                     return whole
                 fresh = True
             else:
@@ -296,12 +320,16 @@ class Emitter(FlagWriter):
         else:
             whole = self._argument(root.path) if root.kind is RootKind.ARGUMENT else self._entry(("constant", root.path[0]))
             fresh = False
-        if not location.offset and _is_same_layout(tree, root.ref):
+        if not location.offset and is_same_layout(tree, root.ref):
             self._call("void", "Py_IncRef", f"ptr {whole}")
             return whole
         data = self._at(self._address(root), location.offset)
-        view = self._checked(self._new_array(tree, data))
-        if not fresh:
+        return self._view(tree, data, whole, is_fresh=fresh)
+
+    def _view(self, ref: Ref, data: str, whole: str, *, is_fresh: bool = False) -> str:
+        """Make an array that shows the memory of another one."""
+        view = self._checked(self._new_array(ref, data))
+        if not is_fresh:
             self._call("void", "Py_IncRef", f"ptr {whole}")
         self._call("i32", "PyArray_SetBaseObject", f"ptr {view}", f"ptr {whole}")
         return view
@@ -418,7 +446,3 @@ def _cost(item: Item) -> float:
     if isinstance(item, PickedElements):
         return math.prod(item.result.shape or ()) * 1.0
     return math.prod(item.shape) * len(item.rows) * 0.1
-
-
-def _is_same_layout(one: Ref, other: Ref) -> bool:
-    return one.shape == other.shape and one.strides == other.strides and one.dtype == other.dtype

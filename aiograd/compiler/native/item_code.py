@@ -59,7 +59,13 @@ class ItemWriter(Writer):
         self._slots: dict[Root, tuple[int, int]] = {}
         #: by root, the last item that uses it; the item that is written
         self._last: dict[Root, int] = {}
+        #: by item, the roots that it uses
+        self._roots: list[list[Root]] = []
         self._number = 0
+        #: in a loop over repeated bodies: offsets and numbers that differ, roots that items behind the body read; see `roll_code`
+        self._moved: dict[Ref, str] = {}
+        self._varied: dict[tuple[int, int], str] = {}
+        self._kept: set[Root] = set()
 
     def _argument(self, path: tuple[int, int]) -> str:
         """The object of an argument."""
@@ -88,6 +94,8 @@ class ItemWriter(Writer):
 
     def _slot(self, root: Root) -> int:
         low, high = span(root.ref)
+        if root in self._slots:
+            return self._slots[root][0] - low
         size = -(-(high - low) // ALIGNMENT) * ALIGNMENT or ALIGNMENT
         for i, (_, length) in enumerate(self._free):
             if length == size:
@@ -105,7 +113,13 @@ class ItemWriter(Writer):
         root = location.root
         if root.kind is RootKind.SCRATCH and root not in self._addresses and root.ref in self._registers:
             self._write(root.ref, self._registers[root.ref], self._address(root))
-        return self._at(self._address(root), location.offset)
+        return self._where(ref)
+
+    def _where(self, ref: Ref) -> str:
+        """The address of the first element of a Ref, whether or not its numbers are there."""
+        location = self._native.locations[ref]
+        address, moved = self._address(location.root), self._moved.get(ref)
+        return self._at(address, location.offset) if moved is None else self._new(f"getelementptr i8, ptr {address}, i64 {moved}")
 
     def _touch(self, ref: Ref, address: str, low: int, high: int) -> None:
         """Before every access: memory of an array is read or written from so many bytes behind an address up to so many. `CheckedEmitter` looks."""
@@ -123,12 +137,12 @@ class ItemWriter(Writer):
             return found
         location = self._native.locations[ref]
         root = location.root
-        whole = None if root.is_pinned else self._registers.get(root.ref)
+        whole = None if root.is_pinned or ref in self._moved else self._registers.get(root.ref)
         if whole is not None and ref.dtype == root.ref.dtype:
             places = _places(ref, location.offset, root.ref)
             found = self._shuffled(whole, self._lanes(root.ref), places, self._lanes(ref), str(llvm_type(ref.dtype)))  # type: ignore[arg-type]
         else:
-            found = self._read(ref, self._at(self._address(root), location.offset))
+            found = self._read(ref, self._where(ref))
         if not root.is_pinned:
             self._registers[ref] = found
         return found
@@ -203,7 +217,7 @@ class ItemWriter(Writer):
         for number_, each in enumerate(row.operands):
             dtype = np.dtype(bool) if row.function is np.where and not number_ else row.dtype
             if each.__class__ is not Ref:
-                operands.append(lanes.constant(each, dtype))
+                operands.append(self._constant(lanes, row, number_, dtype))
                 continue
             own = Lanes(self._new, self._lanes(each))
             value = own.cast(self._register(each), dtype_of(each), dtype)
@@ -212,12 +226,18 @@ class ItemWriter(Writer):
                 value = self._shuffled(value, own.lanes, places, lanes.lanes if count > 1 else 0, str(llvm_type(dtype)))
             operands.append(value)
         value = self._computed(lanes, row, operands)
-        location = self._native.locations[row.result]
-        root = location.root
+        root = self._native.locations[row.result].root
         if not root.is_pinned:
             self._registers[row.result] = value
-        if root.is_pinned or root.kind is not RootKind.SCRATCH:
-            self._write(row.result, value, self._at(self._address(root), location.offset))
+        if root.is_pinned or root.kind is not RootKind.SCRATCH or root in self._kept:
+            self._write(row.result, value, self._where(row.result))
+
+    def _constant(self, lanes: Lanes, row: Row, place: int, dtype: np.dtype[Any]) -> str:
+        """An operand that is a number, in all lanes."""
+        varied = self._varied.get((id(row), place))
+        if varied is None:
+            return lanes.constant(row.operands[place], dtype)
+        return self._shuffled(varied, 0, [0] * lanes.lanes, lanes.lanes, str(llvm_type(dtype))) if lanes.lanes else varied
 
     def _computed(self, lanes: Lanes, row: Row, operands: list[str]) -> str:
         if row.function is None:
@@ -252,7 +272,7 @@ class ItemWriter(Writer):
         self._loops(axes, addresses, steps, lambda lanes, at: self._body(group, sources, lanes, at, tuple(loads), frozenset(stores), steps))
 
     def _is_used_after(self, root: Root, item: Item) -> bool:
-        return root.is_pinned or root.kind is not RootKind.SCRATCH or self._last[root] > self._number
+        return root.is_pinned or root.kind is not RootKind.SCRATCH or root in self._kept or self._last[root] > self._number
 
     def _loops(self, axes: list[int], addresses: dict[Ref, str], steps: dict[Ref, list[int]], body: Any) -> None:
         """Loops around a body; the innermost one goes over vectors where every operand lies in a row or is one number."""
@@ -316,7 +336,7 @@ class ItemWriter(Writer):
                     value = values[source] if source.__class__ is int else loaded[source]
                     operands.append(lane.truth(value, dtype_of(each)) if dtype.kind == "b" else lane.cast(value, dtype_of(each), dtype))
                 else:
-                    operands.append(lane.constant(each, dtype))
+                    operands.append(self._constant(lane, row, number_, dtype))
             value = self._computed(lane, row, operands)
             values.append(value)
             if row.result in stores:
@@ -332,8 +352,7 @@ class ItemWriter(Writer):
         if "%pointers" not in "".join(self._head):
             self._head.append("  %pointers = alloca [8 x ptr]")
         result = item.operands[-1]
-        locations = self._native.locations
-        own = self._at(self._address(locations[result].root), locations[result].offset)
+        own = self._where(result)
         addresses = [own if ref is result else self._place(ref) for ref in item.operands]
         if item.first == "zero":
             self._touch(result, addresses[-1], 0, result.nbytes)
@@ -359,8 +378,7 @@ class ItemWriter(Writer):
         """A loop over rows. A place out of range is read as 0, and noted among the flags."""
         source, places, result = item.source, item.places, item.result
         (rows, columns), (step, inner) = source.shape or (), source.strides or ()
-        own = self._native.locations[result]
-        addresses = [self._place(source), self._place(places), self._at(self._address(own.root), own.offset)]
+        addresses = [self._place(source), self._place(places), self._where(result)]
         i, label = self._loop_begin(rows, 1)
         moves = (step, *(places.strides or ()), *(result.strides or ()))
         row, at, to = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -27,10 +28,15 @@ _VIEWS = frozenset({
 _VIEW_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "conj", "conjugate", "copy", "astype"})
 
 
-def reason_against(call: Call) -> str:
-    """Why a native function cannot make a call; empty if it can."""
+def reason_against(call: Call, written: frozenset[Ref] = frozenset()) -> str:
+    """Why a native function cannot make a call; empty if it can.
+
+    Args:
+        call: the call.
+        written: as of `lowered`.
+    """
     try:
-        _Lowering(ArrayCode("", call.refs(), (call,), call.results), frozenset()).add(call)
+        _Lowering(ArrayCode("", call.refs(), (call,), call.results), written).add(call)
     except Unsupported as reason:
         return str(reason)
     return ""
@@ -127,9 +133,9 @@ class _Lowering(Placing):
         if plan is None:
             raise Unsupported(f"{call.label} of arrays that do not lie alike")
         self._make(result, call.out)
-        count, steps = plan
-        if count:
-            self._item(LoopCall(function, types, (*refs, result), (), (count,), steps, call.label, "", call.errors))
+        outer, count, steps = plan
+        if count and all([length for length, _ in outer]):
+            self._item(LoopCall(function, types, (*refs, result), outer, (count,), steps, call.label, "", call.errors))
 
     def _product(self, call: Call) -> None:
         """A product of matrices, by the loop of ``matmul``; ``dot`` of two matrices has its bits."""
@@ -256,7 +262,8 @@ class _Lowering(Placing):
         value = self._array(call.arguments[0])
         index = call.arguments[1]
         location = self._given(out)
-        if not is_basic(index) or leaves_of(index, Ref) or location.root.kind is not RootKind.SCRATCH:
+        is_own = location.root.kind is RootKind.SCRATCH or location.root.ref in self._written
+        if not is_basic(index) or leaves_of(index, Ref) or not is_own:
             raise Unsupported("a store with an index of values, or into an argument")
         array = stand_in(out)
         part = array[index] if isinstance(array[index], np.ndarray) else array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
@@ -335,6 +342,11 @@ def _in_order(shape: tuple[int, ...], size: int) -> tuple[int, ...]:
 def loop_dtypes(function: np.ufunc, operands: tuple[Any, ...]) -> tuple[np.dtype[Any], ...]:
     """The dtypes that a ufunc's loop takes and gives."""
     kinds = [each.dtype if isinstance(each, (Ref, np.generic)) else np.dtype(bool) if each.__class__ is bool else type(each) for each in operands]
+    return _resolved(function, tuple(kinds))
+
+
+@functools.lru_cache(maxsize=4096)
+def _resolved(function: np.ufunc, kinds: tuple[Any, ...]) -> tuple[np.dtype[Any], ...]:
     try:
         return tuple(function.resolve_dtypes((*kinds, *[None] * function.nout)))
     except TypeError as error:

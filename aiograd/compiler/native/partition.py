@@ -14,6 +14,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.native.build import NativeText, load_native, native_text
+from aiograd.compiler.native.expansions import EXPANSIONS
 from aiograd.compiler.native.lowering import reason_against
 from aiograd.compiler.native.placing import Unsupported
 from aiograd.compiler.native.turns import in_turns
@@ -60,26 +61,45 @@ def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Ca
         file: that the text of Python functions is added to.
         parts: receives the texts and the reasons.
     """
-    reasons = [reason_against(call) for call in in_turns(code.calls)]
+    whole = ""
+    if _computing(code.calls) >= 1 and not any(map(_is_opaque, code.calls)):
+        try:
+            return _native(code, frozenset(code.arena), file, parts)
+        except Unsupported as error:
+            whole = str(error)
+    written = frozenset((*code.arena, *_empty(code.calls)))
+    reasons = [reason_against(call, written) for call in in_turns(code.calls)]
     for call, reason in zip(code.calls, reasons, strict=True):
         if reason:
             parts.fallbacks.setdefault(f"{call.label or call.form.name.lower()}: {reason}", call.comment)
-    if not any(reasons) and _computing(code.calls) >= 1:
-        try:
-            return _native(code, frozenset(code.arena), file, parts)
-        except Unsupported as reason:
-            parts.fallbacks.setdefault(str(reason), "")
-            return None
+    if not any(reasons):
+        if whole:
+            parts.fallbacks.setdefault(whole, "")
+        return None
     calls: list[Call] = []
     found = False
     last = {ref: number for number, call in enumerate(code.calls) for ref in call.refs()}
     last.update(dict.fromkeys(leaves_of(code.results, Ref), len(code.calls)))
     for begin, end, is_native in _runs(reasons):
         run = code.calls[begin:end]
-        made = _segment(code, run, end, last, file, parts) if is_native and _computing(run) >= FEWEST else None
+        made = _segment(written, run, end, last, file, parts) if is_native and _computing(run) >= FEWEST else None
         found = found or made is not None
         calls += made or run
     return load(replace(code, calls=tuple(calls)), file) if found else None
+
+
+def _is_opaque(call: Call) -> bool:
+    """True for a call with results that are no arrays, as far as is known; no native function makes it."""
+    return any([ref.dtype is None for ref in call.results]) and (call.function.__hash__ is None or call.function not in EXPANSIONS)
+
+
+def _empty(calls: tuple[Call, ...]) -> set[Ref]:
+    """Arrays that are made empty, and filled by stores: these can be done again."""
+    found: set[Ref] = set()
+    for call in calls:
+        if call.function is np.empty or (call.form is Form.STORE and call.out in found):
+            found.update(call.results)
+    return found
 
 
 def _runs(reasons: list[str]) -> Iterator[tuple[int, int, bool]]:
@@ -100,7 +120,9 @@ def _native(code: ArrayCode, written: frozenset[Ref], file: SourceFile, parts: N
     return load_native(text, LateFunction(code, file))
 
 
-def _segment(code: ArrayCode, run: tuple[Call, ...], end: int, last: dict[Ref, int], file: SourceFile, parts: NativeParts) -> tuple[Call, ...] | None:
+def _segment(
+    written: frozenset[Ref], run: tuple[Call, ...], end: int, last: dict[Ref, int], file: SourceFile, parts: NativeParts
+) -> tuple[Call, ...] | None:
     """One call in the place of several; None if it cannot be."""
     made = {ref for call in run for ref in call.results}
     given = tuple(dict.fromkeys([ref for call in run for ref in call.refs() if ref not in made]))
@@ -110,7 +132,7 @@ def _segment(code: ArrayCode, run: tuple[Call, ...], end: int, last: dict[Ref, i
     memory = Memory(ArrayCode("", given, run, results))
     inside = ArrayCode(f"native_{len(parts.texts) + 1}", given, run, results)
     try:
-        function = _native(inside, frozenset(code.arena), file, parts)
+        function = _native(inside, written, file, parts)
     except Unsupported as reason:
         parts.fallbacks.setdefault(str(reason), run[0].comment)
         return None

@@ -96,41 +96,42 @@ class Placing:
         if not math.prod(row.result.shape or ()):
             return
         items = self._native.items
-        pinned = any([self._given(ref).root.is_pinned for ref in (*row.refs(), row.result)])
-        earliest = max([self._where.get(self._owner(ref), -1) for ref in row.refs()], default=-1)
+        reads = [(ref, self._given(ref).root) for ref in row.refs()]
+        target = self._owner(row.result)
+        pinned = target.is_pinned or any([root.is_pinned for _, root in reads])
+        earliest = max([self._where.get(root, -1) for _, root in reads], default=-1)
         place = len(items)
         for number in range(len(items) - 1, max(earliest, 0) - 1, -1):
             item = items[number]
-            if item.__class__ is FusedRows and self._may_join(item, row, call.errors):
+            if item.__class__ is FusedRows and self._may_join(item, reads, row.result, call.errors):
                 place = number
                 break
-            if pinned or not _is_same_errors(item, call.errors):
+            if pinned or item.errors != call.errors:
                 break
         if place == len(items):
             items.append(FusedRows(row.result.shape or (), [], call.errors))
         group: Any = items[place]
         group.rows.append(row)
-        group.made[self._owner(row.result)] = row.result
-        for ref in row.refs():
-            root = self._owner(ref)
+        group.made[target] = row.result
+        for ref, root in reads:
             if root.is_pinned or root.kind is RootKind.ARGUMENT:
                 group.read.setdefault(root, []).append(ref)
-        self._where[self._owner(row.result)] = place
+        self._where[target] = place
 
     def _owner(self, ref: Ref) -> Root:
         return self._given(ref).root
 
-    def _may_join(self, group: FusedRows, row: Row, errors: Any) -> bool:
+    def _may_join(self, group: FusedRows, reads: list[tuple[Ref, Root]], result: Ref, errors: Any) -> bool:
         """True if a row may be part of a loop: it reads and writes no element that another turn of the loop writes or reads."""
-        if group.shape != row.result.shape or group.errors != errors:
+        if group.shape != result.shape or group.errors != errors:
             return False
-        for ref in row.refs():
-            made = group.made.get(self._owner(ref))
+        for ref, root in reads:
+            made = group.made.get(root)
             if made is not None and not self._is_same_place(ref, made):
                 return False
-        target = self._owner(row.result)
+        target = self._owner(result)
         others = [*group.read.get(target, ()), *([group.made[target]] if target in group.made else ())]
-        return all([self._is_same_place(ref, row.result) for ref in others])
+        return all([self._is_same_place(ref, result) for ref in others])
 
     def _is_same_place(self, one: Ref, other: Ref) -> bool:
         first, second = self._known[one], self._known[other]
@@ -141,7 +142,3 @@ class Placing:
         for ref in item.writes():
             self._where[self._owner(ref)] = len(self._native.items)
         self._native.items.append(item)
-
-
-def _is_same_errors(item: Item, errors: tuple[tuple[str, str], ...]) -> bool:
-    return item.errors == errors

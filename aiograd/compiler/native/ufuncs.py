@@ -2,8 +2,8 @@
 
 Note [The same call]
     A loop is called as numpy calls it: with the same counts, steps and order of elements, so that the bits are the same, however the
-    loop treats whole vectors and the rest. `elementwise_plan` and `reduction_plan` know only arrays that numpy goes through in few such calls; of
-    others they give None, and the call stays Python.
+    loop treats whole vectors and the rest. `elementwise_plan` and `reduction_plan` know only arrays that numpy goes through in few such calls,
+    or in one for each row without gaps; of others they give None, and the call stays Python.
 """
 
 from __future__ import annotations
@@ -71,8 +71,12 @@ def loop_types(ufunc: np.ufunc, dtypes: tuple[np.dtype[Any], ...]) -> str | None
     return types if types in ufunc.types else None
 
 
-def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...], int]]) -> tuple[int, tuple[int, ...]] | None:
-    """The count and the steps of the one call that numpy makes for these operands, the result last.
+#: loops around a call: for each its length, and the bytes by which the operands move on
+Around = tuple[tuple[int, tuple[int, ...]], ...]
+
+
+def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...], int]]) -> tuple[Around, int, tuple[int, ...]] | None:
+    """The calls that numpy makes for these operands, the result last: the loops around one call, and its count and steps.
 
     Args:
         shape: of the result.
@@ -81,30 +85,22 @@ def elementwise_plan(shape: Shape, operands: list[tuple[Shape, tuple[int, ...], 
     _, result, size = operands[-1]
     count = math.prod(shape)
     if count == 1:
-        return count, tuple([size for _, _, size in operands])
+        return (), count, tuple([size for _, _, size in operands])
     if count > 1 and not _is_dense(shape, result, size):
         return None
-    steps = []
-    for own, strides, _ in operands:
-        if math.prod(own) == 1:
-            steps.append(0)
-        elif own == shape and strides is not None:
-            steps.append(-1)
-        else:
+    if not all([math.prod(own) == 1 or (own == shape and strides is not None) for own, strides, _ in operands]):
+        return None
+    walk: list[tuple[int, tuple[int, ...]]] = []
+    for axis in _axes(shape, result):
+        length, moves = shape[axis], tuple([0 if math.prod(own) == 1 else strides[axis] for own, strides, _ in operands])
+        if walk and walk[-1][1] == tuple([move * length for move in moves]):
+            length *= walk.pop()[0]
+        walk.append((length, moves))
+    *outer, (count, steps) = walk
+    for (own, _, size), step in zip(operands, steps, strict=True):
+        if math.prod(own) != 1 and (step != size if outer else step <= 0):
             return None
-    order = _axes(shape, result)
-    for i, (_, strides, _) in enumerate(operands):
-        if steps[i] < 0:
-            step = strides[order[-1]]
-            expected = step
-            for axis in reversed(order):
-                if strides[axis] != expected:
-                    return None
-                expected *= shape[axis]
-            if step <= 0:
-                return None
-            steps[i] = step
-    return count, tuple(steps)
+    return tuple(outer), count, steps
 
 
 def _axes(shape: Shape, strides: tuple[int, ...]) -> list[int]:

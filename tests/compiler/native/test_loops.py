@@ -53,6 +53,31 @@ def test_every_ufunc(char: str, tame: bool, size: int) -> None:
         assert_same(one_result, other, f"{call.label} of {dtype} {size}")
 
 
+@pytest.mark.parametrize("shape", swept(map(pytest.param, ((4, 16), (5, 19), (2, 1), (3, 8193), (130, 7), (2, 3, 5))), keep=2), ids=str)
+@pytest.mark.parametrize("char", "fd")
+def test_every_ufunc_of_rows_with_gaps(char: str, shape: tuple[int, ...]) -> None:
+    """Parts of wider arrays: numpy calls its loop for each row."""
+    recorder = Recorder()
+    wide = [numbers(np.dtype(char), 3 * math.prod(shape), seed, tame=False).reshape(*shape[:-1], 3 * shape[-1]) for seed in (1, 2)]
+    arrays = [*wide, numbers(np.dtype(char), 1, 3, tame=False).reshape(())]
+    x, y = (recorder.index(recorder.parameter(each), (..., slice(shape[-1], 2 * shape[-1]))) for each in wide)
+    one = recorder.parameter(arrays[-1])
+    for function in UFUNCS:
+        for operands in [(x,)] if function.nin == 1 else [(x, y), (x, one), (one, y)]:
+            try:
+                recorder.call(function, *operands)
+            except (TypeError, ValueError):
+                continue
+            if not can_be_native(recorder):
+                recorder.calls.pop()
+    made = [call for call in recorder.calls if call.label]
+    assert sum([call.function is np.tanh for call in made]) == 1 and len(made) > 40
+    both = Both(recorder.code(tuple([call.results[0] for call in made])))
+    with np.errstate(all="ignore"):
+        for found, expected, call in zip(both.native(*arrays), both.plain(*arrays), made, strict=True):
+            assert_same(found, expected, f"{call.label} of {char}{shape}")
+
+
 def test_integer_powers_stay_with_numpy() -> None:
     recorder = Recorder()
     recorder.call(np.power, recorder.parameter(np.array([1, 2, 3])), recorder.parameter(np.array([1, 2, 3])))

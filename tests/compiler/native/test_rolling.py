@@ -1,0 +1,211 @@
+"""Repeated bodies are loops over addresses, with the bits of numpy's functions: random bodies, operands of every kind, everything checked."""
+
+from __future__ import annotations
+
+import sys
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiograd.compiler.calls import Ref
+from aiograd.compiler.native import build, rolling
+from aiograd.compiler.native.items import Location, NativeCode, RootKind
+from tests.compiler.native.codes import Both, Recorder, needs_native
+from tests.sweeps import swept
+
+pytestmark = needs_native
+
+SHAPES = ((5, 16), (64,), (3, 7), (4,), ())
+UNARY = (np.tanh, np.exp, np.sin, np.negative, np.sqrt)
+BINARY = (np.add, np.multiply, np.subtract, np.maximum, np.divide)
+QUIET = tuple([(kind, "ignore") for kind in ("divide", "over", "under", "invalid")])
+
+
+class Repeated:
+    """A code with a random body that is repeated; its operands come from arguments, results, constants, and one or two repetitions before.
+
+    Args:
+        seed: of the body.
+        count: of repetitions.
+    """
+
+    def __init__(self, seed: int, count: int) -> None:
+        choose = Random(seed)
+        rng = np.random.default_rng(seed)
+        self.shape, self.dtype = choose.choice(SHAPES), np.dtype(choose.choice("fd"))
+        self.recorder = Recorder()
+        self.arguments: list[Any] = []
+        self._rng = rng
+        self.invariant = [self.given(self.shape) for _ in range(2)]
+        self.inputs = [self.given(self.shape) for _ in range(count)]
+        self.stacked = self.given((count, *self.shape))
+        self.square = self.given((self.shape[-1],) * 2) if len(self.shape) == 2 else None
+        self.plan = [self._statement(choose) for _ in range(choose.randint(3, 7))]
+        state: list[Any] = [self.given(self.shape), self.given(self.shape)]
+        kept: list[Any] = []
+        for step in range(count):
+            made = self._body(step, state)
+            if seed % 3 == 0:
+                kept.append(made[len(made) // 2])
+            if seed % 5 == 0:
+                kept.append(made[0])
+            state = [made[-1], state[0]]
+        self.both = Both(self.recorder.code((state[0], (*kept,), [state[1], *kept[:1]])))
+
+    def given(self, shape: tuple[int, ...]) -> Ref:
+        """A parameter with an array for it."""
+        self.arguments.append(self._rng.uniform(0.2, 0.9, shape).astype(self.dtype))
+        return self.recorder.parameter(self.arguments[-1])
+
+    def _statement(self, choose: Random) -> tuple[Any, ...]:
+        kinds = ("made", "state", "invariant", "input", "stacked", "number", "changing number", "constant", "part")
+        function = choose.choice((*UNARY, *BINARY, *BINARY, "sum", "product", "parts"))
+        count = function.nin if isinstance(function, np.ufunc) else 1
+        operands = [(choose.choice(kinds) if place else choose.choice(kinds[:5]), choose.random()) for place in range(count)]
+        return function, operands, choose.random() < 0.25
+
+    def _body(self, step: int, state: list[Any]) -> list[Any]:
+        made: list[Any] = []
+        for function, operands, is_quiet in self.plan:
+            self.recorder.errors = QUIET if is_quiet else ()
+            found = [self._operand(kind, draw, step, state, made) for kind, draw in operands]
+            made.append(self.recorder.call(function, *found) if isinstance(function, np.ufunc) else self._other(function, *found))
+        self.recorder.errors = ()
+        total = self.recorder.call(np.add, made[-1], state[0])
+        made.append(self.recorder.call(np.tanh, self.recorder.call(np.multiply, total, self.dtype.type(0.3))))
+        return made
+
+    def _other(self, function: str, operand: Ref) -> Ref:
+        recorder = self.recorder
+        if function == "sum" and self.shape:
+            return recorder.call(np.multiply, operand, recorder.call(np.add.reduce, operand, 0))
+        if function == "product" and len(self.shape) == 2:
+            return recorder.call(np.matmul, operand, self.square)
+        if function == "parts" and self.shape:
+            whole = recorder.call(np.empty, operand.shape, operand.dtype)
+            half = (self.shape[0] + 1) // 2
+            for part in (slice(half, None), slice(0, half)):
+                whole = recorder.store(whole, part, recorder.index(operand, part))
+            return whole
+        return recorder.call(np.negative, operand)
+
+    def _operand(self, kind: str, draw: float, step: int, state: list[Any], made: list[Any]) -> Any:
+        recorder = self.recorder
+        if kind == "made" and made:
+            return made[int(draw * len(made))]
+        if kind in ("made", "state"):
+            return state[int(draw * 2)]
+        if kind == "invariant":
+            return self.invariant[int(draw * 2)]
+        if kind == "input" or (kind in ("stacked", "part") and not self.shape):
+            return self.inputs[step]
+        if kind == "stacked":
+            return recorder.index(self.stacked, step if draw < 0.5 else len(self.inputs) - 1 - step)
+        if kind == "number":
+            return self.dtype.type(0.75)
+        if kind == "changing number":
+            return self.dtype.type(draw + 0.37 * (step % 7))
+        if kind == "constant":
+            return np.full(self.shape, draw + step, self.dtype)
+        return recorder.index(self.stacked, 0)
+
+
+def lines(both: Both) -> int:
+    """Lines of the text; a table of constants is one."""
+    return len(both.text.text.splitlines())
+
+
+@pytest.mark.parametrize("checked", ["0", "1"])
+@pytest.mark.parametrize("first", swept(range(0, 400, 20), keep=2))
+def test_random_bodies(monkeypatch: pytest.MonkeyPatch, first: int, checked: str) -> None:
+    monkeypatch.setenv("AIOGRAD_NATIVE_CHECK", checked)
+    rolled = 0
+    for seed in range(first, first + 20):
+        rolled += check(seed)
+    assert rolled == 20
+
+
+def check(seed: int) -> bool:
+    """Compare; true if there was a loop: the text has as many lines for twice the repetitions."""
+    one, other = Repeated(seed, 20), Repeated(seed, 40)
+    for each in (one, other):
+        for _ in range(2):
+            each.both.check(each.arguments, f"seed {seed}")
+    return lines(other.both) == lines(one.both)
+
+
+def drifting(count: int, *, fails_at: int = -1) -> Repeated:
+    """``x * x`` of a state, and an input for each repetition; one of them may be beyond the range."""
+    repeated = Repeated.__new__(Repeated)
+    recorder = Recorder()
+    state = recorder.parameter(np.full((3, 7), 0.5))
+    arguments = [np.full((3, 7), 0.5)]
+    kept = []
+    for step in range(count):
+        arguments.append(np.full((3, 7), 1e200 if step == fails_at else 0.25))
+        x = recorder.parameter(np.full((3, 7), 0.25))
+        square = recorder.call(np.multiply, x, x)
+        state = recorder.call(np.tanh, recorder.call(np.add, recorder.call(np.tanh, square), state))
+        kept.append(square)
+    repeated.arguments, repeated.both = arguments, Both(recorder.code((state, tuple(kept))))
+    return repeated
+
+
+@pytest.mark.parametrize("fails_at", [0, 1, 17, 39])
+def test_a_floating_point_error_in_one_repetition_is_told(fails_at: int) -> None:
+    """numpy's function answers, which warns."""
+    repeated = drifting(40, fails_at=fails_at)
+    with pytest.warns(RuntimeWarning, match="overflow encountered in multiply"):
+        repeated.both.check(repeated.arguments, quiet=False)
+    assert repeated.both.asked == 1
+    fine = drifting(40)
+    fine.both.check(fine.arguments, quiet=False)
+    assert not fine.both.asked
+
+
+def test_an_array_that_is_no_array_is_found_in_every_repetition() -> None:
+    repeated = drifting(40)
+    repeated.arguments[23] = repeated.arguments[23].view(np.ma.MaskedArray)
+    repeated.both.native(*repeated.arguments)
+    assert repeated.both.asked == 1
+
+
+@pytest.mark.parametrize("kind", [RootKind.ARGUMENT, RootKind.RESULT])
+@pytest.mark.parametrize("moved", [-8, 8])
+def test_a_wrong_address_in_a_table_is_found(monkeypatch: pytest.MonkeyPatch, kind: RootKind, moved: int) -> None:
+    """Of the 25th array of this kind, which is in the middle of a loop."""
+    monkeypatch.setenv("AIOGRAD_NATIVE_CHECK", "1")
+    lowered = build.lowered
+
+    def changed(*given: Any) -> NativeCode:
+        native = lowered(*given)
+        wrong = [ref for ref, each in native.locations.items() if each.root.kind is kind][25]
+        native.locations[wrong] = Location(native.locations[wrong].root, moved)
+        return native
+
+    monkeypatch.setattr(build, "lowered", changed)
+    repeated = drifting(40)
+    with pytest.raises(AssertionError, match="native function f: item .* outside of it"):
+        repeated.both.native(*repeated.arguments)
+
+
+def test_what_repeats_is_found() -> None:
+    """Periods one within the other, bodies of one item, and repetitions that are too few."""
+    numbers = [9, *[1, 2, 1, 3] * 20, 8, *[4] * 40, 7, *[5, 6] * 3]
+    found = [*rolling._repeats(np.array(numbers))]
+    assert found[0] == (1, 4, 20) and (82, 1, 40) in found
+    assert not [each for each in found if each[0] > 120]
+
+
+def test_a_long_list_without_repetitions_has_no_loops() -> None:
+    assert not [*rolling._repeats(np.arange(1000))]
+    assert not [*rolling._repeats(np.arange(1000) // 2)]
+
+
+if __name__ == "__main__":
+    given = [*map(int, sys.argv[1:]), 0, 100][:2]
+    found = [(seed, check(seed)) for seed in range(given[0], given[0] + given[1])]
+    others = [seed for seed, is_rolled in found if not is_rolled]
+    print(f"{len(found) - len(others)} of {len(found)} are loops; the others: {others}")
