@@ -145,8 +145,8 @@ class AwaitedForward:
         now = 0 if tensor._vc is None else tensor._vc[0]
         return ModifiedError(
             f"while the forward of the compiled function {self.name} waited, another task has modified a tensor that it was still to read: shape "
-            f"{list(tensor.shape)}, version {now}; expected shape {list(data.shape)}, version {version}. Its rows cannot run again, because they have "
-            "had effects, or the tensor has another layout. Do not modify what a running call reads."
+            f"{list(tensor.shape)}, version {now}; expected shape {list(data.shape)}, version {version}. Its rows cannot run again: they have had "
+            "effects, or the tensor has another layout. Do not modify what a running call reads."
         )
 
 

@@ -128,7 +128,7 @@ class StepCode(GuardedCode):
                 if value.name not in inside:
                     reads[self._places[value.name]] = number
             costs = [] if any([statement.is_on_device for statement in rows]) else list(map(forward_cost, rows))
-            cost = sum(costs) if max(costs, default=0.0) > INLINE_NS else 0.0
+            cost = sum(costs) if max(costs, default=0.0) > INLINE_NS else min(sum(costs), INLINE_NS)
             frees = tuple([place for place in made if last.get(place, self) is part])
             parts.append(ForwardPart(part, all([statement.is_row for statement in rows]), cost, frees))
         return Part(None, None, (), (), forward=AwaitedForward(self.name, parts, reads, self._carry_out))
