@@ -24,6 +24,7 @@
 `program_code`      a program with its code, ready to be called
 `arena`             memory that calls compute in, used again
 `steps`             programs in parts: calls between rows, segments
+`awaited_forward`   rows that are awaited, in turns on the loop and on the executor
 `updates`           optimizers' steps as statements
 `joint_pass`        rows and the pass after them as one native function
 `reached`           the statements that a pass runs

@@ -45,7 +45,7 @@ def code_of(
     if isinstance(recorder, TangentRecorder):
         code = TangentCode(name, program, *guards, followed=recorder.followed(), tier=options.tier)
     elif recorder.has_called or is_async or len(segments(program, cuts=budget is None)) > 1:
-        code = StepCode(name, program, *guards, tier=options.tier, memory_budget=budget)
+        code = StepCode(name, program, *guards, tier=options.tier, memory_budget=budget, is_awaited=is_async)
     else:
         code = ProgramCode(name, program, *guards, tier=options.tier, memory_budget=budget)
     code.used = next_use()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -321,3 +322,38 @@ class ProgramCode(GuardedCode):
         if mode.collect is not None and node is not None:
             mode.collect(node)
         return outputs[0] if self.is_plain else finished(self, outputs, tensors)
+
+    async def run_away(self, inputs: list[Any], offload: Callable[..., Any]) -> Any:
+        """As `run`; the arrays are computed on an executor, and all else here.
+
+        Args:
+            inputs: the Tensors among the arguments.
+            offload: runs a function without arguments on the executor.
+
+        Cancelling it drops the result; the arena of the call is in use until the computation ends.
+        """
+        self.count()
+        tensors = [*inputs, *self.program.tensors]
+        given = [tensor._data for tensor in tensors]
+        mode = current_mode()
+        forward, arenas = self.forward
+        arena = None
+        if mode.profiler is None:
+            arena = arenas.take()
+            compute = functools.partial(_computed, forward, given, arena)
+        else:
+            compute = functools.partial(run_profiled, self.program, given, mode.profiler, self.name)
+        try:
+            arrays, saved = await offload(compute)
+        except Exception as error:
+            explain(error, self.name)
+            raise_refusal(self.name, given, error)
+        outputs, node = self.results_maker()(self, tensors, arrays, saved, arena)
+        if mode.collect is not None and node is not None:
+            mode.collect(node)
+        return finished(self, outputs, tensors)
+
+
+def _computed(forward: Callable[..., Any], given: list[Any], arena: Any) -> Any:
+    """The results of a forward in an arena, which its owner keeps until then."""
+    return forward(*given) if arena is None else forward(*given, arena.arrays)

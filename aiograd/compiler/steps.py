@@ -15,20 +15,23 @@ Note [Segments]
     A long run of rows is cut as well, so that the engine has nodes to place: between them it gives the loop its turns, and cancellation and
     deadlines act. Light statements make segments that fit the loop's budget; heavy ones, which would leave the loop by themselves, take
     their segment with them to the executor, where independent ones run at the same time, and those in a row are one job
-    (Note [Nodes in a row] in `aiograd.engine.run.pass_jobs`).
+    (Note [Nodes in a row] in `aiograd.engine.run.pass_jobs`). The forward of an ``async def`` waits between its segments, see
+    `aiograd.compiler.awaited_forward`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Sequence
+import itertools
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import Any
 
-from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall
+from aiograd.compiler.awaited_forward import AwaitedForward, ForwardPart
+from aiograd.compiler.effects import ArgumentPlace, CalledOp, DrawOp, RepeatedCall
 from aiograd.compiler.joint_pass import run_jointly
-from aiograd.compiler.node import statement_cost
+from aiograd.compiler.node import START_NS, STATEMENT_NS, statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
 from aiograd.compiler.updates import NativeUpdate, inlined_step, step_of
@@ -49,13 +52,14 @@ HEAVY_NS = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a step: some rows as one program, or one call.
+    """A part of a step: some rows as one program, one call, or rows that are awaited.
 
     Attributes:
         statement: the call; None for rows.
         code: the code of the rows; None for a call.
         takes, gives: places of the Tensors that it takes and makes, among the Tensors of the run.
         short: makes the call in a shorter way and returns True, see Note [Short ways]; None where there is none.
+        forward: the rows that are awaited; None for all else.
     """
 
     statement: Statement | None
@@ -63,20 +67,40 @@ class Part:
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     short: Callable[..., bool] | None = None
+    forward: AwaitedForward | None = None
 
 
 class StepCode(GuardedCode):
-    """A program with calls among its statements, see the module's Note; its arguments are those given to `GuardedCode`."""
+    """A program with calls among its statements, see the module's Note; its arguments are those given to `GuardedCode`.
 
-    def __init__(self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None) -> None:
+    Args:
+        tier, memory_budget: see `ProgramCode`.
+        is_awaited: True for an ``async def``.
+    """
+
+    def __init__(
+        self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None, is_awaited: bool = False
+    ) -> None:
         super().__init__(name, program, *guards)
         self._options: dict[str, Any] = {"tier": tier, "memory_budget": memory_budget}
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
-        divided = _divided(program, segments(program, cuts=memory_budget is None))
-        divided = [(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
-        after = [*[rows[0] for rows, _ in divided[1:]], None]
-        self._parts = [self._part(rows, outputs, _seed_of(outputs, then)) for (rows, outputs), then in zip(divided, after, strict=True)]
+        cuts = memory_budget is None
+        groups = [*_awaited(segments(program, cuts=cuts, cost=forward_cost), cuts)] if is_awaited else [(0, segments(program, cuts=cuts))]
+        numbers = [number for number, group in groups for _ in group]
+        divided = _divided(program, [rows for _, group in groups for rows in group])
+        found = [(number, *entry) for number, entry in zip(numbers, divided, strict=True) if entry[1] or not all([each.is_row for each in entry[0]])]
+        after = [*[rows[0] for _, rows, _ in found[1:]], None]
+        made = [
+            (number, rows, self._part(rows, outputs, None if number else _seed_of(outputs, then)))
+            for (number, rows, outputs), then in zip(found, after, strict=True)
+        ]
+        self._parts: list[Part] = []
+        for number, entries in itertools.groupby(made, lambda entry: entry[0]):
+            if number:
+                self._parts.append(self._awaited_part([(rows, part) for _, rows, part in entries], [part for _, _, part in made]))
+            else:
+                self._parts += [part for _, _, part in entries]
         self._returns = [(self._places[value.name], value.records) for value in program.outputs]
         program.parts = tuple([code.program for code in self.numeric])
         program.arena_bytes = sum([part.arena_bytes for part in program.parts])
@@ -84,7 +108,30 @@ class StepCode(GuardedCode):
     @property
     def numeric(self) -> tuple[ProgramCode, ...]:
         """Its parts that compute."""
-        return tuple([part.code for part in self._parts if part.code is not None])
+        parts = [part for each in self._parts for part in ([each] if each.forward is None else [inner.part for inner in each.forward.parts])]
+        return tuple([part.code for part in parts if part.code is not None])
+
+    def _awaited_part(self, entries: list[tuple[tuple[Statement, ...], Part]], every: list[Part]) -> Part:
+        """Rows that are awaited as one part.
+
+        Args:
+            entries: their segments, each with its part.
+            every: all parts of the step.
+        """
+        last = {place: part for part in every for place in part.takes} | {self._places[value.name]: None for value in self.program.outputs}
+        made = {place for _, part in entries[not all([each.is_row for each in entries[0][0]]) :] for place in part.gives}
+        inside = {value.name for rows, _ in entries for statement in rows for value in statement.outputs}
+        parts: list[ForwardPart] = []
+        reads: dict[int, int] = {}
+        for number, (rows, part) in enumerate(entries):
+            for value in values_in([(statement.arrays, statement.statics) for statement in rows if statement.is_row]):
+                if value.name not in inside:
+                    reads[self._places[value.name]] = number
+            costs = [] if any([statement.is_on_device for statement in rows]) else list(map(forward_cost, rows))
+            cost = sum(costs) if max(costs, default=0.0) > INLINE_NS else min(sum(costs), INLINE_NS)
+            frees = tuple([place for place in made if last.get(place, self) is part])
+            parts.append(ForwardPart(part, all([statement.is_row for statement in rows]), cost, frees))
+        return Part(None, None, (), (), forward=AwaitedForward(self.name, parts, reads, self._carry_out))
 
     def _part(self, statements: tuple[Statement, ...], outputs: tuple[Value, ...], seed: Any) -> Part:
         program, places = self.program, self._places
@@ -157,6 +204,9 @@ class StepCode(GuardedCode):
                 is_done = False
                 continue
             if called is None or not called.op.is_awaited:  # type: ignore[attr-defined]
+                if part.forward is not None:
+                    await part.forward.run(tensors)
+                    continue
                 is_done = part.code is not None and part.code.joint is not None and self._carry_out_jointly(part, tensors)
                 if not is_done:
                     self._carry_out(part, tensors)
@@ -265,25 +315,72 @@ def _pass_at_once(seed: Any, keep_graph: bool, inputs: Sequence[TensorCore] | No
     return current_engine().run_at_once((node, tensor._nr), seed, keep_graph, wanted)
 
 
-def segments(program: Program, *, cuts: bool = True) -> list[list[Statement]]:
+def forward_cost(statement: Statement) -> float:
+    """Estimated nanoseconds of a statement, whether or not it has a backward."""
+    return START_NS if statement.is_on_device else STATEMENT_NS + statement.cost
+
+
+def segments(program: Program, *, cuts: bool = True, cost: Callable[[Statement], float] = statement_cost) -> list[list[Statement]]:
     """The statements of each part. See Note [Segments].
 
     Args:
         program: the program.
         cuts: False: rows between two calls are one part, as a plan of memory needs them.
+        cost: estimates a statement.
     """
     found: list[list[Statement]] = []
     light = heavy = 0.0
     for statement in program.statements:
-        cost = statement_cost(statement)
-        is_heavy = cost > INLINE_NS
-        light, heavy = (light, heavy + cost) if is_heavy else (light + cost, heavy)
+        added = cost(statement)
+        is_heavy = added > INLINE_NS
+        light, heavy = (light, heavy + added) if is_heavy else (light + added, heavy)
         begins = not found or isinstance(found[-1][0].op, CalledOp) or isinstance(statement.op, CalledOp)
         if begins or (cuts and (light > SEGMENT_NS or (is_heavy and heavy > HEAVY_NS))):
             found.append([])
-            light, heavy = (0.0, cost) if is_heavy else (cost, 0.0)
+            light, heavy = (0.0, added) if is_heavy else (added, 0.0)
         found[-1].append(statement)
     return found
+
+
+def _awaited(found: list[list[Statement]], cuts: bool) -> Iterator[tuple[int, list[list[Statement]]]]:
+    """Segments between two calls, each with a number above 0 if they are awaited.
+
+    Args:
+        found: the segments.
+        cuts: False: they cannot be divided.
+    """
+    for number, (is_call, each) in enumerate(itertools.groupby(found, lambda rows: isinstance(rows[0].op, CalledOp)), 1):
+        group = [*each]
+        is_long = not is_call and (len(group) > 1 or _is_heavy(group[0])) and not any([_reads_gradient(s) for rows in group for s in rows])
+        if is_long and (cuts or all([statement.is_row for rows in group for statement in rows])):
+            yield number, [*_arranged(group)]
+        else:
+            yield 0, group
+
+
+def _arranged(group: list[list[Statement]]) -> Iterator[list[Statement]]:
+    """Segments to be awaited: leading effects and all draws first; what is no row apart from rows that may leave the loop."""
+    statements = [statement for rows in group for statement in rows]
+    leading = [*itertools.takewhile(lambda statement: not statement.is_row, statements)]
+    first = [*leading, *[statement for statement in statements[len(leading) :] if isinstance(statement.op, DrawOp)]]
+    if first:
+        yield first
+    moved = set(map(id, first))
+    for rows in group:
+        left = [statement for statement in rows if id(statement) not in moved]
+        if _is_heavy(left):
+            yield from [[*part] for _, part in itertools.groupby(left, lambda statement: statement.is_row)]
+        elif left:
+            yield left
+
+
+def _is_heavy(rows: list[Statement]) -> bool:
+    return max(map(forward_cost, rows), default=0.0) > INLINE_NS
+
+
+def _reads_gradient(statement: Statement) -> bool:
+    """True for a statement that takes the gradient of a leaf, whose changes have no version."""
+    return not statement.is_row and statement.op.name == "grad"
 
 
 def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tuple[Statement, ...], tuple[Value, ...]]]:

@@ -72,6 +72,10 @@ class LoopBudget:
         """True if the budget is spent."""
         return self._clock() > self.deadline
 
+    def left(self) -> float:
+        """Seconds that are left of the budget; below 0 if it is spent."""
+        return self.deadline - self._clock()
+
     def is_taken(self) -> bool:
         """True if `take` would fail now."""
         return self._busy or bool(self._waiters) or (self._open and self._clock() > self.deadline)

@@ -5,6 +5,7 @@ As many as wanted run with ``python -m tests.compiler.test_random_programs [firs
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable
 from random import Random
@@ -125,12 +126,13 @@ def make(seed: int) -> tuple[Callable[..., Any], list[tuple[Any, Any]], list[Any
 
 
 async def run(function: Callable[..., Any], inputs: list[Any], leaves: list[Any], *, outside: bool) -> list[Any]:
-    """Results and gradients, with uses of the leaves before and after the call where that is wanted."""
+    """Results and gradients, with uses of the leaves before and after the call, which may be awaited, where that is wanted."""
     everything = [x for x in (*inputs, *leaves) if x.requires_grad]
     for x in everything:
         x.grad = None
     before = [x * 0.7 for x in everything] if outside else []
     outputs = function(*inputs)
+    outputs = await outputs if inspect.isawaitable(outputs) else outputs
     loss = sum((output**2).sum() for output in outputs)
     loss = loss + sum((x * 0.3).sum() for x in (*before, *(everything if outside else ())))
     if loss.requires_grad:
