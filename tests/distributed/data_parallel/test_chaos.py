@@ -20,7 +20,7 @@ from tests.distributed.data_parallel.simulated import World
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(4))
 def test_steps_are_taken_by_all_or_none_and_once(block: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(3 * block, 3 * block + 3):
