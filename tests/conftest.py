@@ -52,9 +52,17 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     return factories
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, object, object]:
+    """Sweeps are marked when all parametrizations are known."""
+    result = yield
+    sweeps.mark_cases(metafunc)
+    return result
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Sweeps are marked before ``-m`` chooses."""
+    """The documentation's own tests are marked before ``-m`` chooses."""
     sweeps.mark(config, items)
 
 

@@ -242,9 +242,6 @@ def _import_faults(module: Module) -> Iterator[tuple[int, str]]:
     level = LEVELS.get(module.unit)
     if level is None:
         yield 1, f"{module.unit} has no level; add it to LEVELS in tests/layering.py"
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names) and module.name not in GATHERING:
-            yield node.lineno, f"star import from {node.module}"
     for item in module.imports:
         if item.in_function and item.root not in OPTIONAL and not module.name.startswith(LATE):
             yield item.line, f"imports {item.target} inside a function"
@@ -340,3 +337,5 @@ def _statement_faults(module: Module) -> Iterator[tuple[int, str]]:
             called = ast.unparse(node.func) if last in _LAST_OF_BANNED_CALLS else last
             if called in BANNED_CALLS and not module.within(BANNED_CALLS[called]):
                 yield node.lineno, f"calls {called}"
+        elif isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names) and module.name not in GATHERING:
+            yield node.lineno, f"star import from {node.module}"

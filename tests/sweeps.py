@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -33,6 +32,9 @@ RUN_BY_DOCS = ("tests/test_documentation.py", "tests/test_recipes.py")
 
 #: parameters that draw a case at random: one value is enough
 DRAWN = ("seed", "block", "chunk", "schedule")
+
+#: what `make test` and `make test-all REST=1` choose by: True for sweeps
+RUNS = {"not sweep": False, "sweep and not docs": True}
 
 #: the functions of a run all of whose cases are sweeps
 WHOLLY_SWEPT = pytest.StashKey[set[str]]()
@@ -54,33 +56,45 @@ def _sweep(case: Any) -> Any:
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.sweep)
 
 
+def mark_cases(metafunc: pytest.Metafunc) -> None:
+    """Mark the sweeps among the cases of a function, and leave out those that the run deselects, before there are tests of them."""
+    definition, cases = metafunc.definition, metafunc._calls
+    if not cases or definition.nodeid.startswith(RUN_BY_DOCS):
+        return
+    had: set[Any] = set()
+    is_swept = definition.get_closest_marker("sweep") is not None
+    chosen: dict[bool, list[Any]] = {True: [], False: []}
+    for case in cases:
+        is_sweep = is_swept or any(each.name == "sweep" for each in case.marks) or not _is_new(definition, case.params, had)
+        if is_sweep and not is_swept:
+            case.marks.append(pytest.mark.sweep.mark)
+        chosen[is_sweep].append(case)
+    if not chosen[False]:
+        metafunc.config.stash.setdefault(WHOLLY_SWEPT, set()).add(definition.nodeid)
+    wanted = RUNS.get(metafunc.config.option.markexpr)
+    if wanted is not None:
+        metafunc._calls = chosen[wanted] or cases[:1]  # one is left to be deselected: without any there would be a test without parameters
+
+
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Mark the sweeps among collected tests, and note the functions that have no other case."""
-    had: defaultdict[str, set[Any]] = defaultdict(set)
-    functions: dict[str, bool] = {}
+    """Mark the tests of the documentation among collected ones, and note those without parameters that are sweeps."""
+    wholly = config.stash.setdefault(WHOLLY_SWEPT, set())
     for item in items:
-        function = item.nodeid.partition("[")[0]
         if item.nodeid.startswith(RUN_BY_DOCS):
             item.add_marker("sweep")
             item.add_marker("docs")
-            continue
-        if item.get_closest_marker("sweep") is None and not _is_new(item, had[function]):
-            item.add_marker("sweep")
-        functions[function] = functions.get(function, True) and item.get_closest_marker("sweep") is not None
-    config.stash[WHOLLY_SWEPT] = {function for function, is_swept in functions.items() if is_swept}
+        elif not hasattr(item, "callspec") and item.get_closest_marker("sweep") is not None:
+            wholly.add(item.nodeid)
 
 
-def _is_new(item: pytest.Item, had: set[Any]) -> bool:
-    """True if a test has a case that none of its function had before. Each ``parametrize`` has its cases, and so has a fixture with ``params``."""
-    callspec = getattr(item, "callspec", None)
-    if callspec is None:
-        return True
-    values = dict(callspec.params)
+def _is_new(definition: pytest.Item, params: Mapping[str, object], had: set[Any]) -> bool:
+    """True if there is a case that none of a function had before. Each ``parametrize`` has its cases, and so has a fixture with ``params``."""
+    values = dict(params)
     loop = values.pop(_LOOP, None)
-    if loop is asyncio.new_event_loop and HAS_UVLOOP and not item.nodeid.startswith(LOOP_MATTERS):
+    if loop is asyncio.new_event_loop and HAS_UVLOOP and not definition.nodeid.startswith(LOOP_MATTERS):
         return False
     cases: set[tuple[tuple[str, int], ...]] = {((_LOOP, id(loop)),)}
-    for marker in item.iter_markers("parametrize"):
+    for marker in definition.iter_markers("parametrize"):
         names = marker.args[0] if marker.args else marker.kwargs["argnames"]
         group = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         cases.add(tuple((name, id(values.pop(name))) for name in group if name in values))

@@ -61,6 +61,12 @@ def test_what_is_no_sweep(pytester: pytest.Pytester) -> None:
         from tests import sweeps
         from tests.conftest import pytest_asyncio_loop_factories
 
+        @pytest.hookimpl(wrapper=True, tryfirst=True)
+        def pytest_generate_tests(metafunc):
+            result = yield
+            sweeps.mark_cases(metafunc)
+            return result
+
         @pytest.hookimpl(tryfirst=True)
         def pytest_collection_modifyitems(config, items):
             sweeps.mark(config, items)

@@ -53,10 +53,10 @@ def catch_by_scenario(protection: str) -> Catch:
     return Catch(protection, None if how is None else errand.__name__, how or "")  # type: ignore[attr-defined]
 
 
-def catch_by_seeds(protection: str, seeds: int) -> Catch:
-    """Take a protection out and run seeds until one notices."""
+def catch_by_seeds(protection: str, seeds: int, first: int = 0) -> Catch:
+    """Take a protection out and run seeds from the first on until one notices."""
     with without(protection):
-        for seed in range(seeds):
+        for seed in range(first, first + seeds):
             how = _noticed(lambda seed=seed: run_seed(seed))  # type: ignore[misc]
             if how is not None:
                 return Catch(protection, seed, how)

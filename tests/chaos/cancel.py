@@ -23,25 +23,24 @@ MOST = 5000
 BATCH = 50
 
 
-def cancel_everywhere(seed: int | str = 0, *, order: Order = "fifo", workers: int = 2) -> tuple[int, int]:
-    """Cancel the same backward pass before each of its steps.
+def cancel_everywhere(seed: int | str = 0, *, order: Order = "fifo", workers: int = 2, every: int = 1) -> tuple[int, int]:
+    """Cancel the same backward pass before each of its steps, or before one of so many.
 
     Returns:
-        How many steps there were, and how many of the cancelled passes were committed.
+        How many steps there were at least, and how many of the cancelled passes were committed.
 
     Raises:
         Broken: a promise was not kept.
     """
     mix = Mix(order=order, workers=workers, faults=Faults(latency=(0.0005, 0.003)))
     committed = 0
-    for first in itertools.count(1, BATCH):
+    for first in itertools.count(1, BATCH * every):
         ended: list[str] = []
-        outcome: Outcome = run_seed(
-            f"cancel:{seed}:{first}", mix=mix, errands=[partial(cancel_before, step=step, ended=ended) for step in range(first, first + BATCH)]
-        )
+        steps = range(first, first + BATCH * every, every)
+        outcome: Outcome = run_seed(f"cancel:{seed}:{first}", mix=mix, errands=[partial(cancel_before, step=step, ended=ended) for step in steps])
         committed += outcome.counts["cancelled after the commit"]
         if "undisturbed" in ended or first > MOST:  # the pass was over before that step
-            return first + ended.index("undisturbed") - 1, committed
+            return first + (ended.index("undisturbed") - 1) * every, committed
     raise AssertionError("unreachable")
 
 

@@ -20,7 +20,7 @@ from tests.compiler import memory
 from tests.compiler.test_names import *  # noqa: F403 - once more, with these guards
 from tests.compiler.test_reads import *  # noqa: F403
 from tests.compiler.test_short_ways import *  # noqa: F403
-from tests.compiler.test_stale_results import *  # noqa: F403
+from tests.compiler.test_stale_results import count_stale_cases
 from tests.support import leaf
 
 has_versions = pytest.mark.skipif(sys.version_info >= (3, 13), reason="dicts have no version")
@@ -33,6 +33,13 @@ def compare() -> Iterator[Callable[..., bool]]:
     memory_guards.use(function)
     yield function
     memory_guards.use(None)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("chunk", range(4))
+def test_no_result_is_stale(chunk: int) -> None:
+    cases, programs = count_stale_cases(4, chunk)
+    assert cases > 80 and programs > 60, (cases, programs)
 
 
 # -------------------------------------------------------------------- one comparison each

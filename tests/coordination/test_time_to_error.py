@@ -143,10 +143,10 @@ def places(protocol: str, visits: range) -> Iterator[tuple[str, Place, str]]:
     yield from failpoint_places(protocol, visits)
 
 
-def measured(protocol: str, visits: range) -> dict[str, Freeze]:
-    """A transaction for each place."""
+def measured(protocol: str, visits: range, block: int) -> dict[str, Freeze]:
+    """A transaction for every other place, from the first or the second on."""
     found: dict[str, Freeze] = {}
-    for what, arm, name in places(protocol, visits):
+    for what, arm, name in [*places(protocol, visits)][block::2]:
         freeze = found[what] = Freeze(PROTOCOLS[protocol](), arm, name)
         simulated_run(freeze.run)
         assert freeze.frozen_at < math.inf, f"{protocol}: {what} was not reached"
@@ -156,13 +156,15 @@ def measured(protocol: str, visits: range) -> dict[str, Freeze]:
 @pytest.mark.sim
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("visits", swept([range(1, 2), range(2, 1000)]), ids=["first", "later"])
-def test_a_frozen_member_costs_one_silence(protocol: str, visits: range) -> None:
-    freezes = measured(protocol, visits)
+@pytest.mark.parametrize("block", range(2))
+def test_a_frozen_member_costs_one_silence(protocol: str, visits: range, block: int) -> None:
+    """Each block has every other place."""
+    freezes = measured(protocol, visits, block)
     times = {what: freeze.seconds for what, freeze in freezes.items()}
     assert max(times.values(), default=0.0) <= AT_MOST, {what: seconds for what, seconds in times.items() if seconds > AT_MOST}
     if 1 in visits:
         assert max(times.values()) >= DEFAULT.silence, "it was lost"
-        assert len(times) >= 10
+        assert len(times) >= 5
 
 
 @pytest.mark.sim

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aiograd.dashboard import board as board_module
@@ -124,6 +124,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(fields=st.dictionaries(st.sampled_from([*report(), "x"]), JSON, max_size=8), row=st.lists(JSON, min_size=13, max_size=13))
 def test_no_report_can_break_the_board(fields: dict[str, Any], row: list[Any]) -> None:
     board = Board("driver")

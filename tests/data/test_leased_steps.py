@@ -173,15 +173,16 @@ class Replicas:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("trouble", ["kill", "silent kill", "cancel"])
-def test_replicas_count_every_batch_once_whatever_happens_when(trouble: str) -> None:
+@pytest.mark.parametrize("block", range(3))
+def test_replicas_count_every_batch_once_whatever_happens_when(trouble: str, block: int) -> None:
     calm = Replicas()
     calm.world.simulate(calm.main)
     failures = 0
-    for part in range(12):
+    for part in range(block, 12, 3):
         run = Replicas(calm.seconds * (part + 0.5) / 12, trouble)
         run.world.simulate(run.main)
         failures += run.failures > 0
-    assert failures > 6
+    assert failures > 2
 
 
 # ---- replicas of a pipeline on workers
@@ -233,15 +234,16 @@ class Pipelines:
 
 @pytest.mark.sim
 @pytest.mark.parametrize("trouble", ["kill", "cancel"])
-def test_a_pipeline_counts_every_batch_once_whatever_happens_when(trouble: str) -> None:
+@pytest.mark.parametrize("block", range(3))
+def test_a_pipeline_counts_every_batch_once_whatever_happens_when(trouble: str, block: int) -> None:
     calm = Pipelines()
     ReplicatedWorld().run(calm.main)
     failures = 0
-    for part in range(9):
+    for part in range(block, 9, 3):
         run = Pipelines(calm.seconds * (part + 0.5) / 9, trouble)
         ReplicatedWorld().run(run.main)
         failures += run.failures > 0
-    assert failures > 5
+    assert failures > 1
 
 
 # ---- ablations

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import aiograd as ag
@@ -80,6 +80,7 @@ ENDS = st.lists(st.sampled_from(["read", "committed", "cause", "group", "fail", 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("name", MAKERS)
+@settings(max_examples=30)
 @given(ends=ENDS)
 def test_every_batch_counts_once_whatever_ends_its_lease(name: str, workers: int, ends: list[str]) -> None:
     async def main() -> None:

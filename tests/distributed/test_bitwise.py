@@ -179,10 +179,10 @@ def draw(random: Random, names: str, inputs: int, depth: int, *, once: bool) -> 
 
 @pytest.mark.sim
 @pytest.mark.parametrize("once", [True, False], ids=["arguments used once", "arguments used often"])
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(8))
 def test_random_graphs_on_random_networks(block: int, once: bool) -> None:
     edges: list[int] = []
-    for n in range(25):
+    for n in range(12):
         seed = 1000 * block + n
         random = Random(f"{seed}:{once}")
         names = "abcd"[: random.randint(2, 4)]
@@ -199,7 +199,7 @@ def test_random_graphs_on_random_networks(block: int, once: bool) -> None:
                 return sum(len(view(worker, ctx).send_nodes) for worker in opened if worker.statistics().contexts)
 
         edges.append(_simulated(main, seed=seed, order=random.choice(("fifo", "permuted"))))
-    assert sum(edges) > 300, f"edges between workers: {edges}"
+    assert sum(edges) > 100, f"edges between workers: {edges}"
 
 
 def _simulated(main: Callable[[], Awaitable[int]], **options: Any) -> int:

@@ -459,8 +459,12 @@ async def loss_of(stage: Stage, opened: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", swept(["ctx.grad", "ag.grad", "backward"]))
-async def test_cancelled_at_every_step(virtual_clock: VirtualClock, way: str) -> None:
-    """Nothing has accumulated, unless it had been committed; nothing goes on; the same pass then runs in the same context."""
+@pytest.mark.parametrize("block", range(3))
+async def test_cancelled_at_every_step(virtual_clock: VirtualClock, way: str, block: int) -> None:
+    """Nothing has accumulated, unless it had been committed; nothing goes on; the same pass then runs in the same context.
+
+    Each block has every third of the steps.
+    """
     stage = Stage(seed=17)
     outcomes: list[str] = []
 
@@ -470,9 +474,9 @@ async def test_cancelled_at_every_step(virtual_clock: VirtualClock, way: str) ->
     async with stage.open(limits=dist.Limits(default_deadline=10.0)) as opened:
         async with opened[0].context():
             await loss_of(stage, opened)  # opens connections
-        step = unscathed = 0
+        step, unscathed = block - 2, 0
         while unscathed < 3:
-            step += 1
+            step += 3
             stage.x.grad = None
             async with opened[0].context() as ctx:
                 loss = await loss_of(stage, opened)
@@ -496,7 +500,7 @@ async def test_cancelled_at_every_step(virtual_clock: VirtualClock, way: str) ->
                 same({"a": [again.numpy()]}, {"a": [wanted]})
                 untouched(stage, ctx, opened)
             await settled(*opened)
-    assert outcomes.count("cancelled") > 30, outcomes
+    assert outcomes.count("cancelled") > 10, outcomes
 
 
 @pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, NoRuleError, ShapeError

@@ -344,7 +344,9 @@ async def scene(scenario: Scenario, world: World, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("name", list(SCENARIOS))
-def test_cancelled_at_every_step(name: str, seed: int | None, no_collector: None) -> None:
+@pytest.mark.parametrize("block", range(3))
+def test_cancelled_at_every_step(name: str, seed: int | None, block: int, no_collector: None) -> None:
+    """Each block has every third of them."""
     scenario, options = SCENARIOS[name]
     order: Any = "fifo" if seed is None else "permuted"
 
@@ -362,7 +364,7 @@ def test_cancelled_at_every_step(name: str, seed: int | None, no_collector: None
     assert undisturbed.failure is None
     assert undisturbed.is_over
     outcomes = {"before": 0, "after": 0}
-    for n in range(1, steps + 1):
+    for n in range(1 + block, steps + 1, 3):
         world, _ = run(n)
         if not world.is_started:
             continue
@@ -370,9 +372,9 @@ def test_cancelled_at_every_step(name: str, seed: int | None, no_collector: None
         outcomes["after" if happened else "before"] += 1
         if happened:
             assert world.after == undisturbed.after
-    assert outcomes["before"] > steps / 4, outcomes
+    assert outcomes["before"] >= steps / 12, outcomes
     if name == "after the commit":
-        assert outcomes["after"] > 8, outcomes
+        assert outcomes["after"] > 2, outcomes
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -194,7 +194,8 @@ async def test_options_of_stages_on_workers() -> None:
 
 
 @pytest.mark.parametrize("homes", ["ab", "a.", ".b"])
-def test_cancelled_at_many_steps_of_the_loop(homes: str) -> None:
+@pytest.mark.parametrize("block", range(2))
+def test_cancelled_at_many_steps_of_the_loop(homes: str, block: int) -> None:
     """Either the step was carried out on every worker, or nothing has changed on any; and the pipeline works afterwards."""
     x, target = data(4)
     expected: list[Any] = []
@@ -231,7 +232,7 @@ def test_cancelled_at_many_steps_of_the_loop(homes: str) -> None:
 
     simulated_run(alone)
     steps = simulated_run(main, [], None).value
-    for after in range(1, steps, 3):
+    for after in range(1 + 3 * block, steps, 6):
         run = simulated_run(main, [], after)
         assert not run.leftover_tasks
     assert outcomes == {"done", "committed", "cancelled"}

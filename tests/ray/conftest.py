@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +22,12 @@ if find_spec("ray") is None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give tests time for nodes to start in, and let those that start a Ray of their own begin, before there is one that they would find."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.timeout(LONGEST))
-    items.sort(key=lambda item: item.path != Path(__file__).parent / "test_own_ray.py")
+    folder = str(Path(__file__).parent) + os.sep
+    own = [item for item in items if str(item.path).startswith(folder)]
+    for item in own:
+        item.add_marker(pytest.mark.timeout(LONGEST))
+    if own:
+        items.sort(key=lambda item: item.path != Path(__file__).parent / "test_own_ray.py")
 
 
 @pytest.fixture(scope="session")

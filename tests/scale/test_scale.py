@@ -33,7 +33,7 @@ def test_parameters_have_the_bits_of_the_undisturbed_run() -> None:
 @pytest.mark.sim
 def test_what_a_driver_sends_grows_no_faster_than_the_number_of_its_workers() -> None:
     silent = functools.partial(grow, heartbeat=10.0)  # no heartbeat among the frames of the work
-    few, many = (simulated_run(silent, count, seed=0).value for count in (50, 150))
+    few, many = (simulated_run(silent, count, seed=0).value for count in (30, 90))
     for name in ("frames of the driver meanwhile", "frames of the driver in a step (call, backward, release)", "frames of all in a step"):
         assert many.figures[name] <= 1.1 * many.workers / few.workers * few.figures[name], name
     assert many.figures["connections in all"] <= 2 * many.workers

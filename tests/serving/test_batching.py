@@ -238,7 +238,7 @@ def test_the_cost_of_a_task_does_not_grow_with_the_tasks_that_wait(kinds: int, d
             queue.take(2)
         assert len(queue.expire(3)) >= count // 4
 
-    assert _calls(lambda: run(8000)) < 4.5 * _calls(lambda: run(2000))
+    assert _calls(lambda: run(4000)) < 4.5 * _calls(lambda: run(1000))
 
 
 def test_tasks_that_come_and_go_leave_nothing_behind() -> None:

@@ -24,7 +24,7 @@ FOLLOWERS = ("follower0", "follower1")
 LIMITS = dist.Limits(default_deadline=10.0)
 #: virtual seconds of faults, and until everything agrees afterwards
 FAULTY, CALM = 6.0, 30.0
-SEEDS = 20
+SEEDS = 10
 
 
 class World:

@@ -10,16 +10,16 @@ from tests.chaos.collectives import PROTECTIONS, catch, run_group
 from tests.sweeps import swept
 
 #: seeds of one test
-BLOCK = 8
+BLOCK = 4
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("block", range(5))
+@pytest.mark.parametrize("block", range(10))
 def test_whatever_fails_results_are_right_or_all_members_are_told(block: int) -> None:
     outcomes: Counter[str] = Counter()
     for seed in range(BLOCK * block, BLOCK * (block + 1)):
         outcomes.update(run_group(seed).outcomes.values())
-    assert outcomes["done"] > 5, outcomes
+    assert outcomes["done"] > 2, outcomes
 
 
 @pytest.mark.sim

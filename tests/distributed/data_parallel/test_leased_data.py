@@ -170,15 +170,16 @@ def test_members_that_lease_train_as_one_process_would() -> None:
 @pytest.mark.sim
 @pytest.mark.parametrize("lost", NAMES)
 @pytest.mark.parametrize("trouble", ["kill", "silent kill", "cancel"])
-def test_every_batch_counts_once_whichever_member_is_lost_when(lost: str, trouble: str) -> None:
+@pytest.mark.parametrize("block", range(2))
+def test_every_batch_counts_once_whichever_member_is_lost_when(lost: str, trouble: str, block: int) -> None:
     calm = Elastic()
     calm.run()
     failures = 0
-    for part in range(8):
+    for part in range(block, 8, 2):
         run = Elastic(lost, calm.seconds * (part + 0.5) / 8, trouble)
         run.run()
         failures += run.failures > 0
-    assert failures > 4
+    assert failures > 2
 
 
 # ---------------------------------------------------------------- the place of rank 0

@@ -14,6 +14,7 @@ from aiograd import nn
 from aiograd.testing import AccessLink, Faults, SimulatedNetwork
 from tests.distributed.local_steps.learners import service
 from tests.distributed.local_steps.simulated import World
+from tests.sweeps import swept
 
 NAMES = ("w0", "w1", "w2", "w3")
 #: bytes per second of 1 Mbit/s
@@ -75,7 +76,7 @@ def test_members_without_compression_are_not_lost_either() -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("compress", [dist.TopK(1 / 16, bits=4), dist.Blockwise(4)], ids=repr)
+@pytest.mark.parametrize("compress", swept([dist.TopK(1 / 16, bits=4), dist.Blockwise(4)]), ids=repr)
 def test_a_member_that_joins_costs_the_others_little(compress: dist.Compressor) -> None:
     """The base takes its time over the line of the joiner, beside the rounds of the others."""
 

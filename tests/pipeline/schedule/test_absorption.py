@@ -16,6 +16,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError, Sche
 from aiograd.pipeline import Action, ActionKind, Costs, Schedule, absorb, make_schedule, simulate
 from aiograd.pipeline.schedule.absorption import AbsorptionPlan
 from tests.pipeline.schedule.rows import named_schedules, row, schedule, written
+from tests.sweeps import swept
 
 K = ActionKind
 ONE = Costs(1, 1, 1)
@@ -79,7 +80,7 @@ def carried_out(plan: AbsorptionPlan, trains: bool = True) -> dict[Place, int]:
     return dict(most)
 
 
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("replicas", swept([3, 2, 4]))
 def test_every_loss_of_up_to_three_ranks(replicas):
     sch = make_schedule("1F1B", 3, 4)
     found = 0
@@ -183,8 +184,8 @@ def can_be_done(plan: AbsorptionPlan, ticks: float) -> bool:
 
 @pytest.mark.parametrize(
     ("replicas", "microbatches", "lost"),
-    [*((2, microbatches, lost) for microbatches in (2, 3) for lost in losses(2, 2, 2) if lost[0][0] == 0),
-     (3, 2, [(0, 0), (0, 1)]), (3, 2, [(0, 0), (1, 0)]), (3, 2, [(0, 1), (2, 1)]), (3, 2, [(0, 0), (2, 1)])],
+    swept([*((2, microbatches, lost) for microbatches in (2, 3) for lost in losses(2, 2, 2) if lost[0][0] == 0),
+           (3, 2, [(0, 0), (0, 1)]), (3, 2, [(0, 0), (1, 0)]), (3, 2, [(0, 1), (2, 1)]), (3, 2, [(0, 0), (2, 1)])], keep=7),
 )  # fmt: skip
 def test_the_best_order_of_the_smallest(replicas, microbatches, lost):
     plan = absorb(make_schedule("1F1B", 2, microbatches), replicas, lost)

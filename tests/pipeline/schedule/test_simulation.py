@@ -14,6 +14,7 @@ from aiograd.pipeline.schedule.dependencies import fact_of, facts_needed
 from aiograd.pipeline.schedule.named import build_named
 from tests.pipeline.schedule.published import CASES, LARGER
 from tests.pipeline.schedule.rows import named_schedules, rows, schedule
+from tests.sweeps import swept
 
 K = ActionKind
 ONE = Costs(1, 1, 1)
@@ -55,7 +56,10 @@ def test_the_paper_s_formula_for_interleaved_1f1b(case):
     assert case.interleaved <= run("Interleaved1F1B", case.ranks, case.microbatches, case.chunks, case.costs).bubble_rate <= case.interleaved + 0.005
 
 
-@pytest.mark.parametrize("rates", [rates for rates in LARGER if rates.ranks * rates.microbatches <= 3072], ids=lambda rates: f"{rates[0]}-{rates[1]}")
+SIMULATED = [pytest.param(rates, id=f"{rates.ranks}-{rates.microbatches}") for rates in LARGER if rates.ranks * rates.microbatches <= 3072]
+
+
+@pytest.mark.parametrize("rates", swept(SIMULATED, keep=2))
 def test_bubble_rates_of_larger_pipelines(rates):
     """Two of the rates say what the costs must have been; the other two are then right, and so are these by simulation."""
     names = (("1F1B", 1), ("ZB-H1", 1), ("ZB-H2", 1), ("ZBV", 2))
