@@ -86,10 +86,6 @@ class RulePlacement:
         key = node.cost_key()  # type: ignore[attr-defined]
         return node.num_inputs == 0 if key is None else self._estimate(key, node) < self._small_ns
 
-    def is_small_cost(self, estimate: float) -> bool:
-        """True if a rule that costs so many nanoseconds is cheap to run on the loop."""
-        return estimate < self._small_ns
-
     def runs_inline(self, node: Node) -> bool:
         """True if a node of the host is bare and not so expensive that it goes to the executor."""
         if not self.is_bare(node):
