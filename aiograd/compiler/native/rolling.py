@@ -169,7 +169,7 @@ class _Body:
             root = location.root
             is_fixed = root in self.written and not root.is_pinned
             key.append((roots.setdefault(root, len(roots)), location.offset if is_fixed else 0))
-        key += [(*home_of(root, returned), root in self.written) for root in roots]
+        key += [home_of(root, returned) for root in roots]
         self.refs, self.roots, self.key = list(refs), list(roots), tuple(key)
 
 
