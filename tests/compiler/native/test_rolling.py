@@ -159,6 +159,20 @@ def test_repetitions_that_differ_in_what_they_read(changes: str, shape: tuple[in
     Both(recorder.code((state,))).check(arguments)
 
 
+def test_parts_of_one_array_of_few_elements() -> None:
+    """It is in a register in front of the loop, where each repetition reads another part of it."""
+    choose, recorder = Random(3), Recorder()
+    arguments = [np.linspace(0.1, 0.9, 7), np.full(3, 0.5)]
+    whole, state = map(recorder.parameter, arguments)
+    whole = recorder.call(np.multiply, whole, 1.5)
+    for _ in range(40):
+        begin = choose.randrange(5)
+        state = recorder.call(np.multiply, recorder.call(np.cos, state), recorder.index(whole, slice(begin, begin + 3)))
+    both = Both(recorder.code((state,)))
+    assert lines(both) < 300
+    both.check(arguments)
+
+
 @pytest.mark.parametrize("shape", [(5,), (3, 7)])
 def test_arrays_of_some_repetitions_that_are_used_behind_the_loop(shape: tuple[int, ...]) -> None:
     for used in ((0, 1, 2), (30,), (38, 39)):
