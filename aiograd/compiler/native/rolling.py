@@ -1,10 +1,10 @@
 """Repeated bodies in a list of items, which become loops: so code does not grow with the number of repetitions.
 
 Note [Rolls]
-    Items that repeat with a period are one loop over the items of the first repetition, the body. What differs from one repetition to the next is
-    an address or a number, and comes from a table of constants, or from a multiplication where it moves on evenly. The items run in the order
-    that they have in the list, so what may lie in registers is all that has to be looked after: an array that a repetition makes and a later
-    item reads lies in memory. Repetitions agree in everything else: functions, shapes, strides, dtypes, and which operands are the same array.
+    Items that repeat with a period are one loop over the items of the first repetition, the body. Addresses and numbers that differ between
+    repetitions come from a table of constants, or from a multiplication where they move on evenly. The items run in the order that they have in
+    the list, so only registers need care: an array that a repetition makes and a later one reads lies in memory, as does one that is used behind
+    the loop. Repetitions agree in everything else: functions, shapes, strides, dtypes, and which operands are the same array.
     A first or last repetition that does not (it reads the same array twice, it writes a result of another tuple) stays outside of the loop.
 """
 

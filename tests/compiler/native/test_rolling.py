@@ -159,6 +159,36 @@ def test_repetitions_that_differ_in_what_they_read(changes: str, shape: tuple[in
     Both(recorder.code((state,))).check(arguments)
 
 
+def test_repetitions_with_operands_of_different_layouts() -> None:
+    choose, recorder = Random(5), Recorder()
+    arguments = [np.random.default_rng(step).uniform(0.2, 0.9, (7, 7)) for step in range(61)]
+    state, *inputs = map(recorder.parameter, arguments)
+    for x in inputs:
+        operand = choose.choice((x, recorder.transposed(x)))
+        state = recorder.call(np.tanh, recorder.call(np.multiply, state, operand))
+    Both(recorder.code((state,))).check(arguments)
+
+
+def test_repetitions_that_handle_errors_differently() -> None:
+    choose, recorder = Random(3), Recorder()
+    arguments = [np.full((3, 7), 0.5) for _ in range(41)]
+    state, *inputs = map(recorder.parameter, arguments)
+    quiet = []
+    for x in inputs:
+        quiet.append(choose.random() < 0.5)
+        recorder.errors = QUIET if quiet[-1] else ()
+        state = recorder.call(np.tanh, recorder.call(np.exp, recorder.call(np.multiply, x, state)))
+    both = Both(recorder.code((state,)))
+    for place, is_quiet in enumerate(quiet):
+        wrong = [*arguments]
+        wrong[1 + place] = np.full((3, 7), 1e4)
+        before = both.asked
+        with np.errstate(over="warn"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            both.native(*wrong)
+        assert both.asked - before == (not is_quiet), place
+
+
 def test_parts_of_one_array_of_few_elements() -> None:
     """It is in a register in front of the loop, where each repetition reads another part of it."""
     choose, recorder = Random(3), Recorder()
