@@ -26,6 +26,8 @@ from aiograd.compiler.native.turns import in_turns
 FEWEST_SAVED = 24
 #: periods that are tried, the most frequent distances between items that are alike; an item is compared with so many of the ones behind it
 MOST_PERIODS, MOST_BEHIND = 24, 6
+#: repetitions that are compared have at most so many times the items of the function
+MOST_LOOKED_AT = 4
 
 #: by root of a result that is returned as a whole: the way to the tuple or list, and the place there
 Returned = dict[Root, tuple[tuple[int, ...], int]]
@@ -112,10 +114,12 @@ def rolls_of(native: NativeCode, last: dict[Root, int], returned: Returned) -> l
     ids = np.array([forms.setdefault(each.form, len(forms)) for each in parts])
     taken = np.zeros(len(items), bool)
     found: list[Roll] = []
+    left = MOST_LOOKED_AT * len(items)
     for begin, period, count in _repeats(ids):
         free = [number for number in range(begin, begin + period * count, period) if not taken[number : number + period].any()]
-        if (len(free) - 1) * period < FEWEST_SAVED:
+        if (len(free) - 1) * period < FEWEST_SAVED or len(free) * period > left:
             continue
+        left -= len(free) * period
         bodies = [_Body(native, parts, number, period, returned) for number in in_turns(free)]
         runs = [(body.begin - place * period, body.key) for place, body in enumerate(bodies)]
         for _, group in groupby(range(len(bodies)), runs.__getitem__):

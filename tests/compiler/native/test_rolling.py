@@ -305,6 +305,23 @@ def test_what_repeats_is_found() -> None:
     assert not [each for each in found if each[0] > 120]
 
 
+def test_repetitions_that_are_no_loops_are_looked_at_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    class Body(rolling._Body):
+        def __init__(self, native: Any, parts: Any, begin: int, period: int, returned: Any) -> None:
+            super().__init__(native, parts, begin, period, returned)
+            looked_at.append(period)
+
+    monkeypatch.setattr(rolling, "_Body", Body)
+    choose, recorder = Random(1), Recorder()
+    state = first = recorder.parameter(np.full(70, 0.5))
+    for _ in range(300):
+        state = recorder.call(np.tanh, recorder.call(np.cos, choose.choice((state, first))))
+    Both(recorder.code((state,))).check([np.full(70, 0.5)])
+    assert 600 < sum(looked_at) <= 4 * 600
+
+
 def test_a_long_list_without_repetitions_has_no_loops() -> None:
     assert not [*rolling._repeats(np.arange(1000))]
     assert not [*rolling._repeats(np.arange(1000) // 2)]
