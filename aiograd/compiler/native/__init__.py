@@ -7,8 +7,9 @@
 `expansions`      kernels of several steps, as calls of numpy
 `update_rules`    optimizers' rules, as calls of numpy
 `placing`         where arrays are, and which rows share a loop
+`rolling`         bodies that repeat in the list of loops and calls
 `items`           that data
-`emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows, `flag_code` flags
+`emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows, `flag_code` flags, `roll_code` bodies that repeat
 `ufuncs`          numpy's own loops, and the way in which numpy calls them
 `check`           the same text with every access checked, for tests
 `machine`         text to machine code

@@ -1,10 +1,10 @@
 """Repeated bodies in a list of items, which become loops: so code does not grow with the number of repetitions.
 
 Note [Rolls]
-    Items that repeat with a period are one loop over the items of the first repetition, the body. What differs from one repetition to the next is
-    an address or a number, and comes from a table of constants, or from a multiplication where it moves on evenly. The items run in the order
-    that they have in the list, so what may lie in registers is all that has to be looked after: an array that a repetition makes and a later
-    item reads lies in memory. Repetitions agree in everything else: functions, shapes, strides, dtypes, and which operands are the same array.
+    Items that repeat with a period are one loop over the items of the first repetition, the body. Addresses and numbers that differ between
+    repetitions come from a table of constants, or from a multiplication where they move on evenly. The items run in the order that they have in
+    the list, so only registers need care: an array that a repetition makes and a later one reads lies in memory, as does one that is used behind
+    the loop. Repetitions agree in everything else: functions, shapes, strides, dtypes, and which operands are the same array.
     A first or last repetition that does not (it reads the same array twice, it writes a result of another tuple) stays outside of the loop.
 """
 
@@ -26,6 +26,8 @@ from aiograd.compiler.native.turns import in_turns
 FEWEST_SAVED = 24
 #: periods that are tried, the most frequent distances between items that are alike; an item is compared with so many of the ones behind it
 MOST_PERIODS, MOST_BEHIND = 24, 6
+#: repetitions that are compared have at most so many times the items of the function
+MOST_LOOKED_AT = 4
 
 #: by root of a result that is returned as a whole: the way to the tuple or list, and the place there
 Returned = dict[Root, tuple[tuple[int, ...], int]]
@@ -112,10 +114,12 @@ def rolls_of(native: NativeCode, last: dict[Root, int], returned: Returned) -> l
     ids = np.array([forms.setdefault(each.form, len(forms)) for each in parts])
     taken = np.zeros(len(items), bool)
     found: list[Roll] = []
+    left = MOST_LOOKED_AT * len(items)
     for begin, period, count in _repeats(ids):
         free = [number for number in range(begin, begin + period * count, period) if not taken[number : number + period].any()]
-        if (len(free) - 1) * period < FEWEST_SAVED:
+        if (len(free) - 1) * period < FEWEST_SAVED or len(free) * period > left:
             continue
+        left -= len(free) * period
         bodies = [_Body(native, parts, number, period, returned) for number in in_turns(free)]
         runs = [(body.begin - place * period, body.key) for place, body in enumerate(bodies)]
         for _, group in groupby(range(len(bodies)), runs.__getitem__):
@@ -169,7 +173,7 @@ class _Body:
             root = location.root
             is_fixed = root in self.written and not root.is_pinned
             key.append((roots.setdefault(root, len(roots)), location.offset if is_fixed else 0))
-        key += [(*home_of(root, returned), root in self.written) for root in roots]
+        key += [home_of(root, returned) for root in roots]
         self.refs, self.roots, self.key = list(refs), list(roots), tuple(key)
 
 

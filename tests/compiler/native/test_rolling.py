@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from random import Random
 from typing import Any
 
@@ -61,7 +62,7 @@ class Repeated:
 
     def _statement(self, choose: Random) -> tuple[Any, ...]:
         kinds = ("made", "state", "invariant", "input", "stacked", "number", "changing number", "constant", "part")
-        function = choose.choice((*UNARY, *BINARY, *BINARY, "sum", "product", "parts"))
+        function = choose.choice((*UNARY, *BINARY, *BINARY, "sum", "product", "parts", "row"))
         count = function.nin if isinstance(function, np.ufunc) else 1
         operands = [(choose.choice(kinds) if place else choose.choice(kinds[:5]), choose.random()) for place in range(count)]
         return function, operands, choose.random() < 0.25
@@ -81,6 +82,8 @@ class Repeated:
         recorder = self.recorder
         if function == "sum" and self.shape:
             return recorder.call(np.multiply, operand, recorder.call(np.add.reduce, operand, 0))
+        if function == "row" and len(self.shape) == 2:
+            return recorder.call(np.add, operand, recorder.index(recorder.call(np.negative, operand), 1))
         if function == "product" and len(self.shape) == 2:
             return recorder.call(np.matmul, operand, self.square)
         if function == "parts" and self.shape:
@@ -136,6 +139,87 @@ def check(seed: int) -> bool:
     return lines(other.both) == lines(one.both)
 
 
+@pytest.mark.parametrize("shape", [(5,), (40, 3)])
+@pytest.mark.parametrize("changes", ["operand", "part"])
+def test_repetitions_that_differ_in_what_they_read(changes: str, shape: tuple[int, ...]) -> None:
+    """Each item is like the one before by a period; one of them reads another array, or another part of it, now and then."""
+    choose, recorder = Random(5), Recorder()
+    arguments = [np.random.default_rng(step).uniform(0.2, 0.9, shape) for step in range(61)]
+    state, *inputs = [recorder.parameter(array) for array in arguments]
+    for x in inputs:
+        first = recorder.call(np.sin, x)
+        second = recorder.call(np.multiply, first, 2.0)
+        if changes == "operand":
+            other = recorder.call(np.exp, choose.choice((first, second)))
+            state = recorder.call(np.tanh, recorder.call(np.multiply, state, other))
+        else:
+            begin = choose.choice((0, 1))
+            part = recorder.call(np.multiply, recorder.index(second, slice(begin, begin + 3)), 3.0)
+            state = recorder.call(np.multiply, state, recorder.call(np.add.reduce, recorder.call(np.exp, part), 0))
+    Both(recorder.code((state,))).check(arguments)
+
+
+def test_repetitions_with_operands_of_different_layouts() -> None:
+    choose, recorder = Random(5), Recorder()
+    arguments = [np.random.default_rng(step).uniform(0.2, 0.9, (7, 7)) for step in range(61)]
+    state, *inputs = map(recorder.parameter, arguments)
+    for x in inputs:
+        operand = choose.choice((x, recorder.transposed(x)))
+        state = recorder.call(np.tanh, recorder.call(np.multiply, state, operand))
+    Both(recorder.code((state,))).check(arguments)
+
+
+def test_repetitions_that_handle_errors_differently() -> None:
+    choose, recorder = Random(3), Recorder()
+    arguments = [np.full((3, 7), 0.5) for _ in range(41)]
+    state, *inputs = map(recorder.parameter, arguments)
+    quiet = []
+    for x in inputs:
+        quiet.append(choose.random() < 0.5)
+        recorder.errors = QUIET if quiet[-1] else ()
+        state = recorder.call(np.tanh, recorder.call(np.exp, recorder.call(np.multiply, x, state)))
+    both = Both(recorder.code((state,)))
+    for place, is_quiet in enumerate(quiet):
+        wrong = [*arguments]
+        wrong[1 + place] = np.full((3, 7), 1e4)
+        before = both.asked
+        with np.errstate(over="warn"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            both.native(*wrong)
+        assert both.asked - before == (not is_quiet), place
+
+
+def test_parts_of_one_array_of_few_elements() -> None:
+    """It is in a register in front of the loop, where each repetition reads another part of it."""
+    choose, recorder = Random(3), Recorder()
+    arguments = [np.linspace(0.1, 0.9, 7), np.full(3, 0.5)]
+    whole, state = map(recorder.parameter, arguments)
+    whole = recorder.call(np.multiply, whole, 1.5)
+    for _ in range(40):
+        begin = choose.randrange(5)
+        state = recorder.call(np.multiply, recorder.call(np.cos, state), recorder.index(whole, slice(begin, begin + 3)))
+    both = Both(recorder.code((state,)))
+    assert lines(both) < 300
+    both.check(arguments)
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 7)])
+def test_arrays_of_some_repetitions_that_are_used_behind_the_loop(shape: tuple[int, ...]) -> None:
+    for used in ((0, 1, 2), (30,), (38, 39)):
+        recorder = Recorder()
+        arguments = [np.random.default_rng(step).uniform(0.2, 0.9, shape) for step in range(41)]
+        state, *inputs = [recorder.parameter(array) for array in arguments]
+        products = []
+        for x in inputs:
+            products.append(recorder.call(np.multiply, x, state))
+            state = recorder.call(np.tanh, recorder.call(np.add, products[-1], state))
+        for place in used:
+            state = recorder.call(np.subtract, recorder.call(np.cos, state), recorder.call(np.multiply, products[place], products[place]))
+        both = Both(recorder.code((state,)))
+        assert lines(both) < 700
+        both.check(arguments, f"{used}")
+
+
 def drifting(count: int, *, fails_at: int = -1) -> Repeated:
     """``x * x`` of a state, and an input for each repetition; one of them may be beyond the range."""
     repeated = Repeated.__new__(Repeated)
@@ -163,6 +247,28 @@ def test_a_floating_point_error_in_one_repetition_is_told(fails_at: int) -> None
     fine = drifting(40)
     fine.both.check(fine.arguments, quiet=False)
     assert not fine.both.asked
+
+
+@pytest.mark.parametrize("place", [0, 20, 39])
+@pytest.mark.parametrize("is_quiet", [True, False])
+def test_errors_are_told_of_the_calls_that_do_not_ignore_them(is_quiet: bool, place: int) -> None:
+    """The first items of a repetition ignore what the last ones tell."""
+    recorder = Recorder()
+    arguments = [np.full((3, 7), 0.5) for _ in range(81)]
+    state, *inputs = map(recorder.parameter, arguments)
+    for x, y in zip(inputs[::2], inputs[1::2], strict=True):
+        recorder.errors = QUIET
+        quiet = recorder.call(np.exp, recorder.call(np.multiply, x, state))
+        recorder.errors = ()
+        state = recorder.call(np.cosh, recorder.call(np.multiply, recorder.call(np.tanh, quiet), y))
+    both = Both(recorder.code((state,)))
+    assert lines(both) < 800
+    arguments[1 + 2 * place + (not is_quiet)] = np.full((3, 7), 1e4)
+    with np.errstate(all="ignore"), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        with np.errstate(over="warn"):
+            both.native(*arguments)
+    assert both.asked == (not is_quiet) and bool(told) is not is_quiet
 
 
 def test_an_array_that_is_no_array_is_found_in_every_repetition() -> None:
@@ -197,6 +303,23 @@ def test_what_repeats_is_found() -> None:
     found = [*rolling._repeats(np.array(numbers))]
     assert found[0] == (1, 4, 20) and (82, 1, 40) in found
     assert not [each for each in found if each[0] > 120]
+
+
+def test_repetitions_that_are_no_loops_are_looked_at_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    class Body(rolling._Body):
+        def __init__(self, native: Any, parts: Any, begin: int, period: int, returned: Any) -> None:
+            super().__init__(native, parts, begin, period, returned)
+            looked_at.append(period)
+
+    monkeypatch.setattr(rolling, "_Body", Body)
+    choose, recorder = Random(1), Recorder()
+    state = first = recorder.parameter(np.full(70, 0.5))
+    for _ in range(300):
+        state = recorder.call(np.tanh, recorder.call(np.cos, choose.choice((state, first))))
+    Both(recorder.code((state,))).check([np.full(70, 0.5)])
+    assert 600 < sum(looked_at) <= 4 * 600
 
 
 def test_a_long_list_without_repetitions_has_no_loops() -> None:
