@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -74,11 +73,11 @@ class Turns:
         await cancel(self._task)
 
 
-def long(*, length: int = 30, w: Any = None) -> Any:
+def long(*, length: int = 30, w: Any = None, tier: Any = None) -> Any:
     """A compiled function of many small statements, which reads a captured Tensor in all of its parts."""
     w = leaf(3) if w is None else w
 
-    @ag.compile
+    @ag.compile(tier=tier)
     async def f(x: Any) -> Any:
         for _ in range(length):
             x = (x * w).tanh()
@@ -113,7 +112,7 @@ async def until(running: asyncio.Future[Any], condition: Callable[[], bool]) -> 
 async def test_a_hundred_thousand_statements_in_a_loop_of_their_own_turns(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the estimate of real segments, with a clock that moves by a whole budget whenever it is read."""
     monkeypatch.undo()
-    f = long(length=5000)
+    f = long(length=5000, tier="numpy")
     x = leaf(3)
     await f(x)
     parts = parts_of(f)
@@ -435,18 +434,32 @@ async def test_a_job_that_ends_after_its_call_was_cancelled(monkeypatch: pytest.
         code.forward = held, arenas
         running = asyncio.ensure_future(f(x))
         await until(running, begun.is_set)
-        in_use = len(arenas._free)
         runs = [each.part.code.runs for each in parts[4:]]
         await cancel(running)
-        del running
-        gc.collect()
-        assert arenas.arena_bytes and len(arenas._free) == in_use, "the thread still computes in it"
         code.forward = forward, arenas
         assert bits(await f(x)) == bits(expected)
         go.set()
         jobs = count_jobs(engine, monkeypatch)
         assert bits(await f(x)) == bits(expected) and len(jobs) == len(parts)
         assert [each.part.code.runs for each in parts[4:]] == [n + 2 for n in runs]
+
+
+async def test_a_job_keeps_the_arena_that_it_computes_in() -> None:
+    f, x = long(), leaf(3)
+    await f(x)
+    code = parts_of(f)[0].part.code
+    (_, arenas), jobs = code.forward, []
+
+    class Never:
+        def __await__(self) -> Any:
+            yield
+
+    running = code.run_away([x], lambda job: [jobs.append(job), Never()][1])
+    running.send(None)
+    running.close()
+    assert len(jobs) == 1 and arenas.arena_bytes and not arenas._free
+    jobs.clear()
+    assert len(arenas._free) == 1
 
 
 async def test_a_failure_names_statement_and_line(engine: Callable[[], ag.Engine]) -> None:
