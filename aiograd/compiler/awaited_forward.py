@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.compiler.program import layout_of
-from aiograd.engine.run.current import current_engine
+from aiograd.engine.run.current import current_engine, turns_of
 from aiograd.engine.run.loop import running_loop
 from aiograd.errors import ModifiedError
 from aiograd.tensors.core import refresh
@@ -82,7 +82,7 @@ class AwaitedForward:
             self._run_at_once(self.parts, tensors)
             return
         engine = current_engine()
-        turns, limit = engine.turns, engine.placement.inline_ns
+        turns, limit = turns_of(engine), engine.placement.inline_ns
         seen = self._seen(tensors)
         has_turn = has_acted = False
         try:

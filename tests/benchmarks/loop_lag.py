@@ -1,4 +1,4 @@
-"""How late a 1 ms heartbeat is beside a backward pass, and what the courtesy costs.
+"""How late a 1 ms heartbeat is beside a backward pass or the forward of a compiled ``async def``, and what the courtesy costs.
 
 The heartbeat sleeps 1 ms at a time on the loop on which the pass is awaited, and notes how much later than that it woke. The pass runs again and
 again, with the loop idle in between; only beats that a pass could delay count. "x inline" is the time of the pass with the heartbeat over that of the
@@ -12,6 +12,7 @@ column of its own. On `aiograd.run`'s loop there is a table with the collector a
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import math
 import statistics
@@ -57,6 +58,8 @@ async def _run(settings: Settings, collector: str) -> Table:
         ("MLP 784-1024-1024-10, batch 256", large, rounds),
         (f"chain of {settings.of(500_000, 200):,} nodes", _chain(settings.of(500_000, 200)), settings.of(3, 1)),
         (f"{settings.of(1000, 10)} passes of 100 nodes at once", _many(settings.of(1000, 10), 100), settings.of(10, 1)),
+        (f"compiled forward of {settings.of(100_000, 200):,} statements", _compiled_chain(settings.of(100_000, 200)), rounds),
+        (f"compiled forward of 4 products of {settings.of(1200, 16)}", _compiled_products(settings.of(1200, 16)), rounds),
     ):
         job = prepare()
         await job()
@@ -210,6 +213,41 @@ def _many(passes: int, nodes: int) -> Callable[[], Job]:
             await asyncio.gather(*[job() for job in jobs])
 
         return all_at_once
+
+    return prepare
+
+
+def _compiled_chain(statements: int) -> Callable[[], Job]:
+    """The forward of a compiled ``async def`` of numpy calls on four numbers; its first call records."""
+
+    def prepare() -> Job:
+        factor, term = ag.tensor([0.9] * 4), ag.tensor([0.1] * 4)
+
+        @ag.compile(tier="numpy")
+        async def forward(y: Any) -> Any:
+            for _ in range(statements // 2):
+                y = y * factor + term
+            return y
+
+        return functools.partial(forward, ag.tensor([1.0] * 4, requires_grad=True))
+
+    return prepare
+
+
+def _compiled_products(width: int) -> Callable[[], Job]:
+    """The same of large products."""
+
+    def prepare() -> Job:
+        rng = np.random.default_rng(0)
+        weights = [ag.tensor((rng.normal(size=(width, width)) / width**0.5).astype(np.float32), requires_grad=True) for _ in range(4)]
+
+        @ag.compile
+        async def forward(y: Any) -> Any:
+            for weight in weights:
+                y = y @ weight
+            return y
+
+        return functools.partial(forward, ag.ones((width, width)))
 
     return prepare
 

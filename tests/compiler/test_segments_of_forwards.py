@@ -1,4 +1,4 @@
-"""Forwards of compiled `async def` functions wait between their parts: the loop has its turns, heavy parts leave it, and the bits are those of eager."""
+"""Forwards of compiled `async def` functions wait between their parts: the loop has its turns, heavy parts leave it, the bits are those of eager."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.compiler import steps
+from aiograd.engine.run.current import turns_of
 from aiograd.errors import EngineClosedError, ModifiedError
 from aiograd.profiler import profile
 from aiograd.testing.virtual_clock import VirtualClock
@@ -72,11 +73,11 @@ class Turns:
         await cancel(self._task)
 
 
-def long(*, length: int = 30, w: Any = None) -> Any:
+def long(*, length: int = 30, w: Any = None, tier: Any = None) -> Any:
     """A compiled function of many small statements, which reads a captured Tensor in all of its parts."""
     w = leaf(3) if w is None else w
 
-    @ag.compile
+    @ag.compile(tier=tier)
     async def f(x: Any) -> Any:
         for _ in range(length):
             x = (x * w).tanh()
@@ -111,7 +112,7 @@ async def until(running: asyncio.Future[Any], condition: Callable[[], bool]) -> 
 async def test_a_hundred_thousand_statements_in_a_loop_of_their_own_turns(virtual_clock: VirtualClock, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the estimate of real segments, with a clock that moves by a whole budget whenever it is read."""
     monkeypatch.undo()
-    f = long(length=5000)
+    f = long(length=5000, tier="numpy")
     x = leaf(3)
     await f(x)
     parts = parts_of(f)
@@ -340,20 +341,14 @@ async def test_a_deadline_acts_between_parts(virtual_clock: VirtualClock) -> Non
     f, x = long(), leaf(3)
     await f(x)
     taken: list[float] = []
-
-    def slow(each: Any) -> None:
-        run_part = each.part.code.run
-
-        def run(inputs: Any) -> Any:
-            taken.append(virtual_clock.time())
-            virtual_clock.advance(0.1)
-            return run_part(inputs)
-
-        each.part.code.run = run
-
     parts = parts_of(f)
+
+    def take() -> None:
+        taken.append(virtual_clock.time())
+        virtual_clock.advance(0.1)
+
     for each in parts:
-        slow(each)
+        monkeypatched(each.part.code, take)
     async with ag.Engine(budget=0.15):
         began = virtual_clock.time()
         with pytest.raises(TimeoutError):
@@ -364,6 +359,68 @@ async def test_a_deadline_acts_between_parts(virtual_clock: VirtualClock) -> Non
         taken.clear()
         await f(x)
         assert len(taken) == len(parts)
+
+
+async def test_a_part_that_would_exceed_the_budget_waits_for_the_next(virtual_clock: VirtualClock) -> None:
+    """By the time that it took last."""
+    f, x = long(), leaf(3)
+    await f(x)
+    for each in parts_of(f):
+        monkeypatched(each.part.code, lambda: virtual_clock.advance(1.0))
+    lags = []
+    for _ in range(2):
+        async with ag.Engine(budget=1.5) as engine:
+            await f(x)
+        lags.append(engine.statistics().longest_lag)
+    assert lags == [2.0, 1.0]
+
+
+def monkeypatched(code: Any, before: Callable[[], Any]) -> None:
+    """Have something called before each run of a code."""
+    run_part = code.run
+
+    def run(inputs: Any) -> Any:
+        before()
+        return run_part(inputs)
+
+    code.run = run
+
+
+async def test_others_have_turns_while_the_executor_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part, of draws, has had a turn on the loop."""
+    monkeypatch.setattr(steps, "INLINE_NS", 1.0)
+
+    @ag.compile
+    async def f(x: Any) -> Any:
+        for _ in range(20):
+            x = x * ag.rand(3)
+        return x.sum()
+
+    x = leaf(3)
+    await f(x)
+    parts = parts_of(f)
+    code = parts[1].part.code
+    assert [each.is_pure for each in parts] == [False, *[True] * (len(parts) - 1)]
+    forward, arenas = code.forward
+    held, begun, go = held_up(forward)
+    code.forward = held, arenas
+    async with away() as engine:
+        running = asyncio.ensure_future(f(x))
+        await until(running, begun.is_set)
+        assert await turn_comes(turns_of(engine))
+        go.set()
+        await running
+
+
+async def turn_comes(turns: Any) -> bool:
+    """True if a turn is given within some rounds of the loop."""
+    waiting = asyncio.ensure_future(turns.wait())
+    await rounds(20)
+    if not waiting.done():
+        await cancel(waiting)
+        return False
+    turns.release()
+    return True
 
 
 async def test_a_job_that_ends_after_its_call_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,16 +434,32 @@ async def test_a_job_that_ends_after_its_call_was_cancelled(monkeypatch: pytest.
         code.forward = held, arenas
         running = asyncio.ensure_future(f(x))
         await until(running, begun.is_set)
-        in_use = len(arenas._free)
         runs = [each.part.code.runs for each in parts[4:]]
         await cancel(running)
-        assert len(arenas._free) == in_use, "the thread still computes in it"
         code.forward = forward, arenas
         assert bits(await f(x)) == bits(expected)
         go.set()
         jobs = count_jobs(engine, monkeypatch)
         assert bits(await f(x)) == bits(expected) and len(jobs) == len(parts)
         assert [each.part.code.runs for each in parts[4:]] == [n + 2 for n in runs]
+
+
+async def test_a_job_keeps_the_arena_that_it_computes_in() -> None:
+    f, x = long(), leaf(3)
+    await f(x)
+    code = parts_of(f)[0].part.code
+    (_, arenas), jobs = code.forward, []
+
+    class Never:
+        def __await__(self) -> Any:
+            yield
+
+    running = code.run_away([x], lambda job: [jobs.append(job), Never()][1])
+    running.send(None)
+    running.close()
+    assert len(jobs) == 1 and arenas.arena_bytes and not arenas._free
+    jobs.clear()
+    assert len(arenas._free) == 1
 
 
 async def test_a_failure_names_statement_and_line(engine: Callable[[], ag.Engine]) -> None:
@@ -474,6 +547,62 @@ async def test_a_write_after_an_effect_of_the_run_is_refused(engine: Callable[[]
         with pytest.raises(ModifiedError, match=r"compiled function f waited.*\[6, 6\], version 2; expected shape \[6, 6\], version 1"):
             await running
         await f(x)
+
+
+async def test_rows_that_run_again_have_the_same_draws(engine: Callable[[], ag.Engine]) -> None:
+    w = leaf(3)
+
+    async def eager(x: Any) -> Any:
+        for _ in range(20):
+            x = x * w + ag.rand(3)
+        return x.sum()
+
+    f, x = ag.compile(eager), leaf(3)
+    await f(x)
+    async with engine():
+        ag.seed(3)
+        running = asyncio.ensure_future(f(x))
+        await until(running, lambda: parts_of(f)[1].part.code.runs == 1)
+        ag.rand(5)
+        with ag.no_grad():
+            w *= 0.5
+        found = [*bits(await running), *bits(ag.rand(2))]
+        ag.seed(3)
+        expected = await eager(x)
+        ag.rand(5)
+        assert found == [*bits(expected), *bits(ag.rand(2))]
+        assert parts_of(f)[0].part.code.runs == 1
+
+
+async def test_its_own_writes(engine: Callable[[], ag.Engine]) -> None:
+    """Parts after an effect see it, and the gradients that a function reads are of one moment."""
+    found = []
+    for wrap in (lambda function: function, ag.compile):
+        generator = np.random.default_rng(4)
+        w, v = [ag.tensor(generator.standard_normal(3).astype(np.float32), requires_grad=grad) for grad in (False, True)]
+
+        async def step(x: Any, w: Any = w, v: Any = v) -> Any:
+            y = x
+            for _ in range(20):
+                y = y * w
+            w *= 0.9
+            for _ in range(20):
+                y = y * w * v
+            loss = y.sum()
+            v.grad = None
+            await loss.backward()
+            with ag.no_grad():
+                for _ in range(20):
+                    v -= 0.01 * v.grad
+            return loss
+
+        wrapped = wrap(step)
+        async with engine():
+            losses = [await wrapped(ag.ones(3)) for _ in range(4)]
+        found.append([*bits(*losses, w, v), w.version, v.version])
+    assert found[0] == found[1] and wrapped.statistics().runs == 3
+    operations = [statement.op.name for each in parts_of(wrapped) for statement in each.part.code.program.statements]
+    assert "mul" in operations and "grad" not in operations and len(parts_of(wrapped)) > 3
 
 
 async def test_a_parameter_of_another_shape() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from aiograd.engine.loop_budget import LoopBudget
 from aiograd.engine.run.engine import DEFAULT_ENGINES, ENGINES, ENGINES_LOCK, ENTERED_ENGINE, Engine
+from aiograd.engine.run.loop import not_none
 
 
 def passes_in_flight() -> int:
@@ -27,6 +29,13 @@ def current_engine() -> Engine:
     if engine is None or engine._closed:
         engine = DEFAULT_ENGINES[loop] = Engine()
     return engine
+
+
+def turns_of(engine: Engine) -> LoopBudget:
+    """The turns of an engine's loop, for what computes on it beside passes."""
+    engine._bind(asyncio.get_running_loop())
+    turns: LoopBudget = not_none(engine._loop_budget)
+    return turns
 
 
 async def aclose_default_engine() -> None:

@@ -200,14 +200,9 @@ class Engine(ShortPasses):
     @property
     def pass_gates(self) -> list[Callable[[], float]]:
         """Functions that return for how many seconds passes may be kept waiting, see Note [One budget for all passes]. Add and remove your own."""
-        return self.turns.gates
-
-    @property
-    def turns(self) -> LoopBudget:
-        """The turns of the running loop, for whatever computes on it beside the passes."""
         self._bind(asyncio.get_running_loop())
-        turns: LoopBudget = not_none(self._loop_budget)
-        return turns
+        budget: LoopBudget = not_none(self._loop_budget)
+        return budget.gates
 
     def statistics(self) -> EngineStatistics:
         """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page.
