@@ -136,24 +136,18 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_worker_serves_until_it_is_told_to_stop(secret: Path, number: signal.Signals) -> None:
-    with serving("--name", "w", "--service", SERVICE, "--secret-file", str(secret)) as process:
+@pytest.mark.parametrize(("number", "tunes"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+async def test_a_worker_serves_until_it_is_told_to_stop(secret: Path, number: signal.Signals, tunes: bool) -> None:
+    """And tunes the garbage collector unless told not to."""
+    with serving("--name", "w", "--service", SERVICE, "--secret-file", str(secret), *([] if tunes else ["--no-tune-gc"])) as process:
         url = url_of(process)
         async with dist.Worker("me", secret=KEY, peers={"w": url}) as me:
             assert (await me.call("w", "double", ag.tensor([2.0]))).tolist() == [4.0]
+            assert (await me.call("w", "collector_thresholds") == [*THRESHOLDS]) == tunes
             process.send_signal(number)
             output, complaints = process.communicate(timeout=SECONDS)
         assert (process.returncode, complaints) == (0, ""), complaints
         assert "worker w stops" in output
-
-
-@pytest.mark.proc
-@pytest.mark.parametrize("tunes", [True, False])
-async def test_a_worker_tunes_the_garbage_collector_unless_told_not_to(secret: Path, tunes: bool) -> None:
-    with serving("--name", "w", "--service", SERVICE, "--secret-file", str(secret), *([] if tunes else ["--no-tune-gc"])) as process:
-        async with dist.Worker("me", secret=KEY, peers={"w": url_of(process)}) as me:
-            assert (await me.call("w", "collector_thresholds") == [*THRESHOLDS]) == tunes
 
 
 @pytest.mark.proc
