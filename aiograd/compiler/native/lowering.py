@@ -268,6 +268,8 @@ class _Lowering(Placing):
         array = stand_in(out)
         part = array[index] if isinstance(array[index], np.ndarray) else array[(*index, ...) if isinstance(index, tuple) else (index, ...)]
         found: Any = value.dtype if value.__class__ is Ref else out.dtype
+        if llvm_type(out.dtype) is None:
+            raise Unsupported(f"a store into {out.dtype}")
         if not can_cast(found, out.dtype):
             raise Unsupported(f"a store converts {found} to {out.dtype}")
         location.root.is_pinned = True
@@ -284,8 +286,10 @@ class _Lowering(Placing):
 
     def _filled(self, call: Call, value: Any) -> None:
         (result,) = call.results
+        if llvm_type(dtype_of(result)) is None:
+            raise Unsupported(f"{call.label} of {result.dtype}")
         self._make(result)
-        self._row(call, Row(None, (value,), result.dtype, result))  # type: ignore[arg-type]
+        self._row(call, Row(None, (value,), dtype_of(result), result))
 
     def _chosen(self, call: Call) -> None:
         (result,) = call.results

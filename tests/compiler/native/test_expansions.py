@@ -183,3 +183,13 @@ async def test_a_graph_of_the_gradient() -> None:
             (second,) = await ag.grad((slope * slope).sum(), [x])
         found.append((slope.detach().numpy().tobytes(), second.numpy().tobytes()))
     assert found[0] == found[1]
+
+
+def test_arrays_of_complex_numbers_are_left_to_numpy() -> None:
+    """LLVM has no type for them, so neither zeros nor a store is tried."""
+    dtype = np.dtype(np.complex64)
+    zeros, part, whole = Ref("zeros", (4,), dtype, (8,)), Ref("part", (2,), dtype, (8,)), Ref("whole", (4,), dtype, (8,))
+    filling = Call(Form.CALL, np.zeros, "zeros", ((4,), dtype), (zeros,), fresh=True)
+    store = Call(Form.STORE, None, "", (part, (slice(1, 3),)), (whole,), out=zeros)
+    assert reason_against(filling, frozenset()) == "zeros of complex64"
+    assert reason_against(store, frozenset([zeros])) == "a store into complex64"
