@@ -204,11 +204,10 @@ class StepCode(GuardedCode):
                 is_done = False
                 continue
             if called is None or not called.op.is_awaited:  # type: ignore[attr-defined]
-                code = part.code
-                if code is None and part.forward is not None:
+                if part.code is None and part.forward is not None:
                     await part.forward.run(tensors)
                     continue
-                is_done = code is not None and code.joint is not None and self._carry_out_jointly(part, tensors)
+                is_done = part.code is not None and part.code.joint is not None and self._carry_out_jointly(part, tensors)
                 if not is_done:
                     self._carry_out(part, tensors)
                 continue
