@@ -204,7 +204,7 @@ class StepCode(GuardedCode):
                 is_done = False
                 continue
             if called is None or not called.op.is_awaited:  # type: ignore[attr-defined]
-                if part.forward is not None:
+                if part.code is None and part.forward is not None:
                     await part.forward.run(tensors)
                     continue
                 is_done = part.code is not None and part.code.joint is not None and self._carry_out_jointly(part, tensors)
