@@ -148,10 +148,11 @@ def _drops(code: ArrayCode) -> dict[int, list[Ref]]:
     if not any([ref.nbytes >= DROPPED_BYTES for call in code.calls for ref in call.results]):
         return {}
     memory = Memory(code)
-    last = {ref: number for number, call in enumerate(code.calls) for ref in (*call.refs(), *call.results)}
+    # an array that stores fill is another Ref behind each store, under the same name
+    last = {ref.name: (number, ref) for number, call in enumerate(code.calls) for ref in (*call.refs(), *call.results)}
     kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}
     found: dict[int, list[Ref]] = {}
-    for ref, number in last.items():
+    for number, ref in last.values():
         if ref.nbytes >= DROPPED_BYTES and memory.of(ref) not in kept:
             found.setdefault(number, []).append(ref)
     return found

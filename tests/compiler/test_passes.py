@@ -185,6 +185,14 @@ def test_other_parts_are_added_up(places: Any) -> None:
     assert "empty" not in names(code) and bits(run(code, *grads)) == bits(spread(grads, places, (3, 9)))
 
 
+def test_large_arrays_are_dropped_after_their_last_use_not_after_the_first_store() -> None:
+    places, rows = [np.s_[:, 0:4], np.s_[:, 5:9], np.s_[:, 2:6]], 3000
+    grads = [drawn(rows, 4) for _ in places]
+    code = with_slices_joined(traced(lambda *grads: spread(grads, places, (rows, 9)) * 2, *grads))
+    assert names(code).count("zeros") == 3 and "del " in text_of(code, Names())
+    assert bits(run(code, *grads)) == bits(spread(grads, places, (rows, 9)) * 2)
+
+
 def test_operands_are_laid_out_alike() -> None:
     def f(x: Any, bias: Any) -> Any:
         return (x[:, 1:3] + bias) * bias, np.tanh(x[:, 1:3])
