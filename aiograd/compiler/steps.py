@@ -359,7 +359,7 @@ def _awaited(found: list[list[Statement]], cuts: bool) -> Iterator[tuple[int, li
 
 
 def _arranged(group: list[list[Statement]]) -> Iterator[list[Statement]]:
-    """Segments to be awaited: leading effects and all draws first; what is no row apart from rows that may leave the loop."""
+    """Segments to be awaited: leading effects and all draws first; effects in segments of their own where the rows may leave the loop."""
     statements = [statement for rows in group for statement in rows]
     leading = [*itertools.takewhile(lambda statement: not statement.is_row, statements)]
     first = [*leading, *[statement for statement in statements[len(leading) :] if isinstance(statement.op, DrawOp)]]

@@ -142,7 +142,7 @@ async def run(function: Callable[..., Any], inputs: list[Any], leaves: list[Any]
 
 @pytest.mark.one_loop
 @pytest.mark.parametrize("outside", swept([True, False]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32 - 2))
 async def test_random_programs(seed: int, outside: bool) -> None:
     await check(seed, "auto", outside=outside)

@@ -227,7 +227,7 @@ async def test_results_keep_their_graph() -> None:
 
 
 async def seen_by(compiled: bool, calls: Callable[[Case, Any], Any]) -> tuple[list[Any], list[Any]]:
-    """What a step leaves behind, and the reasons why it runs eagerly; ``calls(case, run)`` calls it."""
+    """The state after the steps of a case, and the reasons why it runs eagerly; ``calls(case, run)`` calls it."""
     case = Case()
 
     async def step(x: Any) -> Any:

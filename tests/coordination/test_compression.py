@@ -123,7 +123,7 @@ def test_all_sizes_around_a_block(compressor: Compressor) -> None:
 finite = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     hnp.arrays(np.float32, st.integers(1, 300), elements=st.one_of(st.just(np.float32(0)), finite.map(lambda x: x / 4))),
     st.sampled_from(

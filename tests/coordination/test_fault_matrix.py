@@ -124,7 +124,7 @@ def test_a_fault_at_a_moment(protocol: str, moment: str, fault: str, expected: s
 
 @pytest.mark.sim
 @pytest.mark.parametrize("protocol", SCENES)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_two_faults(protocol: str, seed: int) -> None:
     """The second may strike while the first lasts; then more may end in doubt, and nothing else ends otherwise."""
     scene, random = SCENES[protocol](), Random(f"{protocol}:{seed}")

@@ -35,10 +35,10 @@ from tests.chaos.world import run_seed
 from tests.sweeps import swept
 
 #: random runs, and how many of them make one test
-SEEDS = int(os.environ.get("AIOGRAD_SEEDS", "500"))
+SEEDS = int(os.environ.get("AIOGRAD_SEEDS", "2000"))
 PIECE = 25
 #: runs per kind of fault, each of which makes the fault once at every point; and how many of them make one test
-CELL_RUNS, CELL_PIECE = 20, 5
+CELL_RUNS, CELL_PIECE = 60, 5
 #: the first seeds that notice that a protection is missing, where there are many before it
 NOTICED = {"tombstone": 32, "epoch_fence": 7}
 #: a point is not always come to: a cell is met at least so often by one test
@@ -94,13 +94,13 @@ def test_a_protection_that_is_missing_is_missed(protection: str) -> None:
 
 @pytest.mark.proc
 def test_a_seed_runs_the_same_in_every_process() -> None:
-    command = [sys.executable, "-m", "tests.chaos", "--hashes", "0", "10"]
+    command = [sys.executable, "-m", "tests.chaos", "--hashes", "0", "20"]
     running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (0, 1)
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (0, 1, 2)
     ]
     answers = [json.loads(process.communicate(timeout=100)[0]) for process in running]
-    assert len(answers[0]) == 10
-    assert answers[0] == answers[1]
+    assert len(answers[0]) == 20
+    assert answers[0] == answers[1] == answers[2]
 
 
 def test_a_failure_is_shrunk_to_what_it_needs() -> None:

@@ -145,8 +145,8 @@ def whole() -> Any:
     return WHOLE
 
 
-#: workers, and parts of a step after which they are lost; those that are no sweep are in its midst
-LOSSES = [(("a0", "c3", "b1", "d2")[number % 4], number % 13 / 12) for number in range(4, 17)]
+#: workers, and parts of a step after which they are lost; the first two, which are no sweeps, are in its midst
+LOSSES = [(name, number % 13 / 12) for number in range(4, 17) for name in ("a0", "c3", "b1", "d2")]
 
 
 @pytest.mark.sim

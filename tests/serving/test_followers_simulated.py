@@ -158,7 +158,7 @@ class World:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(20))
 def test_a_follower_serves_only_what_a_leader_has_committed(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEEDS * block, SEEDS * (block + 1)):

@@ -81,7 +81,7 @@ class RollWriter(FlagWriter):
         self._note_flags(roll.begin, items[roll.begin].errors)
         roots = dict.fromkeys([root for number in range(roll.begin, roll.end) for root in self._roots[number]])
         moving = {root for every in roll.roots.values() for root in every}
-        for root in roots:  # what was made before has its address, and lies there, in front of the loop
+        for root in roots:  # an array made before the loop gets its address in front of it
             if root not in roll.own and root not in roll.made and (root not in moving or root.kind is RootKind.SCRATCH):
                 self._place(root.ref)
         before, self._free = self._free, []
@@ -110,7 +110,7 @@ class RollWriter(FlagWriter):
                 self._release(root)
 
     def _forget(self, roots: set[Root]) -> None:
-        """Forget addresses and registers: they are those of one repetition."""
+        """Forget addresses and registers of roots, which belong to one repetition."""
         for root in roots:
             self._addresses.pop(root, None)
         known = self._native.locations

@@ -62,7 +62,7 @@ class Roll:
 
 
 class _Parts:
-    """An item taken apart: what has to be the same in every repetition, and what may differ."""
+    """An item taken apart: its form, which every repetition has, and its Refs and numbers, which may differ."""
 
     def __init__(self, item: Item, locations: dict[Ref, Any]) -> None:
         self.refs: list[Ref] = []

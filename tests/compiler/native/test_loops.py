@@ -29,13 +29,8 @@ def numbers(dtype: np.dtype[Any], size: int, seed: int, *, tame: bool) -> np.nda
     return np.stack([special(part, size, seed), special(part, size, seed + 5)], -1).view(dtype)[:, 0]
 
 
-@pytest.mark.parametrize("size", swept(SIZES))
-@pytest.mark.parametrize("tame", [True, False])
-@pytest.mark.parametrize("char", swept("fdFD?bhilqBHILQ", keep=4))
-def test_every_ufunc(char: str, tame: bool, size: int) -> None:
-    dtype, recorder = np.dtype(char), Recorder()
-    arrays = [numbers(dtype, size, 1, tame=tame), numbers(dtype, size, 2, tame=tame), numbers(dtype, 1, 3, tame=tame).reshape(())]
-    x, y, one = map(recorder.parameter, arrays)
+def call_every_ufunc(recorder: Recorder, x: Any, y: Any, one: Any) -> None:
+    """Record calls of all ufuncs that take these operands and have a native form."""
     for function in UFUNCS:
         for operands in [(x,)] if function.nin == 1 else [(x, y), (x, one), (one, y)]:
             try:
@@ -44,6 +39,16 @@ def test_every_ufunc(char: str, tame: bool, size: int) -> None:
                 continue
             if not can_be_native(recorder):
                 recorder.calls.pop()
+
+
+@pytest.mark.parametrize("size", swept(SIZES))
+@pytest.mark.parametrize("tame", [True, False])
+@pytest.mark.parametrize("char", swept("fdFD?bhilqBHILQ", keep=4))
+def test_every_ufunc(char: str, tame: bool, size: int) -> None:
+    dtype, recorder = np.dtype(char), Recorder()
+    arrays = [numbers(dtype, size, 1, tame=tame), numbers(dtype, size, 2, tame=tame), numbers(dtype, 1, 3, tame=tame).reshape(())]
+    x, y, one = map(recorder.parameter, arrays)
+    call_every_ufunc(recorder, x, y, one)
     assert len(recorder.calls) > 20 or char == "?" or not size
     results = tuple([call.results[0] for call in recorder.calls])
     both = Both(recorder.code(results))
@@ -62,14 +67,7 @@ def test_every_ufunc_of_rows_with_gaps(char: str, shape: tuple[int, ...]) -> Non
     arrays = [*wide, numbers(np.dtype(char), 1, 3, tame=False).reshape(())]
     x, y = (recorder.index(recorder.parameter(each), (..., slice(shape[-1], 2 * shape[-1]))) for each in wide)
     one = recorder.parameter(arrays[-1])
-    for function in UFUNCS:
-        for operands in [(x,)] if function.nin == 1 else [(x, y), (x, one), (one, y)]:
-            try:
-                recorder.call(function, *operands)
-            except (TypeError, ValueError):
-                continue
-            if not can_be_native(recorder):
-                recorder.calls.pop()
+    call_every_ufunc(recorder, x, y, one)
     made = [call for call in recorder.calls if call.label]
     assert sum([call.function is np.tanh for call in made]) == 1 and len(made) > 40
     both = Both(recorder.code(tuple([call.results[0] for call in made])))

@@ -20,10 +20,10 @@ from tests.distributed.data_parallel.simulated import World
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(8))
 def test_steps_are_taken_by_all_or_none_and_once(block: int) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(block, 12, 4):
+    for seed in range(block, 24, 8):
         seen += ReplicaRun(seed).run()
     assert seen["taken"] >= 3 * STEPS and seen["lost"] + seen["cancelled"] > 0, seen
 
