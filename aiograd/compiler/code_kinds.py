@@ -41,12 +41,13 @@ def code_of(
     """
     guards = result, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items())
     budget = options.memory_budget
+    tiers: Any = {"tier": options.tier, "is_dynamic": options.dynamic}
     code: Code
     if isinstance(recorder, TangentRecorder):
-        code = TangentCode(name, program, *guards, followed=recorder.followed(), tier=options.tier)
+        code = TangentCode(name, program, *guards, followed=recorder.followed(), **tiers)
     elif recorder.has_called or is_async or len(segments(program, cuts=budget is None)) > 1:
-        code = StepCode(name, program, *guards, tier=options.tier, memory_budget=budget, is_awaited=is_async)
+        code = StepCode(name, program, *guards, **tiers, memory_budget=budget, is_awaited=is_async)
     else:
-        code = ProgramCode(name, program, *guards, tier=options.tier, memory_budget=budget)
+        code = ProgramCode(name, program, *guards, **tiers, memory_budget=budget)
     code.used = next_use()
     return code

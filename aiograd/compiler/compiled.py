@@ -416,8 +416,8 @@ def compile(
         tier: "numpy": programs are calls of numpy; "native": machine code from the first run on, as far as they can be; "auto": machine code once
             they have run often. The bits are the same. Where there is no machine code, as without llvmlite, all are calls of numpy
             (`ag.kernels.native_problem` has the reason). By default as ``AIOGRAD_COMPILE_TIER`` says, else "auto".
-        dynamic: True for arguments of many sizes, as in a service that puts requests together: each size has a program of its own, and 64 times as
-            many are kept.
+        dynamic: True for arguments of many sizes, as in a service that puts requests together: each size has a program of its own, 64 times as
+            many are kept, and programs that differ in sizes alone share their machine code.
         memory_budget: share of the memory for the backward that programs may hold; they compute the rest again (`Program.memory_plan`). None: all.
 
     Returns:

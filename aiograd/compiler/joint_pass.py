@@ -28,13 +28,14 @@ from aiograd.running.trees import leaves_of, map_tree
 MOST_CALLS = 400
 
 
-def joint_function(forward: ArrayCode, backward: ArrayCode, seed: Any) -> Callable[..., Any] | None:
+def joint_function(forward: ArrayCode, backward: ArrayCode, seed: Any, *, is_dynamic: bool = False) -> Callable[..., Any] | None:
     """A native function of the forward's arguments; it returns the outputs and the gradients, or False where it has done nothing.
 
     Args:
         forward: its code, before any pass; its results are the outputs and the values that the backward needs.
         backward: the same of a pass from the only output; its parameters are these values, and the gradient of the output.
         seed: that gradient.
+        is_dynamic: see `aiograd.compiler.native.build.native_text`.
 
     Returns:
         The function; None where not all of it can be native.
@@ -50,7 +51,7 @@ def joint_function(forward: ArrayCode, backward: ArrayCode, seed: Any) -> Callab
     calls = (*forward.calls, *[call.replaced(names) for call in backward.calls])
     code = optimized(replace(forward, name="joint", calls=calls, results=(outputs, results), private=frozenset()), NATIVE_PASSES)
     try:
-        return load_native(native_text(code), _refused)
+        return load_native(native_text(code, is_dynamic=is_dynamic), _refused)
     except Unsupported:
         return None
 

@@ -172,7 +172,8 @@ class ProgramCode(GuardedCode):
     """
 
     def __init__(
-        self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None, seed: Any = None
+        self, name: str, program: Program, *guards: Any, tier: str = "auto", is_dynamic: bool = False, memory_budget: float | None = None,
+        seed: Any = None,
     ) -> None:
         super().__init__(name, program, *guards)
         #: computes the forward and that pass; None: nothing does
@@ -220,7 +221,7 @@ class ProgramCode(GuardedCode):
         self.hot = 0 if program.device != "cpu" or tier == "numpy" or memory_budget is not None else HOT
         #: makes the native functions; None where none are made
         has_joint = seed is not None and not self.saved_outputs and any(self.joint_needs)
-        self.native = NativeTier(self, plain, seed[0] if has_joint else None) if self.hot else None
+        self.native = NativeTier(self, plain, seed[0] if has_joint else None, is_dynamic=is_dynamic) if self.hot else None
         if self.native is not None and tier == "native" and native_problem() is None:
             self.hot = 0
             self.native.begin()

@@ -74,15 +74,16 @@ class StepCode(GuardedCode):
     """A program with calls among its statements, see the module's Note; its arguments are those given to `GuardedCode`.
 
     Args:
-        tier, memory_budget: see `ProgramCode`.
+        tier, is_dynamic, memory_budget: see `ProgramCode`.
         is_awaited: True for an ``async def``.
     """
 
     def __init__(
-        self, name: str, program: Program, *guards: Any, tier: str = "auto", memory_budget: float | None = None, is_awaited: bool = False
+        self, name: str, program: Program, *guards: Any, tier: str = "auto", is_dynamic: bool = False, memory_budget: float | None = None,
+        is_awaited: bool = False,
     ) -> None:
         super().__init__(name, program, *guards)
-        self._options: dict[str, Any] = {"tier": tier, "memory_budget": memory_budget}
+        self._options: dict[str, Any] = {"tier": tier, "is_dynamic": is_dynamic, "memory_budget": memory_budget}
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
         cuts = memory_budget is None

@@ -143,14 +143,15 @@ class TangentCode(GuardedCode):
         name, program, *guards: as of `GuardedCode`.
         followed: which values have tangents.
         tier: "auto", "numpy" or "native", see `aiograd.compiler.native.tiers`.
+        is_dynamic: see `ProgramCode`.
     """
 
-    def __init__(self, name: str, program: Program, *guards: Any, followed: Followed, tier: str = "auto") -> None:
+    def __init__(self, name: str, program: Program, *guards: Any, followed: Followed, tier: str = "auto", is_dynamic: bool = False) -> None:
         super().__init__(name, program, *guards)
         self.followed = followed
         #: the function and its arenas; both change at once
         self.forward: tuple[Callable[..., Any] | None, ArenaPool] = None, ArenaPool(())
-        self.tier = tier
+        self.tier, self._is_dynamic = tier, is_dynamic
         self.hot = 0 if tier == "numpy" else HOT
         #: makes the native function; None where there is none
         self.native: NativeTier | None = None
@@ -239,7 +240,7 @@ class TangentCode(GuardedCode):
         self.forward = load(code, self.program.file), ArenaPool(code.arena)
         self.program.arena_bytes = self.forward[1].arena_bytes
         if self.tier != "numpy":
-            self.native = NativeTier(self, plain)
+            self.native = NativeTier(self, plain, is_dynamic=self._is_dynamic)
             if self.tier == "native" and native_problem() is None:
                 self.hot = 0
                 self.native.begin()

@@ -13,6 +13,7 @@ from unittest import mock
 import numpy as np
 
 import aiograd as ag
+from aiograd import nn
 from aiograd.compiler.native import build
 from aiograd.compiler.native.cache import CodeCache
 from tests.benchmarks import networks
@@ -28,6 +29,7 @@ def run(settings: Settings) -> Iterator[Table]:
         yield _chains(settings)
         yield _calls(settings)
         yield _compiling(settings)
+        yield _sizes(settings)
 
 
 def _best(function: Callable[[], Any], settings: Settings, times: int = 200) -> float:
@@ -101,17 +103,45 @@ def _compiling(settings: Settings) -> Table:
     return table
 
 
+def _sizes(settings: Settings) -> Table:
+    """A service puts requests together, so that batches have many sizes."""
+    most = settings.of(64, 4)
+    table = Table(f"MLP 64-64-10 in batches of 1 to {most}, forward and backward, native", ("dynamic", "texts", "seconds to make", "us, batch of 8"))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    rng = np.random.default_rng(0)
+    batches = [ag.tensor(rng.standard_normal((n, 64)).astype(np.float32)) for n in range(1, most + 1)]
+
+    def loss(x: Any) -> Any:
+        return model(x).square().mean()
+
+    for dynamic in (False, True):
+        makings = [_made(loss, [[batch] for batch in batches], max_signatures=most, dynamic=dynamic) for _ in range(settings.of(3, 1))]
+        compiled, eight = makings[0], batches[min(8, most) - 1]
+        seconds = min(map(_native_seconds, makings))
+        call = _best(lambda compiled=compiled, eight=eight: compiled(eight), settings, 2000)
+        texts = {program.native.source for program in compiled.programs if program.native is not None}
+        table.add(str(dynamic), str(len(texts)), f"{seconds:.2f}", f"{call * 1e6:.1f}")
+    return table
+
+
 def _seconds(function: Callable[..., Any], tensors: list[Any], settings: Settings) -> float:
     """The least seconds of some makings of native programs, with no machine code kept from the one before."""
-    found = []
-    for _ in range(settings.of(3, 1)):
-        with mock.patch.object(build, "code_cache", CodeCache(directory=lambda: None)):
-            compiled = ag.compile(function, tier="native")
+    return min([_native_seconds(_made(function, [tensors])) for _ in range(settings.of(3, 1))])
 
-            async def passes(compiled: Any = compiled) -> None:
+
+def _native_seconds(compiled: Any) -> float:
+    return sum([program.native.seconds for program in compiled.programs if program.native is not None])
+
+
+def _made(function: Callable[..., Any], calls: list[list[Any]], **options: Any) -> Any:
+    """A compiled function with native programs for these arguments; none of their machine code was there before."""
+    with mock.patch.object(build, "code_cache", CodeCache(directory=lambda: None)):
+        compiled = ag.compile(function, tier="native", **options)
+
+        async def passes() -> None:
+            for tensors in calls:
                 for _ in range(2):
                     await compiled(*tensors).backward()
 
-            ag.run(passes())
-        found.append(sum([program.native.seconds for program in compiled.programs if program.native is not None]))
-    return min(found)
+        ag.run(passes())
+    return compiled

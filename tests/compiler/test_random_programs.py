@@ -150,16 +150,17 @@ async def test_random_programs(seed: int, outside: bool) -> None:
 
 @pytest.mark.one_loop
 @pytest.mark.skipif(native_problem() is not None, reason=str(native_problem()))
+@pytest.mark.parametrize("dynamic", swept([False, True]))
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 2))
-async def test_random_native_programs(seed: int) -> None:
-    await check(seed, "native", outside=False)
+async def test_random_native_programs(seed: int, dynamic: bool) -> None:
+    await check(seed, "native", outside=False, dynamic=dynamic)
 
 
-async def check(seed: int, tier: str, *, outside: bool) -> None:
+async def check(seed: int, tier: str, *, outside: bool, dynamic: bool = False) -> None:
     """One random program gives eager's bits, with leaves that change between its runs."""
     function, kinds, leaves = make(seed)
-    compiled = ag.compile(function, tier=tier)
+    compiled = ag.compile(function, tier=tier, dynamic=dynamic)
     rng = np.random.default_rng(seed)
     for _ in range(3):
         inputs = [ag.tensor(rng.standard_normal(shape).astype(dtype), requires_grad=True) for shape, dtype in kinds]

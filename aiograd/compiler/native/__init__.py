@@ -9,6 +9,7 @@
 `placing`         where arrays are, and which rows share a loop
 `rolling`         bodies that repeat in the list of loops and calls
 `items`           that data
+`layouts`         where the elements of arrays lie
 `emit`            its text of LLVM: `writer` lines, `item_code` items, `elementwise` rows, `flag_code` flags, `roll_code` bodies that repeat
 `ufuncs`          numpy's own loops, and the way in which numpy calls them
 `check`           the same text with every access checked, for tests

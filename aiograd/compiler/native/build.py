@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ class NativeText:
     """The text of a native function and what its table has to hold.
 
     Attributes:
+        sizes: lengths, strides, offsets and numbers of a text without them, see `aiograd.compiler.native.writer`.
         checked: the emitter of a function with checks; None: it has none.
         was_kept: True if its machine code was there when the function was loaded, see `aiograd.compiler.native.cache`.
     """
@@ -36,20 +37,24 @@ class NativeText:
     text: str
     table: dict[Any, int]
     scratch_bytes: int
+    sizes: list[int] = field(default_factory=list)
     checked: CheckedEmitter | None = None
     was_kept: bool = False
 
 
-def native_text(code: ArrayCode, written: frozenset[Ref] = frozenset(), updates: tuple[tuple[Ref, Ref], ...] = ()) -> NativeText:
-    """The text of a native function; arguments as for `lowered`. A pure function, but for ``AIOGRAD_NATIVE_CHECK``.
+def native_text(
+    code: ArrayCode, written: frozenset[Ref] = frozenset(), updates: tuple[tuple[Ref, Ref], ...] = (), *, is_dynamic: bool = False
+) -> NativeText:
+    """The text of a native function; arguments as for `lowered`, and for `Emitter`. A pure function, but for ``AIOGRAD_NATIVE_CHECK``.
 
     Raises:
         Unsupported: the code has a call that a native function cannot make.
     """
     native = lowered(code, written, updates)
-    emitter = CheckedEmitter(native, NAME) if is_checked() else Emitter(native, NAME)
+    emitter = (CheckedEmitter if is_checked() else Emitter)(native, NAME, is_dynamic=is_dynamic)
     text = emitter.text()
-    return NativeText(native, text, emitter.table, emitter.scratch_bytes, emitter if isinstance(emitter, CheckedEmitter) else None)
+    checked = emitter if isinstance(emitter, CheckedEmitter) else None
+    return NativeText(native, text, emitter.table, emitter.scratch_bytes, emitter.sizes, checked)
 
 
 def load_native(text: NativeText, fallback: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,6 +68,9 @@ def load_native(text: NativeText, fallback: Callable[..., Any]) -> Callable[...,
     loaded = LoadedCode(code)
     address = loaded.address_of("table")
     table = (ctypes.c_uint64 * max(len(text.table), 1)).from_address(address)
+    if text.sizes:
+        words = np.array([size & (1 << 64) - 1 for size in text.sizes], np.uint64)
+        ctypes.memmove(loaded.address_of("sizes"), words.ctypes.data, words.nbytes)
     kept: list[Any] = [loaded, fallback, text.native.constants]
     scratch = None
     for key, place in text.table.items():

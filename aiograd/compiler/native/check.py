@@ -18,8 +18,8 @@ import numpy as np
 
 from aiograd.compiler.calls import Ref
 from aiograd.compiler.native.emit import Emitter
-from aiograd.compiler.native.item_code import span
 from aiograd.compiler.native.items import NativeCode, Root, RootKind
+from aiograd.compiler.native.layouts import span
 from aiograd.errors import ArgumentError
 
 #: bytes of a red zone, and their value
@@ -47,6 +47,7 @@ class CheckedEmitter(Emitter):
     Args:
         native: the function as data.
         name: of the function.
+        is_dynamic: True for a text without sizes.
 
     Attributes:
         checks: a text for each check.
@@ -55,8 +56,8 @@ class CheckedEmitter(Emitter):
 
     stack_bytes = 0  # all of that memory comes from the table, where `CheckedFunction` sees it
 
-    def __init__(self, native: NativeCode, name: str) -> None:
-        super().__init__(native, name)
+    def __init__(self, native: NativeCode, name: str, *, is_dynamic: bool = False) -> None:
+        super().__init__(native, name, is_dynamic=is_dynamic)
         self.checks: list[str] = []
         self.red_zones: list[int] = []
         #: in a loop over repeated bodies, the bounds in this repetition
@@ -78,8 +79,8 @@ class CheckedEmitter(Emitter):
     def _touch(self, ref: Ref, address: str, low: int, high: int) -> None:
         root = self._native.locations[ref].root
         first, last = self._bounds(root)
-        begin = self._new(f"ptrtoint ptr {self._at(address, low)} to i64")
-        end = self._new(f"add i64 {begin}, {high - low}")
+        begin = self._new(f"ptrtoint ptr {self._behind(address, low)} to i64")
+        end = self._new(f"add i64 {begin}, {self._size(high - low)}")
         below, above = self._new(f"icmp ult i64 {begin}, {first}"), self._new(f"icmp ugt i64 {end}, {last}")
         bad = self._new(f"or i1 {below}, {above}")
         inside, outside = self._fresh("inside"), self._fresh("outside")
@@ -114,7 +115,7 @@ class CheckedEmitter(Emitter):
             return self._entry(("low", root.path), "i64"), self._entry(("high", root.path), "i64")
         low, high = span(root.ref)
         address = self._address(root)
-        return tuple([self._new(f"ptrtoint ptr {self._at(address, end)} to i64") for end in (low, high)])  # type: ignore[return-value]
+        return tuple([self._new(f"ptrtoint ptr {self._behind(address, end)} to i64") for end in (low, high)])  # type: ignore[return-value]
 
     def _finish(self, result: str, gives_back: bool, has_items: bool) -> None:
         super()._finish(result, gives_back, has_items)

@@ -53,8 +53,12 @@ def number(value: Any, dtype: np.dtype[Any]) -> str:
         return "true" if array else "false"
     if dtype.kind in "iu":
         return str(int(array))
-    word = int(array.view(f"u{dtype.itemsize}"))
-    return f"bitcast (i{8 * dtype.itemsize} {word} to {llvm_type(dtype)})"
+    return f"bitcast (i{8 * dtype.itemsize} {word_of(array)} to {llvm_type(dtype)})"
+
+
+def word_of(number: np.ndarray[Any, Any]) -> int:
+    """The bits of a number, as an integer without sign."""
+    return int(number.view(f"u{number.dtype.itemsize}"))
 
 
 class Lanes:

@@ -14,8 +14,9 @@ import math
 from typing import Any
 
 from aiograd.compiler.calls import ARENA, Ref
-from aiograd.compiler.native.item_code import ALIGNMENT, DATA, is_small, span
+from aiograd.compiler.native.item_code import ALIGNMENT, DATA
 from aiograd.compiler.native.items import Item, Location, LoopCall, NativeCode, PickedElements, Root, RootKind
+from aiograd.compiler.native.layouts import span
 from aiograd.compiler.native.roll_code import RollWriter
 from aiograd.compiler.native.rolling import home_of, is_same_layout
 
@@ -36,13 +37,14 @@ class Emitter(RollWriter):
     Args:
         native: the function as data.
         name: of the function.
+        is_dynamic: True for a text without sizes.
     """
 
     #: bytes of memory that the function takes from the stack; more comes from a buffer of its own
     stack_bytes = 4096
 
-    def __init__(self, native: NativeCode, name: str) -> None:
-        super().__init__(native)
+    def __init__(self, native: NativeCode, name: str, *, is_dynamic: bool = False) -> None:
+        super().__init__(native, is_dynamic=is_dynamic)
         self._name = name
         self._made: dict[Root, str] = {}
         #: results that a loop has made
@@ -90,6 +92,7 @@ class Emitter(RollWriter):
     def _assembled(self) -> str:
         lines = [
             f"@table = global [{max(len(self.table), 1)} x i64] zeroinitializer", *self._globals, *sorted(self._intrinsics),
+            *([f"@sizes = global [{len(self.sizes)} x i64] zeroinitializer"] if self.sizes else []),
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)", "declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)",
             "declare void @llvm.x86.sse.stmxcsr(ptr)", "declare void @llvm.x86.sse.ldmxcsr(ptr)",
             f"define ptr @{self._name}(ptr %self, ptr %args, i64 %count) {{", "entry:", *self._head, *self._lines, "}",
@@ -160,7 +163,7 @@ class Emitter(RollWriter):
             self._line(f"br i1 {bad}, label %other, label %{like}")
             self._begin(like)
             lengths = self._new(f"load ptr, ptr {self._at(array, SHAPE)}")
-            bad = self._new(f"icmp ne i64 {self._new(f'load i64, ptr {self._at(lengths, 8 * place)}')}, {length}")
+            bad = self._new(f"icmp ne i64 {self._new(f'load i64, ptr {self._at(lengths, 8 * place)}')}, {self._size(length)}")
         like = self._fresh("like")
         self._line(f"br i1 {bad}, label %other, label %{like}")
         self._begin(like)
@@ -244,13 +247,13 @@ class Emitter(RollWriter):
         """Put many arguments into a sequence, by a loop."""
         source = "%args" if base < 0 else self._arguments[base, -2]
         targets, places = self._numbers(tuple([i for i, _ in items])), self._numbers(tuple([place for _, place in items]))
-        i, label = self._loop_begin(len(items), 1)
-        place = self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {places}, i64 {i}')}")
-        target = self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {targets}, i64 {i}')}")
+        loop = self._loop_begin(len(items))
+        place = self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {places}, i64 {loop.i}')}")
+        target = self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {targets}, i64 {loop.i}')}")
         each = self._new(f"load ptr, ptr {self._new(f'getelementptr ptr, ptr {source}, i64 {place}')}")
         self._call("void", "Py_IncRef", f"ptr {each}")
         self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {target}", f"ptr {each}")
-        self._loop_end(i, label, len(items), 1)
+        self._loop_end(loop)
 
     def _make_many(self, kind: str, made: str, tree: Any, path: tuple[int, ...]) -> set[int]:
         """Make the arrays of a sequence that are new, or views of others, of each layout that many have by a loop; their places."""
@@ -272,16 +275,16 @@ class Emitter(RollWriter):
                     layouts.setdefault(key, []).append((i, ref, location))
             for many in [many for many in layouts.values() if len(many) >= MANY]:
                 numbers, refs, locations = zip(*many, strict=True)
-                place, label = self._loop_begin(len(many), 1)
+                loop = self._loop_begin(len(many))
                 if is_new:
                     array = self._checked(self._new_array(refs[0], "null"))
                 else:
-                    whole = self._object(tuple([location.root for location in locations]), place)
-                    offset = self._varying(tuple([location.offset for location in locations]), place)
+                    whole = self._object(tuple([location.root for location in locations]), loop.i)
+                    offset = self._varying(tuple([location.offset for location in locations]), loop.i)
                     data = self._new(f"load ptr, ptr {self._at(whole, DATA)}")
                     array = self._view(refs[0], self._new(f"getelementptr i8, ptr {data}, i64 {offset}"), whole)
-                self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(numbers, place)}", f"ptr {array}")
-                self._loop_end(place, label, len(many), 1)
+                self._call("i32", f"{kind}_SetItem", f"ptr {made}", f"i64 {self._varying(numbers, loop.i)}", f"ptr {array}")
+                self._loop_end(loop)
                 done.update(numbers)
                 self._looped.update([location.root for location in locations] if is_new else ())
         return done
@@ -323,7 +326,7 @@ class Emitter(RollWriter):
         if not location.offset and is_same_layout(tree, root.ref):
             self._call("void", "Py_IncRef", f"ptr {whole}")
             return whole
-        data = self._at(self._address(root), location.offset)
+        data = self._behind(self._address(root), location.offset) if location.offset else self._address(root)
         return self._view(tree, data, whole, is_fresh=fresh)
 
     def _view(self, ref: Ref, data: str, whole: str, *, is_fresh: bool = False) -> str:
@@ -350,7 +353,7 @@ class Emitter(RollWriter):
         """Take the memory to compute in, before everything that uses it."""
         if not self.scratch_bytes:
             return ""
-        if self.scratch_bytes <= self.stack_bytes:
+        if self.scratch_bytes <= self.stack_bytes and not self._is_dynamic:
             stack = f"  %stack = alloca [{self.scratch_bytes} x i8], align {ALIGNMENT}"
             self._head += [stack, "  %scratch = getelementptr i8, ptr %stack, i64 0"]
             return ""
@@ -362,7 +365,7 @@ class Emitter(RollWriter):
         is_taken = self._new(f"icmp eq ptr {kept}, null")
         self._line(f"br i1 {is_taken}, label %more, label %taken")
         self._begin("more")
-        more = self._call("ptr", "PyMem_RawMalloc", f"i64 {self.scratch_bytes + ALIGNMENT}")
+        more = self._call("ptr", "PyMem_RawMalloc", f"i64 {self._size(self.scratch_bytes + ALIGNMENT)}")
         none = self._new(f"icmp eq ptr {more}, null")
         self._line(f"br i1 {none}, label %back, label %enough")
         self._begin("enough")
@@ -415,14 +418,13 @@ class Emitter(RollWriter):
 
     def _update(self, target: Ref, value: Ref) -> None:
         """Write an argument."""
-        location = self._native.locations[target]
-        address = self._at(self._address(location.root), location.offset)
-        if is_small(value):
+        address = self._where(target)
+        if self._is_small(value):
             self._write(target, self._register(value), address)
         elif target.nbytes:
             source = self._place(value)
             self._touch(target, address, *span(target))
-            self._line(f"call void @llvm.memcpy.p0.p0.i64(ptr {address}, ptr {source}, i64 {target.nbytes}, i1 false)")
+            self._line(f"call void @llvm.memcpy.p0.p0.i64(ptr {address}, ptr {source}, i64 {self._size(target.nbytes)}, i1 false)")
 
     def _give_back(self) -> None:
         """Keep the memory to compute in for the next call, or free it."""

@@ -23,10 +23,11 @@ class FlagWriter(ItemWriter):
 
     Args:
         native: the function as data.
+        is_dynamic: True for a text without sizes.
     """
 
-    def __init__(self, native: NativeCode) -> None:
-        super().__init__(native)
+    def __init__(self, native: NativeCode, *, is_dynamic: bool = False) -> None:
+        super().__init__(native, is_dynamic=is_dynamic)
         self._has_stack_flags = False
         self._fence_bytes = 0
 

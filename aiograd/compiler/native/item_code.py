@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.calls import Ref
-from aiograd.compiler.native.elementwise import Lanes, emit_row, llvm_type, memory_type, splat, vector
+from aiograd.compiler.native.elementwise import Lanes, emit_row, llvm_type, memory_type, splat, vector, word_of
 from aiograd.compiler.native.items import FusedRows, Item, LoopCall, NativeCode, PickedElements, Root, RootKind, Row, dtype_of
+from aiograd.compiler.native.layouts import broadcast_strides, offsets, places_in, span, walk
 from aiograd.compiler.native.turns import in_turns
-from aiograd.compiler.native.writer import Writer
+from aiograd.compiler.native.writer import Loop, Writer
 
 #: elements, and bytes, of the arrays that are kept in registers
 LANES = 16
@@ -42,13 +43,14 @@ class ItemWriter(Writer):
 
     Args:
         native: the function as data.
+        is_dynamic: True for a text without sizes.
 
     Attributes:
         scratch_bytes: of the memory that one call computes in.
     """
 
-    def __init__(self, native: NativeCode) -> None:
-        super().__init__()
+    def __init__(self, native: NativeCode, *, is_dynamic: bool = False) -> None:
+        super().__init__(is_dynamic=is_dynamic)
         self._native = native
         self.scratch_bytes = 0
         #: objects of arguments, by parameter and place in it, -1 for a parameter that is the array; with -2 the items of a tuple
@@ -86,7 +88,8 @@ class ItemWriter(Writer):
             elif root.kind is RootKind.CONSTANT:
                 found = self._entry(("data", root.path[0]))
             elif root.kind is RootKind.SCRATCH:
-                found = self._at("%scratch", self._slot(root))
+                offset = self._slot(root)
+                found = self._behind("%scratch", offset) if self._is_dynamic else self._at("%scratch", offset)
             else:
                 raise AssertionError(f"{root.ref.name} has no memory yet")
             self._addresses[root] = found
@@ -119,7 +122,17 @@ class ItemWriter(Writer):
         """The address of the first element of a Ref, whether or not its numbers are there."""
         location = self._native.locations[ref]
         address, moved = self._address(location.root), self._moved.get(ref)
-        return self._at(address, location.offset) if moved is None else self._new(f"getelementptr i8, ptr {address}, i64 {moved}")
+        if moved is not None:
+            return self._new(f"getelementptr i8, ptr {address}, i64 {moved}")
+        return self._behind(address, location.offset) if location.offset else address
+
+    def _behind(self, address: str, offset: int) -> str:
+        """The address so many bytes behind one."""
+        return self._new(f"getelementptr i8, ptr {address}, i64 {self._size(offset)}")
+
+    def _is_small(self, ref: Ref) -> bool:
+        """As `is_small`; of arrays whose sizes are no part of the text, true for one element."""
+        return is_small(ref) and (not self._is_dynamic or math.prod(ref.shape or ()) == 1)
 
     def _touch(self, ref: Ref, address: str, low: int, high: int) -> None:
         """Before every access: memory of an array is read or written from so many bytes behind an address up to so many. `CheckedEmitter` looks."""
@@ -139,7 +152,7 @@ class ItemWriter(Writer):
         root = location.root
         whole = None if root.is_pinned or ref in self._moved else self._registers.get(root.ref)
         if whole is not None and ref.dtype == root.ref.dtype:
-            places = _places(ref, location.offset, root.ref)
+            places = places_in(ref, location.offset, root.ref)
             found = self._shuffled(whole, self._lanes(root.ref), places, self._lanes(ref), str(llvm_type(ref.dtype)))  # type: ignore[arg-type]
         else:
             found = self._read(ref, self._where(ref))
@@ -167,7 +180,7 @@ class ItemWriter(Writer):
             found = self._new(f"load {vector(kind, lanes)}, ptr {address}, align 1")
         else:
             found = "poison"
-            for i, offset in enumerate(_offsets(ref)):
+            for i, offset in enumerate(offsets(ref)):
                 each = self._new(f"load {kind}, ptr {self._at(address, offset)}, align 1")
                 found = self._new(f"insertelement <{lanes} x {kind}> {found}, {kind} {each}, i64 {i}")
         return self._to_register(found, dtype, lanes)
@@ -188,7 +201,7 @@ class ItemWriter(Writer):
         if ref.is_in_order or not lanes:
             self._line(f"store {vector(kind, lanes)} {value}, ptr {address}, align 1")
             return
-        for i, offset in enumerate(_offsets(ref)):
+        for i, offset in enumerate(offsets(ref)):
             each = self._new(f"extractelement <{lanes} x {kind}> {value}, i64 {i}")
             self._line(f"store {kind} {each}, ptr {self._at(address, offset)}, align 1")
 
@@ -203,7 +216,7 @@ class ItemWriter(Writer):
             return
         if math.prod(item.shape) == 0:
             return
-        small = all([is_small(row.result) and all(map(is_small, row.refs())) for row in item.rows])
+        small = all([self._is_small(row.result) and all(map(self._is_small, row.refs())) for row in item.rows])
         if small:
             for row in in_turns(item.rows):
                 self._small_row(row)
@@ -235,6 +248,9 @@ class ItemWriter(Writer):
     def _constant(self, lanes: Lanes, row: Row, place: int, dtype: np.dtype[Any]) -> str:
         """An operand that is a number, in all lanes."""
         varied = self._varied.get((id(row), place))
+        if varied is None and self._is_dynamic:
+            address = self._numbers((word_of(np.asarray(row.operands[place]).astype(dtype)),))
+            varied = self._to_register(self._new(f"load {memory_type(dtype)}, ptr {address}"), dtype, 0)
         if varied is None:
             return lanes.constant(row.operands[place], dtype)
         return self._shuffled(varied, 0, [0] * lanes.lanes, lanes.lanes, str(llvm_type(dtype))) if lanes.lanes else varied
@@ -261,13 +277,13 @@ class ItemWriter(Writer):
                     if locations[each].root in made:
                         each = made[locations[each].root]
                     else:
-                        loads[each] = _broadcast_strides(each, group.shape)
+                        loads[each] = broadcast_strides(each, group.shape)
                 found.append(each)
             sources.append(found)
             made[locations[row.result].root] = number_
         stores = {row.result: row.result.strides or () for row in group.rows if self._is_used_after(locations[row.result].root, group)}
         addresses = {ref: self._place(ref) for ref in (*loads, *stores)}
-        axes, strides = _walk(group.shape, [*loads.values(), *stores.values()])
+        axes, strides = walk(group.shape, [*loads.values(), *stores.values()])
         steps = dict(zip((*loads, *stores), strides, strict=True))
         self._loops(axes, addresses, steps, lambda lanes, at: self._body(group, sources, lanes, at, tuple(loads), frozenset(stores), steps))
 
@@ -278,39 +294,56 @@ class ItemWriter(Writer):
         """Loops around a body; the innermost one goes over vectors where every operand lies in a row or is one number."""
         refs = list(addresses)
         at = dict(addresses)
-        ends = []
+        loops = []
         for axis, length in enumerate(axes[:-1]):
-            i, end = self._loop_begin(length, 1)
-            ends.append((i, end, length))
+            loops.append(self._loop_begin(length))
             for ref in refs:
                 step = steps[ref][axis]
                 if step:
-                    at[ref] = self._new(f"getelementptr i8, ptr {at[ref]}, i64 {self._new(f'mul i64 {i}, {step}')}")
+                    at[ref] = self._in_loop(at[ref], loops[-1], step)
         length = axes[-1] if axes else 1
         sizes = [ref.dtype.itemsize for ref in refs]  # type: ignore[union-attr]
         in_rows = all([not steps[ref] or steps[ref][-1] in (0, size) for ref, size in zip(refs, sizes, strict=True)])
         lanes = VECTOR_BYTES // max(sizes) if in_rows else 0
         whole = length // lanes * lanes if lanes else 0
-        if whole:
-            self._inner(0, whole, lanes, refs, at, steps, body)
-        if whole < length:
-            self._inner(whole, length, 0, refs, at, steps, body)
-        for i, end, count in reversed(ends):
-            self._loop_end(i, end, count, 1)
+        if self._is_dynamic:
+            if lanes:
+                self._inner_if_any(0, whole, lanes, refs, at, steps, body)
+            self._inner_if_any(whole, length, 0, refs, at, steps, body)
+        else:
+            if whole:
+                self._inner(0, whole, lanes, refs, at, steps, body)
+            if whole < length:
+                self._inner(whole, length, 0, refs, at, steps, body)
+        for loop in reversed(loops):
+            self._loop_end(loop)
 
     def _inner(self, begin: int, end: int, lanes: int, refs: list[Ref], at: dict[Ref, str], steps: dict[Ref, list[int]], body: Any) -> None:
         step = lanes or 1
-        if end - begin == step:
+        if end - begin == step and not self._is_dynamic:
             here = {ref: self._at(at[ref], begin * steps[ref][-1]) if steps[ref] else at[ref] for ref in refs}
             body(lanes, here)
             return
-        i, label = self._loop_begin(end, step, begin)
+        loop = self._loop_begin(end, step, begin)
         here = {}
         for ref in refs:
             stride = steps[ref][-1]
-            here[ref] = self._new(f"getelementptr i8, ptr {at[ref]}, i64 {self._new(f'mul i64 {i}, {stride}')}") if stride else at[ref]
+            here[ref] = self._in_loop(at[ref], loop, stride) if stride else at[ref]
         body(lanes, here)
-        self._loop_end(i, label, end, step)
+        self._loop_end(loop)
+
+    def _inner_if_any(self, begin: int, end: int, *arguments: Any) -> None:
+        """As `_inner`, with a look whether the loop has anything to do."""
+        some, none = self._fresh("some"), self._fresh("none")
+        self._line(f"br i1 {self._new(f'icmp ult i64 {self._size(begin)}, {self._size(end)}')}, label %{some}, label %{none}")
+        self._begin(some)
+        self._inner(begin, end, *arguments)
+        self._line(f"br label %{none}")
+        self._begin(none)
+
+    def _in_loop(self, address: str, loop: Loop, stride: int) -> str:
+        """The address of an operand in a loop."""
+        return self._new(f"getelementptr i8, ptr {address}, i64 {self._new(f'mul i64 {loop.i}, {self._size(stride)}')}")
 
     def _body(
         self, group: FusedRows, sources: list[list[Any]], lanes: int, at: dict[Ref, str], loads: tuple[Ref, ...], stores: frozenset[Ref], steps: Any
@@ -356,93 +389,37 @@ class ItemWriter(Writer):
         addresses = [own if ref is result else self._place(ref) for ref in item.operands]
         if item.first == "zero":
             self._touch(result, addresses[-1], 0, result.nbytes)
-            self._line(f"call void @llvm.memset.p0.i64(ptr {addresses[-1]}, i8 0, i64 {result.nbytes}, i1 false)")
-        ends = []
+            self._line(f"call void @llvm.memset.p0.i64(ptr {addresses[-1]}, i8 0, i64 {self._size(result.nbytes)}, i1 false)")
+        loops = []
         for length, moves in item.outer:
-            i, label = self._loop_begin(length, 1)
-            ends.append((i, label, length))
-            addresses = [
-                self._new(f"getelementptr i8, ptr {address}, i64 {self._new(f'mul i64 {i}, {move}')}") if move else address
-                for address, move in zip(addresses, moves, strict=True)
-            ]
+            loops.append(self._loop_begin(length))
+            addresses = [self._in_loop(address, loops[-1], move) if move else address for address, move in zip(addresses, moves, strict=True)]
         for place, address in enumerate(addresses):
             self._touch(item.operands[place], address, *item.extent(place))
             self._line(f"store ptr {address}, ptr {self._at('%pointers', 8 * place)}")
         key = item.ufunc.__name__, item.types
         function, data = self._entry(("loop", *key)), self._entry(("loop data", *key))
         self._line(f"call void {function}(ptr %pointers, ptr {self._numbers(item.dimensions)}, ptr {self._numbers(item.steps)}, ptr {data})")
-        for i, label, length in reversed(ends):
-            self._loop_end(i, label, length, 1)
+        for loop in reversed(loops):
+            self._loop_end(loop)
 
     def _picked(self, item: PickedElements) -> None:
         """A loop over rows. A place out of range is read as 0, and noted among the flags."""
         source, places, result = item.source, item.places, item.result
         (rows, columns), (step, inner) = source.shape or (), source.strides or ()
         addresses = [self._place(source), self._place(places), self._where(result)]
-        i, label = self._loop_begin(rows, 1)
+        loop = self._loop_begin(rows)
         moves = (step, *(places.strides or ()), *(result.strides or ()))
-        row, at, to = (
-            self._new(f"getelementptr i8, ptr {address}, i64 {self._new(f'mul i64 {i}, {move}')}")
-            for address, move in zip(addresses, moves, strict=True)
-        )
+        row, at, to = (self._in_loop(address, loop, move) for address, move in zip(addresses, moves, strict=True))
         self._touch(places, at, 0, 8)
         place = self._new(f"load i64, ptr {at}, align 1")
-        is_inside = self._new(f"icmp ult i64 {place}, {columns}")
+        is_inside = self._new(f"icmp ult i64 {place}, {self._size(columns)}")
         flag = self._new(f"select i1 {is_inside}, i32 0, i32 {OUT_OF_RANGE}")
         self._line(f"store i32 {self._new(f'or i32 {flag}, ' + self._new('load i32, ptr %flags'))}, ptr %flags")
         place = self._new(f"select i1 {is_inside}, i64 {place}, i64 0")
-        address = self._new(f"getelementptr i8, ptr {row}, i64 {self._new(f'mul i64 {place}, {inner}')}")
+        address = self._new(f"getelementptr i8, ptr {row}, i64 {self._new(f'mul i64 {place}, {self._size(inner)}')}")
         kind = memory_type(dtype_of(source))
         self._touch(source, address, 0, dtype_of(source).itemsize)
         self._touch(result, to, 0, dtype_of(source).itemsize)
         self._line(f"store {kind} {self._new(f'load {kind}, ptr {address}, align 1')}, ptr {to}, align 1")
-        self._loop_end(i, label, rows, 1)
-
-
-def _offsets(ref: Ref) -> list[int]:
-    """Bytes from the first element to each, in the order of the elements."""
-    total = np.zeros(ref.shape or (), np.int64)
-    for axis, (length, stride) in enumerate(zip(ref.shape or (), ref.strides or (), strict=True)):
-        total += (np.arange(length) * stride).reshape((-1,) + (1,) * (len(ref.shape or ()) - axis - 1))
-    return list(map(int, total.ravel()))
-
-
-def _places(ref: Ref, offset: int, whole: Ref) -> list[int]:
-    """The places in `whole` of the elements of a view of it."""
-    by_offset = {each: place for place, each in enumerate(_offsets(whole))}
-    return [by_offset[offset + each] for each in _offsets(ref)]
-
-
-def span(ref: Ref) -> tuple[int, int]:
-    """The bytes, from the first element, that an array lies in."""
-    dtype: Any = ref.dtype
-    if not math.prod(ref.shape or ()):
-        return 0, 0
-    extents = [stride * (length - 1) for length, stride in zip(ref.shape or (), ref.strides or (), strict=True)]
-    return sum(min(each, 0) for each in extents), sum(max(each, 0) for each in extents) + dtype.itemsize
-
-
-def _broadcast_strides(ref: Ref, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides with which an array takes part in a loop over `shape`."""
-    own, strides = ref.shape or (), ref.strides or ()
-    missing = len(shape) - len(own)
-    return (0,) * missing + tuple([0 if length == 1 else stride for length, stride in zip(own, strides, strict=True)])
-
-
-def _walk(shape: tuple[int, ...], strides: list[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:
-    """Axes, the slowest first, with neighbours that lie in a row put together; for each operand its stride along them."""
-    axes = [axis for axis in range(len(shape)) if shape[axis] != 1]
-    by = strides[-1] if strides else ()
-    axes.sort(key=lambda axis: -abs(by[axis]))
-    lengths: list[int] = []
-    found: list[list[int]] = [[] for _ in strides]
-    for axis in axes:
-        if lengths and all([own[-1] == each[axis] * shape[axis] for own, each in zip(found, strides, strict=True)]):
-            lengths[-1] *= shape[axis]
-            for own, each in zip(found, strides, strict=True):
-                own[-1] = each[axis]
-            continue
-        lengths.append(shape[axis])
-        for own, each in zip(found, strides, strict=True):
-            own.append(each[axis])
-    return lengths, found
+        self._loop_end(loop)

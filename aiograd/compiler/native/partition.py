@@ -47,10 +47,12 @@ class NativeParts:
     Attributes:
         texts: of its native functions.
         fallbacks: by call that stays Python, the reason.
+        is_dynamic: True if its texts are without sizes, see `aiograd.compiler.native.writer`.
     """
 
     texts: list[NativeText] = field(default_factory=list)
     fallbacks: dict[str, str] = field(default_factory=dict)
+    is_dynamic: bool = False
 
 
 def native_function(code: ArrayCode, file: SourceFile, parts: NativeParts) -> Callable[..., Any] | None:
@@ -115,7 +117,7 @@ def _computing(calls: tuple[Call, ...]) -> int:
 
 
 def _native(code: ArrayCode, written: frozenset[Ref], file: SourceFile, parts: NativeParts) -> Callable[..., Any]:
-    text = native_text(code, written)
+    text = native_text(code, written, is_dynamic=parts.is_dynamic)
     parts.texts.append(text)
     return load_native(text, LateFunction(code, file))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.native.elementwise import memory_type
+from aiograd.compiler.native.elementwise import memory_type, word_of
 from aiograd.compiler.native.flag_code import FlagWriter
 from aiograd.compiler.native.item_code import DATA
 from aiograd.compiler.native.items import FusedRows, NativeCode, Root, RootKind
@@ -19,10 +19,11 @@ class RollWriter(FlagWriter):
 
     Args:
         native: the function as data.
+        is_dynamic: True for a text without sizes.
     """
 
-    def __init__(self, native: NativeCode) -> None:
-        super().__init__(native)
+    def __init__(self, native: NativeCode, *, is_dynamic: bool = False) -> None:
+        super().__init__(native, is_dynamic=is_dynamic)
         self._returned = returned_whole(native)
         #: by way to a tuple or list that is returned, the address of its items
         self._sequences: dict[tuple[int, ...], str] = {}
@@ -90,7 +91,8 @@ class RollWriter(FlagWriter):
         inside = {*roll.roots, *roll.own}
         self._forget(inside)
         self._roll, self._kept = roll, roll.made & roll.roots.keys()
-        i, label = self._loop_begin(roll.count, 1)
+        loop = self._loop_begin(roll.count)
+        i = loop.i
         for root, every in roll.roots.items():
             self._addresses[root] = self._base(every, offsets, i)
             self._bases(root, every, i)
@@ -100,7 +102,7 @@ class RollWriter(FlagWriter):
         for number in range(roll.begin, roll.begin + roll.period):
             self._step(number)
         self._note_flags(roll.end, items[roll.begin].errors)
-        self._loop_end(i, label, roll.count, 1)
+        self._loop_end(loop)
         self._roll, self._kept, self._moved = None, set(), {}
         self._varied.clear()
         self._forget(inside)
@@ -160,17 +162,13 @@ class RollWriter(FlagWriter):
         """The value of repetition `i`."""
         first, step = values[0], values[1] - values[0] if len(values) > 1 else 0
         if all([value == first + place * step for place, value in enumerate(values)]):
-            return str(first) if not step else self._new(f"add i64 {self._new(f'mul i64 {i}, {step}')}, {first}")
+            return self._size(first) if not step else self._new(f"add i64 {self._new(f'mul i64 {i}, {self._size(step)}')}, {self._size(first)}")
         return self._new(f"load i64, ptr {self._new(f'getelementptr i64, ptr {self._numbers(values)}, i64 {i}')}")
 
     def _number_of(self, numbers: tuple[np.ndarray[Any, Any], ...], i: str) -> str:
         """The number of repetition `i`, in a register."""
         dtype = numbers[0].dtype
-        name = f"@v{next(self._count)}"
-        kind = f"i{8 * dtype.itemsize}"
-        words = ", ".join([f"{kind} {int(each.view(f'u{dtype.itemsize}'))}" for each in numbers])
-        self._globals.append(f"{name} = private constant [{len(numbers)} x {kind}] [{words}]")
-        place = self._new(f"getelementptr {kind}, ptr {name}, i64 {i}")
+        place = self._new(f"getelementptr i64, ptr {self._numbers(tuple(map(word_of, numbers)))}, i64 {i}")
         return self._to_register(self._new(f"load {memory_type(dtype)}, ptr {place}"), dtype, 0)
 
 

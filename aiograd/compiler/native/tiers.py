@@ -205,9 +205,10 @@ class NativeTier:
         code: the program's code, a `ProgramCode`; it is held weakly.
         plain: the code of the forward, before any pass.
         seed: of the pass that always follows, see `aiograd.compiler.joint_pass`; None: there is none.
+        is_dynamic: True for functions that share their machine code with those of other sizes, see `aiograd.compiler.native.writer`.
     """
 
-    def __init__(self, code: Any, plain: ArrayCode, seed: Any = None) -> None:
+    def __init__(self, code: Any, plain: ArrayCode, seed: Any = None, *, is_dynamic: bool = False) -> None:
         self._code = weakref.ref(code)
         self._seed = seed
         self._joined: ArrayCode | None = None if seed is None else plain
@@ -216,7 +217,7 @@ class NativeTier:
         self._lock = threading.Lock()
         self._has_begun = False
         self._file = SourceFile()
-        self.report = NativeReport()
+        self.report = NativeReport(NativeParts(is_dynamic=is_dynamic))
         #: runs before the native forward was there; None: it is not
         self.runs_before: int | None = None
 
@@ -284,7 +285,7 @@ class NativeTier:
                 code.set_backward(key, function, shared)
             if self._joined is not None and key == (((),), code.joint_needs, code.all_needed):
                 joined, self._joined = self._joined, None
-                code.joint = joint_function(joined, plain, self._seed)
+                code.joint = joint_function(joined, plain, self._seed, is_dynamic=parts.is_dynamic)
         if parts.texts:
             program.report = self.report
 

@@ -103,6 +103,10 @@ class Recorder:
         return ArrayCode("f", tuple(self.given), tuple(self.calls), results)
 
 
+#: whether the texts of `Both` have sizes in them; see the fixture `sizes`
+IS_DYNAMIC = False
+
+
 class Both:
     """A code as a native function and as one of numpy calls.
 
@@ -115,7 +119,7 @@ class Both:
     def __init__(self, code: ArrayCode, written: frozenset[Ref] = frozenset()) -> None:
         self.plain = load(code, SourceFile())
         self.asked = 0
-        self.text = native_text(code, written)
+        self.text = native_text(code, written, is_dynamic=IS_DYNAMIC)
         self.native = load_native(self.text, self._fallback)
 
     def _fallback(self, *arguments: Any) -> Any:

@@ -12,7 +12,7 @@ from aiograd.compiler.native.elementwise import _TABLE, is_exact
 from tests.compiler.native.codes import DTYPES, LENGTHS, Both, Recorder, assert_same, can_be_native, needs_native, special
 from tests.sweeps import swept
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.usefixtures("sizes")]
 
 SHAPES = ((9, 13), (), (0,), (3,), (4,), (16,), (17,), (5, 3), (2, 8), (4, 1, 3), (70,), (3, 0), (33, 4), (2, 3, 40), (8, 64))
 MATRICES = ((3, 4), (2, 8), (5, 7), (40, 3))

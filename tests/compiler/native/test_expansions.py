@@ -16,7 +16,7 @@ from aiograd.ops import nn_loss
 from tests.compiler.native.codes import Both, needs_native, special
 from tests.sweeps import swept
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.usefixtures("sizes")]
 
 PLAIN = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0, "reduction": "mean"}
 SHAPES = ((8, 10), (1, 2), (1, 5), (3, 7), (16, 16), (17, 33), (2, 2048), (2048, 2), (64, 64))

@@ -12,7 +12,7 @@ import pytest
 from tests.compiler.native.codes import Both, Recorder, assert_same, can_be_native, needs_native, special
 from tests.sweeps import swept
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.usefixtures("sizes")]
 
 SIZES = (17, 0, 1, 2, 3, 5, 7, 8, 15, 16, 31, 33, 63, 64, 65, 100, 1000, 8191, 8192, 8193, 100_003)
 _NAMED = [getattr(np, name) for name in dir(np)]

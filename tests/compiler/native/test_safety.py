@@ -16,7 +16,7 @@ import aiograd as ag
 from aiograd.compiler.calls import ArrayCode
 from tests.compiler.native.codes import Both, Recorder, assert_same, needs_native
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.usefixtures("sizes")]
 
 
 class Other(np.ndarray):
