@@ -8,8 +8,8 @@ Note [A module for every version]
 
 Note [Sizes]
     A program belongs to one shape. Batches are padded with copies of their last row to one of few sizes, less than a quarter larger, so that a
-    server of batches up to 64 rows records at most 20 programs. Only compiled forwards are padded. Each size has a compiled function of its own,
-    because one function compares its calls quickly with the last few programs only (`compiler.compiled.CHECKED`).
+    server of batches up to 64 rows records at most 20 programs, which share their machine code. Only compiled forwards are padded. Each size has a
+    compiled function of its own, because one function compares its calls quickly with the last few programs only (`compiler.compiled.CHECKED`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.compiled import CompiledFunction
-from aiograd.compiler.compiled_statistics import CompileOptions
+from aiograd.compiler.compiled_statistics import SIZES, CompileOptions
 from aiograd.compiler.native.tiers import default_tier
 from aiograd.engine.run import clock_of, current_engine
 from aiograd.nn.module import Module
@@ -33,8 +33,8 @@ from aiograd.tensors.core import TensorCore, host_array, make
 
 #: seconds that a batch may take on the event loop; longer ones run on the executor
 ON_LOOP = 1e-3
-#: programs that are kept for batches of one size, for columns of several shapes
-PROGRAMS = 256
+#: signatures with programs that are kept for batches of one size, for columns of several shapes; each may have `SIZES` of them
+SIGNATURES = 256 // SIZES
 
 
 def padded(rows: int) -> int:
@@ -63,6 +63,7 @@ class VersionedForward:
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        self._options = CompileOptions("eager", SIGNATURES, default_tier(), dynamic=True)
         #: by number of rows: the compiled forward, and the seconds that a batch takes; one that waited for the CPU or the GIL hardly counts
         self._programs: dict[int, CompiledFunction] = {}
         self._seconds: dict[int, float] = {}
@@ -83,7 +84,7 @@ class VersionedForward:
             rows = min(padded(size), max(size, self._max_batch))
             columns = _columns(parts, size, rows)
             if (program := self._programs.get(rows)) is None:
-                program = self._programs[rows] = CompiledFunction(self._run, CompileOptions("eager", PROGRAMS, default_tier()), warns=False)
+                program = self._programs[rows] = CompiledFunction(self._run, self._options, warns=False)
             clock = clock_of(asyncio.get_running_loop())
 
             def compute() -> tuple[Any, float]:
