@@ -45,7 +45,10 @@ class ReplayBuffer:
                 raise ArgumentError(f"ReplayBuffer({name}={value!r}): expected an int of at least {least}")
         if policy not in ("latest", "reservoir"):
             raise ArgumentError(f"ReplayBuffer(policy={policy!r}): expected 'latest' or 'reservoir'")
-        self.rows, self.bytes, self.policy, self.seen = rows, bytes, policy, 0
+        self.rows: int = rows
+        self.bytes: int | None = bytes
+        self.policy: Literal["latest", "reservoir"] = policy
+        self.seen: int = 0
         self._bounds = {"rows": rows, "bytes": bytes, "policy": policy}
         self._random = RandomStream(seed)
         self._columns: list[Array] = []  # row n of the latest is at n modulo capacity

@@ -195,7 +195,9 @@ class Follower(Server):
         if options.get("log") is not None:
             raise ArgumentError("Follower(log=): the leader keeps the log; expected no folder")
         super().__init__(model, **options)
-        self.worker, self.leader, self.connected = worker, leader, False
+        self.worker: Worker = worker
+        self.leader: str = leader
+        self.connected: bool = False
         self.error: Exception | None = None
         self.bytes_received: int = 0
         self.behind: deque[float] = deque(maxlen=DELAYS)

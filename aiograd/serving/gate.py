@@ -51,7 +51,9 @@ class Gate:
             raise ArgumentError(f"Gate(window={window!r}): expected an int of at least 1")
         if not isinstance(tolerance, (int, float)) or not 0 <= tolerance < math.inf:
             raise ArgumentError(f"Gate(tolerance={tolerance!r}): expected a finite number of at least 0")
-        self.metric, self.window, self.tolerance = metric, window, float(tolerance)
+        self.metric: Callable[..., Any] = metric
+        self.window: int = window
+        self.tolerance: float = float(tolerance)
 
 
 class GateComparison:

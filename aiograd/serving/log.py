@@ -61,7 +61,8 @@ class VersionLog:
     def __init__(self, folder: str | os.PathLike[str], *, keep: int = 10) -> None:
         if type(keep) is not int or keep < 1:
             raise ArgumentError(f"VersionLog(keep={keep!r}): expected an int of at least 1")
-        self.folder, self.keep = Path(folder), keep
+        self.folder: Path = Path(folder)
+        self.keep: int = keep
         self._lock_file: int | None = None
 
     def __repr__(self) -> str:

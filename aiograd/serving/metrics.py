@@ -26,7 +26,9 @@ class ServingMetrics:
     """
 
     def __init__(self, server: Server, trainer: Trainer | None = None, *, name: str = "server") -> None:
-        self.server, self.trainer, self.name = server, trainer, name
+        self.server: Server = server
+        self.trainer: Trainer | None = trainer
+        self.name: str = name
 
     def describe(self) -> list[Any]:
         """The names before the first values: none, names are told with the values.

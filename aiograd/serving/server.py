@@ -72,8 +72,9 @@ class Server(Publisher):
             raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
         super().__init__(model, keep, precision, version_log)
-        self.deadline = checked_deadline(deadline)
-        self.max_batch, self.max_queue = max_batch, max_queue
+        self.deadline: float | None = checked_deadline(deadline)
+        self.max_batch: int = max_batch
+        self.max_queue: int = max_queue
         self._forward = VersionedForward(model, forward, max_batch)
         context = contextvars.copy_context()
         self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context)

@@ -107,10 +107,21 @@ class Trainer:
             raise ArgumentError(f"Trainer(rate={rate!r}): expected steps per second above 0, or None")
         if not isinstance(patience, (int, float)) or not 0.0 <= patience < math.inf:
             raise ArgumentError(f"Trainer(patience={patience!r}): expected seconds, 0 or more")
-        self.server, self.optimizer, self.loss, self.buffer, self.gate = server, optimizer, loss, buffer, gate
-        self.batch, self.rate, self.publish_every, self.inputs = batch, rate, publish_every, inputs
-        self.max_failures, self.patience = max_failures, patience
-        self.steps = self.failures = self.rejected = self.rollbacks = 0
+        self.server: Server = server
+        self.optimizer: Optimizer = optimizer
+        self.loss: Callable[..., Any] = loss
+        self.buffer: ReplayBuffer = buffer
+        self.gate: Gate | None = gate
+        self.batch: int = batch
+        self.rate: float | None = rate
+        self.publish_every: int = publish_every
+        self.inputs: int = inputs
+        self.max_failures: int = max_failures
+        self.patience: float = patience
+        self.steps: int = 0
+        self.failures: int = 0
+        self.rejected: int = 0
+        self.rollbacks: int = 0
         self.error: Exception | None = None
         self._comparison: GateComparison | None = None
         self._since_publication = 0

@@ -54,7 +54,7 @@ class Coordinator:
     outcomes: Mapping[TransactionState, Outcome] = COORDINATOR_OUTCOMES
 
     def __init__(self, name: str, *, pause: float) -> None:
-        self.state = TransactionState.ACTIVE
+        self.state: TransactionState = TransactionState.ACTIVE
         self.name: str = name
         self.pause: float = pause
         #: the workers that have to prepare, and the workers that are only told

@@ -43,7 +43,7 @@ class Participant:
     def __init__(
         self, coordinator: str, *, lease: float, pause: float, is_read_only: bool = False, votes: bool = True, due: float | None = None
     ) -> None:
-        self.state = TransactionState.ACTIVE
+        self.state: TransactionState = TransactionState.ACTIVE
         self.coordinator: str = coordinator
         #: other workers that may know the outcome; kept up to date by the asyncio shell
         self.others: tuple[str, ...] = ()

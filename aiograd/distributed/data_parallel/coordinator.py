@@ -85,7 +85,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
         self._optimizer_loads = 0
         self._steps = 0
         #: the version of the state of all replicas, as far as it is known; and the number of loads of a state
-        self.version = (0, 0)
+        self.version: tuple[int, int] = (0, 0)
         #: nothing has happened since all have joined
         self._is_ready = False
 
@@ -341,7 +341,7 @@ class ReplicaCoordinator(ModuleCoordinator[RemoteReplica]):
 
     def _take_back(self) -> None:
         """All are lost: one that was left out may have the newest state, and be reached again. Versions tell, as after each failure."""
-        self.remotes += self.lost.values()
+        self.remotes.extend(self.lost.values())
         self.lost.clear()
 
     async def _attempt(self, runs: Sequence[ShardRun]) -> list[Any]:

@@ -112,7 +112,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         super().__init__(WORDING, worker, module_class, args, timeout)
         self.options = options
         #: of the random numbers of all batches
-        self.seed = options.seed
+        self.seed: tuple[int, ...] = options.seed
         self.figures: RoundFigures = RoundFigures()
         #: of the base
         self.digest: str = ""
@@ -154,7 +154,7 @@ class BaseCoordinator(ModuleCoordinator[RemoteLocalMember]):
         Raises:
             As `LocalSteps.create`.
         """
-        self.remotes = await self.make(names)
+        self.remotes[:] = await self.make(names)
         first = self.remotes[0]
         outlines = await together([self._describe(each) for each in self.remotes])
         self.outline = outlines[0]

@@ -30,9 +30,9 @@ class BaseState:
         make_outer: Callable[[list[Any]], Any],
         version: int,
     ) -> None:
-        self.parameters = {path: make(values) for path, values in parameters.items()}
-        self.buffers = dict(buffers)
-        self.trained = list(trained)
+        self.parameters: dict[str, Any] = {path: make(values) for path, values in parameters.items()}
+        self.buffers: dict[str, Array] = dict(buffers)
+        self.trained: list[str] = list(trained)
         self.version: int = version
         self._tensors = [self.parameters[path] for path in self.trained]
         self._outer = StagedOptimizer(make_outer(list(self.parameters.values())), self._tensors)

@@ -50,6 +50,8 @@ class RoundCoordinator(BaseCoordinator):
     #: the time of the loop up to which `figures` have the time of members
     _counted_to = 0.0
     _record: RoundRecord | None = None
+    digest: str
+    residuals: list[Array | None]
     #: tells the members of the last round that it is committed
     _telling: asyncio.Task[None] | None = None
 

@@ -37,7 +37,8 @@ class PayloadForm:
     def __init__(self, specs: Mapping[str, ParameterSpec], compress: Compressor | None = None, answer: Compressor | None = None) -> None:
         self._specs = dict(specs)
         self._sizes = [int(np.prod(spec.shape, dtype=np.int64)) for spec in specs.values()]
-        self.compress, self.answer = compress, answer
+        self.compress: Compressor | None = compress
+        self.answer: Compressor | None = answer
         for path, spec in specs.items():
             if (compress or answer) and spec.dtype not in (np.dtype(np.float32), np.dtype(np.float64)):
                 raise ArgumentError(f"LocalSteps(compress=...): the parameter {path} is {spec.dtype}; expected float32 or float64")

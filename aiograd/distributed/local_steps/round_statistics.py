@@ -65,7 +65,10 @@ class RoundFigures:
     """The counts of a training."""
 
     def __init__(self) -> None:
-        self.rounds = self.late = self.lost = self.rows = 0
+        self.rounds: int = 0
+        self.late: int = 0
+        self.lost: int = 0
+        self.rows: int = 0
         self.computing: float = 0.0
         #: of all members, while a round was under way
         self.elapsed: float = 0.0

@@ -37,7 +37,7 @@ class Grid:
     """
 
     def __init__(self, shape: Sequence[int], experts: Iterable[ExpertUid]) -> None:
-        self.shape = tuple(shape)
+        self.shape: tuple[int, ...] = tuple(shape)
         if not self.shape or any(size < 1 for size in self.shape):
             raise ArgumentError(f"grid of shape {self.shape}: expected at least one dimension of at least one")
         self.children: dict[tuple[int, ...], list[int]] = {}

@@ -70,7 +70,8 @@ class RemoteMixtureOfExperts:
         if k_best < 1 or in_features < 1:
             raise ArgumentError(f"{type(self).__name__}(in_features={in_features}, k_best={k_best}): expected at least 1")
         check_prefix(prefix)
-        self.experts = {parse_uid(uid).coordinates: expert for uid, expert in experts.items() if uid.startswith(prefix)}
+        own = {parse_uid(uid).coordinates: expert for uid, expert in experts.items() if uid.startswith(prefix)}
+        self.experts: dict[tuple[int, ...], Callable[..., Any]] = own
         if not self.experts:
             raise ArgumentError(f"{type(self).__name__}: none of the {len(experts)} experts begins with {prefix!r}")
         self.grid: Grid = Grid(grid_size, [parse_uid(uid) for uid in experts if uid.startswith(prefix)])
@@ -79,11 +80,11 @@ class RemoteMixtureOfExperts:
         self.beam = beam
         self.allow_zero_outputs = allow_zero_outputs
         self.options = options
-        self.random = np.random.default_rng(seed)
+        self.random: np.random.Generator = np.random.default_rng(seed)
         bound = 1 / np.sqrt(in_features)
         outputs = sum(self.grid.shape)
-        self.weight = make(self.random.uniform(-bound, bound, (outputs, in_features)).astype(np.float32)).requires_grad_()
-        self.bias = make(self.random.uniform(-bound, bound, outputs).astype(np.float32)).requires_grad_()
+        self.weight: Any = make(self.random.uniform(-bound, bound, (outputs, in_features)).astype(np.float32)).requires_grad_()
+        self.bias: Any = make(self.random.uniform(-bound, bound, outputs).astype(np.float32)).requires_grad_()
 
     def parameters(self) -> list[Any]:
         """The gate's parameters; experts learn by themselves.
@@ -201,7 +202,7 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         self.alpha = utilization_alpha
         self.training = True
         #: running share of samples per coordinate, one array per dimension
-        self.utilization = [np.full(size, 1 / size) for size in self.grid.shape]
+        self.utilization: list[np.ndarray[Any, Any]] = [np.full(size, 1 / size) for size in self.grid.shape]
 
     async def __call__(self, x: Any, *more: Any) -> tuple[Any, Any]:
         """The output, ``x`` plus the chosen expert's answer times its probability, and the balancing loss (1 per dimension at best)."""

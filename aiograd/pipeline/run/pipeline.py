@@ -134,7 +134,7 @@ class Pipeline(PipelineReplicas):
         replicas = [numbered_stages(each, schedule.num_stages) for each in (given if is_replicated else [given])]
         self.schedule = schedule
         self.loss_fn = loss_fn
-        self.clip_norm = checked_norm("Pipeline", clip_norm)
+        self.clip_norm: float | None = checked_norm("Pipeline", clip_norm)
         last = schedule.num_stages - 1
         listed = replicas[0]
         #: the events of the last step or evaluation in this process

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 
@@ -52,7 +52,7 @@ class ActionKind(enum.Enum):
     OVERLAP_F_B = "OVERLAP_F_B"
 
     # Members are singletons. The enum's own hash runs Python code, and passes over schedules are made of look-ups.
-    __hash__ = object.__hash__
+    __hash__: Any = object.__hash__
 
     @property
     def is_compute(self) -> bool:

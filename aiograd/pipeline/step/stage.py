@@ -97,9 +97,10 @@ class Stage:
         self.device: str | None = device
         self.pass_indices: bool = pass_indices
         self.weight_backward: Callable[[], Any] | None = weight_backward
-        self.gives, self.takes = _names("gives", gives), _names("takes", takes)
+        self.gives: tuple[str, ...] = _names("gives", gives)
+        self.takes: tuple[str, ...] = _names("takes", takes)
         #: the argument `parameters`
-        self.parameters = None if parameters is None else tuple(parameters)
+        self.parameters: tuple[Any, ...] | None = None if parameters is None else tuple(parameters)
         if is_remote(module):
             if parameters is not None or weight_backward is not None:
                 raise ArgumentError(

@@ -50,7 +50,7 @@ class TimelineData:
     __slots__ = ("events", "ranks", "stage_to_rank", "cost", "bubble", "bubble_rate", "duration", "busy", "peak_activations", "name")
 
     def __init__(self, events: Sequence[TimelineEvent], *, ranks: int, memory: Costs, name: str, stages: int = 0) -> None:
-        self.events = tuple(sorted(events, key=lambda event: (event.start, event.rank)))
+        self.events: tuple[TimelineEvent, ...] = tuple(sorted(events, key=lambda event: (event.start, event.rank)))
         self.ranks: int = ranks
         self.name: str = name
         rows: list[list[TimelineEvent]] = [[] for _ in range(ranks)]
@@ -59,15 +59,15 @@ class TimelineData:
             if event.action.kind.is_compute:
                 rows[event.rank].append(event)
                 homes.update((part.stage, event.rank) for part in event.action.computations)
-        self.stage_to_rank = tuple(homes.get(stage, -1) for stage in range(max(stages, max(homes) + 1)))
+        self.stage_to_rank: tuple[int, ...] = tuple(homes.get(stage, -1) for stage in range(max(stages, max(homes) + 1)))
         spans = [(row[0].start, max(event.end for event in row)) for row in rows if row]
-        self.busy = tuple(map(_busy, rows))
+        self.busy: tuple[float, ...] = tuple(map(_busy, rows))
         self.cost: float = max(end - start for start, end in spans)
         self.duration: float = max(end for _, end in spans) - min(start for start, _ in spans)
         self.bubble: float = max(0.0, self.cost - max(self.busy))
         self.bubble_rate: float = self.bubble / self.cost if self.cost else 0.0
         share = ranks / len(self.stage_to_rank)
-        self.peak_activations = tuple(_peak(row, memory.activation_memory * share, memory.weight_memory * share) for row in rows)
+        self.peak_activations: tuple[float, ...] = tuple(_peak(row, memory.activation_memory * share, memory.weight_memory * share) for row in rows)
 
 
 def _busy(row: Sequence[TimelineEvent]) -> float:
