@@ -1,7 +1,7 @@
 """Checks types as users of the package see them, with an installed aiograd, pyright and mypy.
 
 Prints how many public names have a type that is completely known (``pyright --verifytypes``), and checks the programs in
-``tests/types/programs`` with pyright and mypy, both strict. Exits with 1 where a stable name is not complete, or a checker complains.
+``tests/types/programs`` with pyright and mypy, both strict. Exits with 1 where a public name is not complete, or a checker complains.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from aiograd.running.stability import Stability, stability_of
+from aiograd.running.stability import stability_of
 from tests.types.completeness import Annotations, complaints, incomplete, places, table, typed_names
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +41,14 @@ def verified() -> dict[str, Any]:
     return report
 
 
-def names_are_complete(shown: Stability) -> bool:
-    """True if the types of all stable names are; what lacks in the names of level `shown` is printed."""
+def names_are_complete() -> bool:
+    """True if the types of all public names are; what they lack is printed."""
     names = typed_names(verified(), places(), stability_of, Annotations(ROOT))
     print(table(names))
-    found = incomplete(names, shown)
+    found = incomplete(names)
     if found:
-        print(f"\n{len(found)} {shown.value} names are not complete:\n{complaints(found)}")
-    return not incomplete(names)
+        print(f"\n{len(found)} names are not complete:\n{complaints(found)}")
+    return not found
 
 
 def programs_are_typed() -> bool:
@@ -63,9 +63,8 @@ def programs_are_typed() -> bool:
 
 def main() -> int:
     """Run everything."""
-    parser = argparse.ArgumentParser(prog="python -m tests.types", description=__doc__)
-    parser.add_argument("--level", type=Stability, default=Stability.STABLE, help="print what lacks in the names of this level (stable)")
-    complete = names_are_complete(parser.parse_args().level)
+    argparse.ArgumentParser(prog="python -m tests.types", description=__doc__).parse_args()
+    complete = names_are_complete()
     return 0 if programs_are_typed() and complete else 1
 
 

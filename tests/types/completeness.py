@@ -163,9 +163,9 @@ def table(names: Iterable[TypedName]) -> str:
     return "\n".join(lines)
 
 
-def incomplete(names: Iterable[TypedName], level: Stability = Stability.STABLE) -> list[TypedName]:
-    """The names of a level whose types are not known."""
-    return [name for name in names if name.level is level and name.knowledge is not Knowledge.KNOWN]
+def incomplete(names: Iterable[TypedName]) -> list[TypedName]:
+    """The names whose types are not known."""
+    return [name for name in names if name.knowledge is not Knowledge.KNOWN]
 
 
 def complaints(names: Iterable[TypedName]) -> str:
