@@ -19,7 +19,7 @@ from aiograd.array_functions import public
 from tests.method_stub import WIDTH, Shown, declared
 from tests.spellings import spellings
 
-PATH = Path(__file__).parent.parent / "aiograd" / "array_functions" / "public.pyi"
+PATH = Path(array_functions.__file__).parent / "public.pyi"
 HEAD = '''"""The public array functions, with PyTorch's and numpy's names of parameters; written by ``python -m tests.function_stub``."""
 
 # ruff: noqa: E501, E704, I001

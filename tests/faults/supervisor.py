@@ -196,13 +196,14 @@ class Supervisor:
             run.faults += [line["t"] for line in _read(self._path) if line["kind"] == "joins"]
 
     def _strike(self) -> None:
-        fault, now = self._fault, time.monotonic()
+        fault = self._fault
         assert fault is not None
         end = self._limit_link(fault.rate) if fault.rate is not None else self._signal(fault)
         if end is not None:
-            self._run.faults.append(now)
+            struck = time.monotonic()  # what begins from now on meets the fault
+            self._run.faults.append(struck)
             if fault.seconds:
-                self._lasting.append((now + fault.seconds, end))
+                self._lasting.append((struck + fault.seconds, end))
 
     def _limit_link(self, rate: float) -> Callable[[], object]:
         """Slow or cut the link of the next replica; what ends that."""

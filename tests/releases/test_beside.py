@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import aiograd
 from aiograd.distributed.rpc.frames import PROTOCOL_VERSIONS
 from aiograd.errors import VersionMismatch
 from aiograd.running import version
@@ -14,11 +15,13 @@ from tests.releases import builds
 from tests.support import assert_raises
 
 NEWEST = PROTOCOL_VERSIONS[1]
+#: the folder with the package that is tested: the checkout, or what is installed
+PACKAGES = Path(aiograd.__file__).parents[1]
 
 
 def other_release(folder: Path, versions: tuple[int, int]) -> Path:
     """A copy of the package that speaks other versions of the protocol."""
-    shutil.copytree(builds.ROOT / "aiograd", folder / "aiograd")
+    shutil.copytree(PACKAGES / "aiograd", folder / "aiograd")
     frames = folder / "aiograd" / "distributed" / "rpc" / "frames.py"
     before = frames.read_text()
     frames.write_text(before.replace(f"PROTOCOL_VERSIONS: Final = {PROTOCOL_VERSIONS}", f"PROTOCOL_VERSIONS: Final = {versions}"))
@@ -34,14 +37,14 @@ def test_a_release_of_another_protocol_is_refused_and_the_older_side_is_named(
     tmp_path: Path, versions: tuple[int, int], server_is_other: bool, older: str
 ) -> None:
     other = other_release(tmp_path, versions)
-    found = builds.together(*((other, builds.ROOT) if server_is_other else (builds.ROOT, other)))
+    found = builds.together(*((other, PACKAGES) if server_is_other else (PACKAGES, other)))
     assert found["refused"] == "VersionMismatch"
     assert found["text"].endswith(f"upgrade aiograd where worker {older!r} runs"), found
 
 
 @pytest.mark.proc
 def test_two_of_one_release_call_differentiate_and_step() -> None:
-    found = builds.together(builds.ROOT, builds.ROOT)
+    found = builds.together(PACKAGES, PACKAGES)
     assert found["call"] == [3.0, -6.0, 1.5]
     # twice x, times the weight 1 2 3, then momentum SGD at 0.5 twice: by hand
     assert found["loss"] == [-3.0, -13.5] and found["gradient"] == [0.0, 8.0, 5.0]

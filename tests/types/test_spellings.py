@@ -32,7 +32,7 @@ def test_the_stub_has_every_name() -> None:
             found |= {alias.asname for alias in statement.names if alias.asname is not None}
         elif isinstance(statement, ast.FunctionDef):
             found.add(statement.name)
-    assert found == {name for name in vars(public) if name[0] != "_"} - ELSEWHERE
+    assert found == {name for name in vars(public) if name.isidentifier() and name[0] != "_"} - ELSEWHERE  # pytest adds other names
 
 
 @pytest.mark.parametrize("name", NAMESPACES)
