@@ -54,7 +54,7 @@ class BackwardWriter:
         self._program = program
         self._on_device = program.device != "cpu"
         self._node = node
-        self._tracer = Tracer("d")
+        self._tracer = Tracer("d", program.numbers)
         #: arrays that the forward kept, by name
         self._saved = {name: self._tracer.recorded(name, value) for name, value in zip(saved_names(program), saved, strict=True)}
         if isinstance(saved, list):  # within a memory budget: from here on they are dropped one by one

@@ -126,7 +126,7 @@ class ForwardWriter:
     """
 
     def __init__(self, program: Program) -> None:
-        self.tracer = Tracer("t")
+        self.tracer = Tracer("t", program.numbers)
         self.refs: dict[str, Ref] = {}
         self._recorded: dict[str, Recorded] = {}
         for value in (*program.inputs, *program.captured):

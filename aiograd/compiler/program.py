@@ -34,6 +34,7 @@ from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.running.devices import device_name_of
 from aiograd.running.trees import leaves_of
 from aiograd.running.types import Shape
+from aiograd.tensors.constants import is_number
 from aiograd.tensors.levels import LevelArray
 
 #: gives the part of the package that draws, which lies above this one; appended by the top of the package
@@ -180,6 +181,11 @@ class Program:
 
     def __post_init__(self) -> None:
         self.device = next((value.device for value in self.values() if value.device != "cpu"), "cpu")
+
+    @functools.cached_property
+    def numbers(self) -> dict[str, Any]:
+        """By name of a captured value, the array of a Python number."""
+        return {value.name: tensor._data for value, tensor in zip(self.captured, self.tensors, strict=True) if is_number(tensor)}
 
     @property
     def source(self) -> str:

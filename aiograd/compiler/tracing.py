@@ -11,7 +11,8 @@ Note [What cannot be traced]
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -152,28 +153,40 @@ class Tracer:
 
     Args:
         prefix: the prefix of names that are made here for arrays without one.
+        numbers: by name of a Ref, the array of a number that is the same in every run.
 
     Attributes:
         calls: the calls noted so far.
         comment: the comment of the calls that follow.
     """
 
-    def __init__(self, prefix: str) -> None:
+    def __init__(self, prefix: str, numbers: Mapping[str, Any] = MappingProxyType({})) -> None:
         self.calls: list[Call] = []
         self.comment = ""
         self._prefix = prefix
+        self._numbers = numbers
         self._count = 0
         self._errors: Any = np.geterr()
 
     def trace(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
-        """Run a function on recording arrays and note the calls that it makes.
+        """Run a function on recording arrays and note the calls that it makes; one that asks for a number is given it, if it is known.
 
         Raises:
             Untraceable: nothing was taken down.
         """
+        options = options or {}
+        try:
+            return self._traced(function, args, options)
+        except Untraceable:
+            if not any([each.ref.name in self._numbers for each in leaves_of((args, options), Recorded)]):
+                raise
+        known: tuple[Any, Any] = map_tree(lambda each: self._numbers.get(each.ref.name, each), (args, options), Recorded)
+        return self._traced(function, *known)
+
+    def _traced(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         before = len(self.calls)
         try:
-            return function(*args, **options or {})
+            return function(*args, **options)
         except Exception as error:
             del self.calls[before:]
             raise Untraceable(str(error)) from error

@@ -124,7 +124,7 @@ def _pow_x1(g: Array, x1: Array, x2: Array) -> Array:
             return g
         if exponent == 0:
             return zeros_like(g)
-        return g * (exponent * x1 ** (exponent - 1))
+        return g * (exponent * _pow(x1, exponent - 1))
     # 0 times x1**-1 at x2 = 0 would be NaN for x1 = 0: raise to 0 there
     return g * (x2 * x1 ** (where(x2 == 0, 1, x2) - 1))
 

@@ -52,6 +52,15 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
     raise ArgumentTypeError(f"expected a Tensor, array or number, found {type_found(value)}")
 
 
+def is_number(tensor: TensorCore) -> bool:
+    """True for a Tensor that `constant` keeps for a Python number: no other number is ever written into it."""
+    data = tensor._data
+    if data.__class__ is not _ndarray or data.ndim or data.dtype.kind != "f":
+        return False
+    cache = _constants32 if data.dtype is _FLOAT32 else _constants64
+    return cache.get(data.item()) is tensor
+
+
 def check_numbers(array: Any) -> Any:
     """`array` as a Tensor can hold it (see `plain_array`), if its elements are numbers or booleans; copied where its byte order is not native.
 
