@@ -65,7 +65,7 @@ def test_rows_have_names_of_their_own_and_their_tests_are_there() -> None:
 def test_an_environment_has_this_checkout_what_runs_tests_and_pins() -> None:
     found = words(Environment(lowest=True, extras=("kernels",)), "3.13")
     assert found[:2] == ["--editable", f"{environments.ROOT}[kernels]"]
-    assert [each for each in found if each.startswith("numpy==")] == ["numpy==2.1"] and any(each.startswith("numba==") for each in found)
+    assert [each for each in found if each.startswith("numpy==")] == ["numpy==2.1.2"] and any(each.startswith("numba==") for each in found)
     assert not [each for each in words(Environment(), "3.13") if "==" in each]
 
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from scipy import sparse
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, InPlaceError, MissingExtraError, ShapeError, TraceError
@@ -20,6 +19,8 @@ from aiograd.sparse.rules import RULES
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
 from tests.support import assert_awaiting_raises, assert_raises
 from tests.sweeps import swept
+
+sparse = pytest.importorskip("scipy.sparse")
 
 F = ag.nn.functional
 MODES = ("forward", "reverse")

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.parser import text_string_to_metric_families
+import pytest
 
 import aiograd as ag
 from aiograd import serving
 from tests.serving.models import Two, ones, state
 
+prometheus_client = pytest.importorskip("prometheus_client")
+parser = pytest.importorskip("prometheus_client.parser")
+
 
 def read(metrics: serving.ServingMetrics) -> dict[tuple[str, str], float]:
     """Values by name and the label besides ``server``."""
-    registry = CollectorRegistry(auto_describe=False)
+    registry = prometheus_client.CollectorRegistry(auto_describe=False)
     registry.register(metrics)
     found = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+    for family in parser.text_string_to_metric_families(prometheus_client.generate_latest(registry).decode()):
         for sample in family.samples:
             assert sample.labels.pop("server") == "scores"
             found[sample.name, ",".join(sample.labels.values())] = sample.value
