@@ -11,6 +11,7 @@ import signal
 import sys
 import uuid
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 
@@ -60,9 +61,14 @@ async def description() -> str:
         "files": Counter(_kind(number) for number in os.listdir("/proc/self/fd")),
         "streams": [(each.fileno(), each.encoding, each.errors, each.line_buffering, each.seekable(), each.isatty()) for each in streams if each],
         "collector": [gc.isenabled(), *gc.get_threshold()],
-        "threads": len(os.listdir("/proc/self/task")),
+        "threads": len([number for number in os.listdir("/proc/self/task") if not _is_of_kernel(number)]),
     }
     return json.dumps(described, sort_keys=True, indent=1)
+
+
+def _is_of_kernel(thread: str) -> bool:
+    """True for the thread that the kernel has for an io_uring, which uvloop 0.21 makes."""
+    return Path(f"/proc/self/task/{thread}/comm").read_text().startswith("iou-")
 
 
 def _kind(number: str) -> str:
