@@ -112,8 +112,8 @@ class Writer:
         """A name for a block."""
         return f"{prefix}{next(self._count)}"
 
-    def _loop_begin(self, length: int, step: int = 1, begin: int = 0) -> Loop:
-        first, end = self._size(begin) if begin else "0", self._size(length)
+    def _loop_begin(self, length: int, step: int = 1, begin: int | None = None) -> Loop:
+        first, end = "0" if begin is None else self._size(begin), self._size(length)
         label, before = self._fresh("loop"), self._label
         self._line(f"br label %{label}")
         self._begin(label)

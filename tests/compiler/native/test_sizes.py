@@ -64,9 +64,9 @@ async def bits(function: Callable[..., Any], leaves: list[ag.Tensor], arguments:
     return [value.numpy().tobytes(), *[tensor.grad.numpy().tobytes() for tensor in every]]
 
 
-@pytest.mark.parametrize(("make", "most"), [(mlp, 3), (rnn, 3), (strided, 2)])
+@pytest.mark.parametrize(("make", "most"), [(mlp, 3), (rnn, 2), (strided, 2)])
 async def test_a_service_of_many_sizes_has_few_texts(make: Any, most: int) -> None:
-    """One for a single request, one for all others; a third where functions of large batches release the interpreter's lock."""
+    """At most one for a single request, one for all others, and a third where functions of large batches release the interpreter's lock."""
     function, leaves, arguments_of = make(np.random.default_rng(0))
     compiled = ag.compile(function, tier="native", dynamic=True)
     for n in BATCHES:
@@ -75,7 +75,7 @@ async def test_a_service_of_many_sizes_has_few_texts(make: Any, most: int) -> No
     statistics = compiled.statistics()
     assert statistics.native_programs == len(BATCHES) and not statistics.breaks
     texts = {program.native.source for program in compiled.programs}
-    assert 2 <= len(texts) <= most
+    assert len(texts) <= most
 
 
 async def test_other_programs_have_a_text_for_each_size() -> None:
