@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn
-from aiograd.compiler.native import tiers, turns
+from aiograd.compiler.native import machine, tiers, turns
 from aiograd.testing import LeakCheck, simulated_run
 
 pytestmark = pytest.mark.skipif(tiers.native_problem() is not None, reason=str(tiers.native_problem()))
@@ -166,6 +166,13 @@ def test_the_compiling_thread_lets_others_go_first(monkeypatch: pytest.MonkeyPat
     pauses.clear()
     chain(ag.ones(3))
     assert chain.programs[0].tier == "native" and len(pauses) >= 8  # while calls are lowered and emitted
+
+
+def test_an_llvm_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    binding = pytest.importorskip("llvmlite.binding")
+    assert machine.llvm_problem.__wrapped__() is None
+    monkeypatch.setattr(binding, "llvm_version_info", (15, 0, 7))
+    assert str(machine.llvm_problem.__wrapped__()).endswith("does not know pointers without types; expected 0.45 or later, which numba 0.62 brings")
 
 
 def test_a_file_of_the_compiling_thread_is_no_leak(tmp_path: Path) -> None:

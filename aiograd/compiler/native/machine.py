@@ -7,6 +7,8 @@ import os
 import threading
 from typing import Any
 
+#: the first version with pointers without types
+LLVM = 16
 #: LLVM is used by one thread at a time
 _LOCK = threading.Lock()
 
@@ -25,9 +27,12 @@ if hasattr(os, "register_at_fork"):
 def llvm_problem() -> str | None:
     """Why there is no LLVM here; None if there is."""
     try:
+        import llvmlite
         import llvmlite.binding as llvm
     except ImportError:
         return "llvmlite is not installed (the extra `kernels`)"
+    if llvm.llvm_version_info[0] < LLVM:
+        return f"llvmlite {llvmlite.__version__} does not know pointers without types; expected 0.45 or later, which numba 0.62 brings"
     try:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
