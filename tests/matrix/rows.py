@@ -47,8 +47,10 @@ ROWS: tuple[Row, ...] = (
 )
 
 #: rows and tests of the sample in .ci/run
-SAMPLE = ("lowest", "without uvloop", "development mode", "optimized")
-SAMPLE_TESTS = ("tests/graph", "tests/test_serialization.py", "tests/test_training_state.py", "tests/releases/test_states.py")
+SAMPLE = ("lowest with extras", "without uvloop", "development mode", "optimized")
+SAMPLE_TESTS = (
+    "tests/graph", "tests/compiler/test_powers.py", "tests/test_serialization.py", "tests/test_training_state.py", "tests/releases/test_states.py",
+)  # fmt: skip
 TESTS = (
     "tests/graph", "tests/engine", "tests/ops", "tests/tensors", "tests/nn", "tests/optim", "tests/parallel", "tests/pipeline", "tests/serving",
     "tests/coordination", "tests/compiler", "tests/distributed", "tests/releases", "tests/test_serialization.py", "tests/test_training_state.py",
