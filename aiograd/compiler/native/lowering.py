@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy.lib import NumpyVersion
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.native.elementwise import can_cast, is_exact, llvm_type
@@ -20,6 +21,8 @@ from aiograd.ops.indexing import is_basic
 from aiograd.ops.shape import expand
 from aiograd.running.trees import leaves_of
 
+#: elements that numpy before 2.3 adds up at a time, so that sums of more have other bits than one call of the loop; 0: all
+PIECE = 8192 if NumpyVersion(np.__version__) < "2.3.0" else 0
 #: functions with results that show the memory of their first argument, or are copies of it
 _VIEWS = frozenset({
     np.asarray, np.broadcast_to, np.reshape, np.transpose, np.swapaxes, np.moveaxis, np.expand_dims, np.squeeze, np.ravel, np.atleast_1d,
@@ -183,6 +186,9 @@ class _Lowering(Placing):
         plan = reduction_plan(shape, array.strides or (), size, axes, kept, own or ())
         if plan is None:
             raise Unsupported(f"{call.label} of an array with gaps")
+        in_pieces = 0 < PIECE < plan.count and not plan.steps[0] and ufunc is np.add and dtype_of(array).kind == "f"
+        if in_pieces and plan.outer:
+            raise Unsupported(f"{call.label} of rows of more than {PIECE:,} numbers, with numpy before 2.3")
         self._make(result)
         outer, count, (step, inner) = plan.outer, plan.count, plan.steps
         rest = array
@@ -204,6 +210,16 @@ class _Lowering(Placing):
             rest = Ref(f"{array.name}_rest", array.shape, array.dtype, array.strides)
             self._known[rest] = Location(location.root, location.offset + moved)
         around = tuple([(length, (own, each, own)) for length, (own, each) in outer])
+        if in_pieces:
+            self._known[result].root.is_pinned = True
+            around, whole = ((count // PIECE, (0, PIECE * inner, 0)),), count // PIECE * PIECE
+            self._item(LoopCall(ufunc, types, (result, array, result), around, (PIECE,), (step, inner, step), call.label, "zero", call.errors))
+            rest = Ref(f"{array.name}_rest", array.shape, array.dtype, array.strides)
+            location = self._given(array)
+            self._known[rest] = Location(location.root, location.offset + whole * inner)
+            if count > whole:
+                self._item(LoopCall(ufunc, types, (result, rest, result), (), (count - whole,), (step, inner, step), call.label, "", call.errors))
+            return
         begin = "zero" if ufunc is np.add else ""
         self._item(LoopCall(ufunc, types, (result, rest, result), around, (count,), (step, inner, step), call.label, begin, call.errors))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.lib import NumpyVersion
 
 import aiograd as ag
 import aiograd.nn.functional as F
@@ -202,5 +203,6 @@ async def test_a_floating_point_error(way: Any, joint: list[bool]) -> None:
                     said.append(str(error))
             said += [str(warning.message) for warning in caught]
             results.append((said, [None if leaf.grad is None else np.isnan(leaf.grad.numpy()).tolist() for leaf in case.leaves]))
-        assert results[0] == results[1] and results[0][0]
+        assert results[0] == results[1]
+        assert results[0][0] or NumpyVersion(np.__version__) < "2.3.0", "older ones do not look at the errors of products"
         assert joint == [True, False]
