@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -172,13 +173,13 @@ class PipelineCoordinator(PipelineMembers):
         step = decision.step
         self.seed, self._factor, self._measures = random.seed, None, clip_norm is not None
         self._shares = {} if shares is None else {id(replica): share for replica, share in zip(self.replicas, shares, strict=True)}
-        local = self._run_here(decision, trains, random)
+        run_here = functools.partial(self._run_here, decision, trains, random)
         if not self.remotes and clip_norm is None:
-            return await local
+            return await run_here()
         try:
             work = {remote.name: self._run(remote, step, trains) for remote in self.remotes}
             # even without ranks this process sends microbatches and targets
-            work[COORDINATOR] = self._counted(local)
+            work[COORDINATOR] = self._counted(run_here)
             self._busy = len(work)
             self._quiet.clear()
             replica_of = {remote.name: remote.replica for remote in self.remotes}
@@ -277,8 +278,8 @@ class PipelineCoordinator(PipelineMembers):
                 return await self._run_elsewhere(remote, step, trains)
         return results
 
-    async def _counted(self, running: Coroutine[Any, Any, StageResults]) -> StageResults:
-        results = await running
+    async def _counted(self, run: Callable[[], Coroutine[Any, Any, StageResults]]) -> StageResults:
+        results = await run()  # a coroutine made before would never be awaited where this one is cancelled before it begins
         self._done()
         return results
 
