@@ -126,9 +126,19 @@ def test_the_directory_keeps_what_was_used_last(tmp_path: Path, compiled: Compil
         names.append(entry.name)
     assert made(tmp_path, compiled).code_of("text 0")[1]  # used again: now the newest
     monkeypatch.setattr(cache, "MOST_ON_DISK", 3 * entry.stat().st_size)
+    monkeypatch.setattr(cache, "TRIMMING", 1)
     made(tmp_path, compiled).code_of("text 3")
     left = {entry.name for entry in tmp_path.iterdir()}
     assert len(left) == 3 and names[0] in left and names[1] not in left
+
+
+def test_few_of_many_new_entries_have_the_directory_looked_through(tmp_path: Path, compiled: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[Path] = []
+    monkeypatch.setattr(cache, "_trim", looks.append)
+    filled = made(tmp_path, compiled)
+    for number in range(400):
+        filled.code_of(f"text {number}")
+    assert 2 <= len(looks) <= 40
 
 
 def test_memory_keeps_what_was_used_last(compiled: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
