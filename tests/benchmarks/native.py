@@ -70,7 +70,7 @@ def _chain(x: Any) -> Any:
 
 def _calls(settings: Settings) -> Table:
     table = Table("Forward of an MLP 64-64-10, one sample, no_grad", ("tier", "us a call", "target", "verdict"))
-    model = ag.nn.Sequential(ag.nn.Linear(64, 64), ag.nn.ReLU(), ag.nn.Linear(64, 10))
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     x = ag.tensor(np.ones((1, 64), np.float32))
     for tier in ("numpy", "native"):
         compiled = ag.compile(lambda x: model(x), tier=tier)

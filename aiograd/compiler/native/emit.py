@@ -326,7 +326,7 @@ class Emitter(RollWriter):
         if not location.offset and is_same_layout(tree, root.ref):
             self._call("void", "Py_IncRef", f"ptr {whole}")
             return whole
-        data = self._behind(self._address(root), location.offset) if location.offset else self._address(root)
+        data = self._behind(self._address(root), location.offset)
         return self._view(tree, data, whole, is_fresh=fresh)
 
     def _view(self, ref: Ref, data: str, whole: str, *, is_fresh: bool = False) -> str:

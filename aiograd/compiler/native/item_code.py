@@ -88,8 +88,7 @@ class ItemWriter(Writer):
             elif root.kind is RootKind.CONSTANT:
                 found = self._entry(("data", root.path[0]))
             elif root.kind is RootKind.SCRATCH:
-                offset = self._slot(root)
-                found = self._behind("%scratch", offset) if self._is_dynamic else self._at("%scratch", offset)
+                found = self._behind("%scratch", self._slot(root))
             else:
                 raise AssertionError(f"{root.ref.name} has no memory yet")
             self._addresses[root] = found
@@ -124,10 +123,12 @@ class ItemWriter(Writer):
         address, moved = self._address(location.root), self._moved.get(ref)
         if moved is not None:
             return self._new(f"getelementptr i8, ptr {address}, i64 {moved}")
-        return self._behind(address, location.offset) if location.offset else address
+        return self._behind(address, location.offset)
 
     def _behind(self, address: str, offset: int) -> str:
-        """The address so many bytes behind one."""
+        """The address so many bytes behind one; in a text without sizes 0 is an offset as any other."""
+        if not offset and not self._is_dynamic:
+            return address
         return self._new(f"getelementptr i8, ptr {address}, i64 {self._size(offset)}")
 
     def _is_small(self, ref: Ref) -> bool:
@@ -306,15 +307,11 @@ class ItemWriter(Writer):
         in_rows = all([not steps[ref] or steps[ref][-1] in (0, size) for ref, size in zip(refs, sizes, strict=True)])
         lanes = VECTOR_BYTES // max(sizes) if in_rows else 0
         whole = length // lanes * lanes if lanes else 0
-        if self._is_dynamic:
-            if lanes:
-                self._inner_if_any(0, whole, lanes, refs, at, steps, body)
-            self._inner_if_any(whole, length, 0, refs, at, steps, body)
-        else:
-            if whole:
-                self._inner(0, whole, lanes, refs, at, steps, body)
-            if whole < length:
-                self._inner(whole, length, 0, refs, at, steps, body)
+        for begin, end, side_by_side in ((0, whole, lanes), (whole, length, 0))[not lanes :]:
+            if self._is_dynamic:
+                self._inner_if_any(begin, end, side_by_side, refs, at, steps, body)
+            elif begin < end:
+                self._inner(begin, end, side_by_side, refs, at, steps, body)
         for loop in reversed(loops):
             self._loop_end(loop)
 

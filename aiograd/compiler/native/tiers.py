@@ -205,7 +205,7 @@ class NativeTier:
         code: the program's code, a `ProgramCode`; it is held weakly.
         plain: the code of the forward, before any pass.
         seed: of the pass that always follows, see `aiograd.compiler.joint_pass`; None: there is none.
-        is_dynamic: True for functions that share their machine code with those of other sizes, see `aiograd.compiler.native.writer`.
+        is_dynamic: True for machine code that programs of other sizes share, see `aiograd.compiler.native.writer`.
     """
 
     def __init__(self, code: Any, plain: ArrayCode, seed: Any = None, *, is_dynamic: bool = False) -> None:
