@@ -139,7 +139,7 @@ CALLS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "like": lambda t: np.zeros(3, like=t(V)),
 }  # fmt: skip
 
-#: what has no result to compare, or is of other elements than Tensors have; `in1d`, which newer numpy does not have
+#: functions without a result to compare, or of other elements than Tensors have; `in1d`, which newer numpy does not have
 APART = {"in1d", "copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask", "save", "savetxt", "savez", "savez_compressed"}
 NO_NUMBERS = {"busday_count", "busday_offset", "datetime_as_string", "is_busday"}
 

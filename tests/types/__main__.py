@@ -42,7 +42,7 @@ def verified() -> dict[str, Any]:
 
 
 def names_are_complete() -> bool:
-    """True if the types of all public names are; what they lack is printed."""
+    """True if the types of all public names are complete; gaps are printed."""
     names = typed_names(verified(), places(), stability_of, Annotations(ROOT))
     print(table(names))
     found = incomplete(names)

@@ -103,7 +103,7 @@ class Recorder:
         return ArrayCode("f", tuple(self.given), tuple(self.calls), results)
 
 
-#: whether the texts of `Both` have sizes in them; see the fixture `sizes`
+#: True for texts of `Both` without sizes; see the fixture `sizes`
 IS_DYNAMIC = False
 
 

@@ -79,7 +79,7 @@ async def test_a_service_of_many_sizes_has_few_texts(make: Any, most: int) -> No
 
 
 async def test_other_programs_have_a_text_for_each_size() -> None:
-    """What the test above counts; their loops know how often they run."""
+    """Without `dynamic` a text has the sizes of its loops, so the count of the test above can be another one."""
     function, leaves, arguments_of = mlp(np.random.default_rng(0))
     compiled = ag.compile(function, tier="native")
     for n in (2, 3, 4):
