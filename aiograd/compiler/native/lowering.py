@@ -16,7 +16,7 @@ from aiograd.compiler.native.expansions import EXPANSIONS
 from aiograd.compiler.native.items import Location, LoopCall, NativeCode, RootKind, Row, dtype_of
 from aiograd.compiler.native.placing import Placing, Unsupported
 from aiograd.compiler.native.turns import in_turns
-from aiograd.compiler.native.ufuncs import elementwise_plan, loop_types, reduction_plan
+from aiograd.compiler.native.ufuncs import ReductionPlan, elementwise_plan, loop_types, reduction_plan
 from aiograd.ops.indexing import is_basic
 from aiograd.ops.shape import expand
 from aiograd.running.trees import leaves_of
@@ -186,9 +186,9 @@ class _Lowering(Placing):
         plan = reduction_plan(shape, array.strides or (), size, axes, kept, own or ())
         if plan is None:
             raise Unsupported(f"{call.label} of an array with gaps")
-        in_pieces = 0 < PIECE < plan.count and not plan.steps[0] and ufunc is np.add and dtype_of(array).kind == "f"
-        if in_pieces and plan.outer:
-            raise Unsupported(f"{call.label} of rows of more than {PIECE:,} numbers, with numpy before 2.3")
+        if 0 < PIECE < plan.count and not plan.steps[0] and ufunc is np.add and dtype_of(array).kind == "f":
+            self._sum_in_pieces(call, types, array, plan)
+            return
         self._make(result)
         outer, count, (step, inner) = plan.outer, plan.count, plan.steps
         rest = array
@@ -210,18 +210,23 @@ class _Lowering(Placing):
             rest = Ref(f"{array.name}_rest", array.shape, array.dtype, array.strides)
             self._known[rest] = Location(location.root, location.offset + moved)
         around = tuple([(length, (own, each, own)) for length, (own, each) in outer])
-        if in_pieces:
-            self._known[result].root.is_pinned = True
-            around, whole = ((count // PIECE, (0, PIECE * inner, 0)),), count // PIECE * PIECE
-            self._item(LoopCall(ufunc, types, (result, array, result), around, (PIECE,), (step, inner, step), call.label, "zero", call.errors))
-            rest = Ref(f"{array.name}_rest", array.shape, array.dtype, array.strides)
-            location = self._given(array)
-            self._known[rest] = Location(location.root, location.offset + whole * inner)
-            if count > whole:
-                self._item(LoopCall(ufunc, types, (result, rest, result), (), (count - whole,), (step, inner, step), call.label, "", call.errors))
-            return
         begin = "zero" if ufunc is np.add else ""
         self._item(LoopCall(ufunc, types, (result, rest, result), around, (count,), (step, inner, step), call.label, begin, call.errors))
+
+    def _sum_in_pieces(self, call: Call, types: str, array: Ref, plan: ReductionPlan) -> None:
+        """A sum of numbers in a row as numpy before 2.3 makes it: the loop adds one piece after the other to the result."""
+        if plan.outer:
+            raise Unsupported(f"{call.label} of rows of more than {PIECE:,} numbers, with numpy before 2.3")
+        (result,), (step, inner) = call.results, plan.steps
+        self._make(result)
+        self._known[result].root.is_pinned = True
+        pieces, left = divmod(plan.count, PIECE)
+        around, steps = ((pieces, (0, PIECE * inner, 0)),), (step, inner, step)
+        self._item(LoopCall(np.add, types, (result, array, result), around, (PIECE,), steps, call.label, "zero", call.errors))
+        if left:
+            location, rest = self._given(array), Ref(f"{array.name}_rest", array.shape, array.dtype, array.strides)
+            self._known[rest] = Location(location.root, location.offset + pieces * PIECE * inner)
+            self._item(LoopCall(np.add, types, (result, rest, result), (), (left,), steps, call.label, "", call.errors))
 
     def _method(self, call: Call) -> None:
         others = call.arguments[1:]
