@@ -1,9 +1,10 @@
 """Copies of a model's state while the model trains.
 
 Note [The copy]
-    Small states are copied on the loop, with a turn for other tasks after each `TURN_BYTES` and around the digest, others on the executor. The
-    modification counters of the Tensors are compared before and after: if one moved, a step has run meanwhile and the copy is made again; after
-    `MOST_COPIES` tries it is made in one section. The look at the numbers comes right after the copy, while they are in the cache.
+    Small states are copied on the loop, with a turn for other tasks after each `TURN_BYTES` and around the digest, others on the executor. So are
+    digests of more than `TURN_BYTES`, which let other threads run. The modification counters of the Tensors are compared before and after: if one
+    moved, a step has run meanwhile and the copy is made again; after `MOST_COPIES` tries it is made in one section. The look at the numbers comes
+    right after the copy, while they are in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aiograd.running.digest import state_digest
 from aiograd.serving.versions import Array, Precision, Version, all_finite, check_fits, copies, snapshot
 from aiograd.tensors.core import TensorCore, host_array
 
-#: bytes of a state that is copied and hashed on the event loop, and bytes that are copied there between two turns of other tasks
+#: bytes of a state that is copied on the event loop, and bytes that are copied there between two turns of other tasks, or hashed
 ON_LOOP_BYTES, TURN_BYTES = 1 << 19, 1 << 16
 #: copies that a step may spoil before one is made in one section
 MOST_COPIES = 5
@@ -63,6 +64,8 @@ async def copy_of_state(
         if counters == _counters(tensors):
             if base is not None and _is_state_of(base, arrays):
                 return arrays, base.digest, base.is_finite
+            if sum([array.nbytes for array in arrays.values()]) > TURN_BYTES:
+                return arrays, await current_engine().offload(lambda: state_digest(arrays)), is_finite
             await asyncio.sleep(0)
             digest = state_digest(arrays)
             await asyncio.sleep(0)
