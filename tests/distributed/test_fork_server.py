@@ -27,6 +27,7 @@ from aiograd.errors import ArgumentError, DeadlineError, WorkerLostError
 from aiograd.running.lasting import LASTING_DESCRIPTORS
 from aiograd.testing import LeakCheck
 from tests.support import cancel
+from tests.sweeps import swept
 from tests.watchdog import SECONDS
 
 pytestmark = [pytest.mark.proc, pytest.mark.skipif(not forked.CAN_FORK, reason="workers are not forked here")]
@@ -195,19 +196,19 @@ async def parents_of(start: str = "fork", **options: Any) -> set[int]:
         return {await cluster.driver.call(name, "parent") for name in cluster.workers}
 
 
-async def test_equal_starts_share_a_server_and_others_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", swept(["environment", "folder", "umask"]))
+async def test_equal_starts_share_a_server_and_others_do_not(changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     first = await parents_of()
     assert first == await parents_of() <= set(servers())
-    for changed in range(3):
-        with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
-            if changed == 0:
-                patch.setenv("SOME_LIBRARY_READS_THIS", "1")
-            elif changed == 1:
-                patch.chdir(tmp_path)
-            else:
-                stack.callback(os.umask, os.umask(0o077))
-            assert (await parents_of()).isdisjoint(first), changed
+    with monkeypatch.context() as patch, contextlib.ExitStack() as stack:
+        if changed == "environment":
+            patch.setenv("SOME_LIBRARY_READS_THIS", "1")
+        elif changed == "folder":
+            patch.chdir(tmp_path)
+        else:
+            stack.callback(os.umask, os.umask(0o077))
+        assert (await parents_of()).isdisjoint(first)
     assert first == await parents_of(), "it is there for the next one"
 
 
