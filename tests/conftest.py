@@ -25,13 +25,9 @@ from hypothesis import HealthCheck, settings
 
 from aiograd.graph.node import Node
 from tests import sweeps
+from tests.loops import LOOPS
 from tests.support import reference_counts_only
 from tests.watchdog import Watchdog
-
-try:
-    import uvloop
-except ImportError:  # a row of `make matrix`
-    uvloop = None  # type: ignore[assignment]
 
 pytest_plugins = ["pytest_aiograd", "pytester"]
 
@@ -43,11 +39,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Every async test runs on asyncio's loop and on uvloop, but once those that open real sockets, start processes or look at rules only."""
-    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop}
-    if uvloop is None:
-        return factories
-    factories["uvloop"] = uvloop.new_event_loop
-    if any(item.get_closest_marker(name) for name in ("proc", "net", "sim", "one_loop")):
+    factories = LOOPS.copy()
+    if len(factories) > 1 and any(item.get_closest_marker(name) for name in ("proc", "net", "sim", "one_loop")):
         del factories["asyncio"]
     return factories
 
@@ -122,8 +115,8 @@ def _watched() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _first_loop_opens_process_wide_descriptors() -> None:
     """libuv opens a pipe for signals with its first loop and keeps it; open it before any leak check takes stock."""
-    if uvloop is not None:
-        uvloop.new_event_loop().close()
+    for new_event_loop in LOOPS.values():
+        new_event_loop().close()
 
 
 @pytest.fixture(autouse=True)

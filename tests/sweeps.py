@@ -12,11 +12,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+
+from tests.loops import LOOPS
 
 #: beginnings of the paths of the tests that `make test` runs on asyncio's loop and on uvloop: they are about tasks, cancellation and fairness
 LOOP_MATTERS = (
@@ -40,7 +41,6 @@ RUNS = {"not sweep": False, "sweep and not docs": True}
 WHOLLY_SWEPT = pytest.StashKey[set[str]]()
 
 _LOOP = "_asyncio_loop_factory"
-HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
 
 
 def swept(cases: Iterable[Any], keep: int = 1) -> list[Any]:
@@ -91,7 +91,7 @@ def _is_new(definition: pytest.Item, params: Mapping[str, object], had: set[Any]
     """True if there is a case that none of a function had before. Each ``parametrize`` has its cases, and so has a fixture with ``params``."""
     values = dict(params)
     loop = values.pop(_LOOP, None)
-    if loop is asyncio.new_event_loop and HAS_UVLOOP and not definition.nodeid.startswith(LOOP_MATTERS):
+    if loop is asyncio.new_event_loop and "uvloop" in LOOPS and not definition.nodeid.startswith(LOOP_MATTERS):
         return False
     cases: set[tuple[tuple[str, int], ...]] = {((_LOOP, id(loop)),)}
     for marker in definition.iter_markers("parametrize"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.loops import LOOPS
 from tests.sweeps import WHOLLY_SWEPT, swept
 
 #: the tests that only `make test-all` runs, and why
@@ -53,6 +54,7 @@ SUITE = """
 """
 
 
+@pytest.mark.skipif("uvloop" not in LOOPS, reason="there is one loop only")
 def test_what_is_no_sweep(pytester: pytest.Pytester) -> None:
     """Each case of a parametrization has its turn, of seeds the first; both loops have theirs where the test is about the loop."""
     pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\nmarkers = sweep")

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
 import aiograd as ag
 from aiograd import distributed as dist
@@ -21,6 +20,7 @@ from aiograd.errors import DeadlineError, Overloaded, RemoteError
 from aiograd.testing import SimulatedLoop
 from aiograd.testing.jobs import InlineJobs
 from tests.distributed.workers import busy, leaf, simulate, until, values, view, workers
+from tests.loops import LOOPS
 from tests.support import custom_function
 
 
@@ -74,7 +74,7 @@ async def test_whatever_a_function_raises_fails_its_call_and_nothing_else(error:
         gc.collect()  # a task whose error nobody asked for would be reported now
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_factory", LOOPS.values(), ids=LOOPS)
 def test_an_interrupt_leaves_the_loop_after_the_caller_was_answered(loop_factory: Callable[[], Any]) -> None:
     """As out of any coroutine. Who runs the loop again finds all in order."""
     told: list[BaseException] = []
@@ -264,7 +264,7 @@ async def settled_passes(*opened: dist.Worker) -> None:
     await until(lambda: not any(worker.statistics().passes for worker in opened))
 
 
-@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop_factory", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("kind", ["thread", "inline"])
 def test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop(
     kind: str, loop_factory: Callable[[], Any], caplog: pytest.LogCaptureFixture

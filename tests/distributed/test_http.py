@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import uvloop
 
 from aiograd import distributed as dist
 from aiograd.distributed.rpc.http import HttpTransport
@@ -22,6 +21,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel, Transport
 from aiograd.errors import AddressError, ArgumentError, DistributedError, Overloaded, WorkerLostError
 from tests.distributed.http_support import Authority, Sink, answering, connected, get, listening, until_hung_up
+from tests.loops import LOOPS
 from tests.support import cancel
 
 pytestmark = pytest.mark.net
@@ -41,10 +41,9 @@ async def exchange(listener: HttpTransport, dialler: HttpTransport) -> None:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_frames_cross_both_ways(loop: str, secure: bool, tmp_path: Path) -> None:
-    factory: Callable[[], asyncio.AbstractEventLoop] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[loop]
-    with asyncio.Runner(loop_factory=factory) as runner:
+    with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
         if secure:
             authority = Authority(tmp_path)
             runner.run(exchange(HttpTransport(ssl=authority.server("alice")), HttpTransport(client_ssl=authority.client())))
@@ -84,7 +83,7 @@ async def one_large_frame_a_turn() -> None:
     assert len(set(came_in)) == 40
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_large_frames_take_a_turn_of_the_loop_each(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(one_large_frame_a_turn())

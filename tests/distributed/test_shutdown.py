@@ -194,10 +194,10 @@ async def test_a_loop_that_ends_in_the_middle_of_a_pass(how: str, status: int, l
         assert (await child.stdout.readline()).startswith(b"begun")
         if how.startswith("interrupt"):
             child.send_signal(signal.SIGINT)
-        _, written = await child.communicate()
+        printed, written = await child.communicate()
         lines = written.decode().splitlines()
         said = "\n".join(line for line in lines if not line.startswith("Executing <"))  # the interpreter's complaint of a slow machine
-        assert child.returncode == status, said
+        assert child.returncode == status, (said, printed)
         if how == "left open":  # the peer keeps the context for its lease; sockets are reported
             assert not re.search("destroyed|never", said), said
         else:

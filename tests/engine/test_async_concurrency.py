@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 
 import aiograd as ag
 from aiograd.engine.run import EngineStatistics, new_graph_task
@@ -20,6 +19,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, 
 from aiograd.testing import simulated_run
 from aiograd.testing.virtual_clock import VirtualClock
 from tests.engine.cases import Switch, chain, function, number, rounds
+from tests.loops import LOOPS
 from tests.support import assert_awaiting_raises, assert_raises, cancel, custom_function, leaf
 
 # -------------------------------------------------------------------- passes on one loop
@@ -137,7 +137,7 @@ async def test_nothing_piles_up_over_many_passes_that_succeed_fail_and_are_cance
 # -------------------------------------------------------------------- loops in threads
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("loop", LOOPS)
 def test_loops_in_several_threads_accumulate_into_one_leaf_and_lose_nothing(loop: str, frantic_threads: None) -> None:
     """While somebody keeps reading the gradient, which makes a Tensor of it."""
     passes, threads = 150, 6
@@ -160,7 +160,7 @@ def test_loops_in_several_threads_accumulate_into_one_leaf_and_lose_nothing(loop
 
         start.wait(timeout=60)
         try:
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else asyncio.new_event_loop) as runner:
+            with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
                 runner.run(main())
         except BaseException as error:
             errors.append(error)
