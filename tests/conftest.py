@@ -29,6 +29,9 @@ from tests.loops import LOOPS
 from tests.support import reference_counts_only
 from tests.watchdog import Watchdog
 
+#: a third, and the least number, as they are rounded to the nearest
+ROUNDED = float.fromhex("0x1.5555555555555p-2"), -float.fromhex("0x1.5555555555555p-2"), float.fromhex("0x1p-1074")
+
 pytest_plugins = ["pytest_aiograd", "pytester"]
 
 # The same examples every time, however slow the machine: a failure in CI is a failure everywhere. `dev` explores.
@@ -123,6 +126,14 @@ def _first_loop_opens_process_wide_descriptors() -> None:
 def _no_node_is_reordered() -> None:
     """Passes take the paths that they take in a process of their own: no test before has made a node that forbids short cuts to all."""
     Node.any_reordered = False
+
+
+@pytest.fixture(autouse=True)
+def _the_processor_rounds_as_ever() -> Iterator[None]:
+    """To the nearest, and least numbers count: native code can change that, for everything that runs later on the thread."""
+    yield
+    one, three, least = 1.0, 3.0, 5e-324
+    assert (one / three, -one / three, least * one) == ROUNDED, "the processor rounds in another way after this test"
 
 
 @pytest.fixture

@@ -51,9 +51,10 @@ class FlagWriter(ItemWriter):
         around = sum([bit for name, bit in FLAGS.items() if name not in handled])
         always = sum([bit for name, bit in FLAGS.items() if handled.get(name, "ignore") != "ignore"])
         self._line("call void @llvm.x86.sse.stmxcsr(ptr %control)")
-        now = self._new("load i32, ptr %control")
-        if self._has_stack_flags:
-            now = self._new(f"or i32 {now}, {self._new(f'zext i16 {self._stack_flags()} to i32')}")
+        control = now = self._new("load i32, ptr %control")
+        if self._has_stack_flags:  # no more of that word than the flags: its other bits would change how the processor rounds
+            flags = self._new(f"and i16 {self._stack_flags()}, {0x3F}")
+            now = self._new(f"or i32 {now}, {self._new(f'zext i16 {flags} to i32')}")
         before = self._new("load i32, ptr %flags")
         found = self._new(f"and i32 {now}, {around}")
         if always:
@@ -61,7 +62,7 @@ class FlagWriter(ItemWriter):
             found = self._new(f"or i32 {found}, {sure}")
         self._line(f"store i32 {self._new(f'or i32 {before}, {found}')}, ptr %flags")
         if errors:
-            self._line(f"store i32 {self._new(f'and i32 {now}, {~0x3F}')}, ptr %control")
+            self._line(f"store i32 {self._new(f'and i32 {control}, {~0x3F}')}, ptr %control")
             self._line("call void @llvm.x86.sse.ldmxcsr(ptr %control)")
 
     def _set_down(self, number: int) -> dict[Ref, str]:
