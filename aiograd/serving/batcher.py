@@ -37,11 +37,12 @@ class Batcher:
 
     def __init__(
         self, run: Callable[[TaskBatch], Awaitable[Any]], *, max_batch: int, min_batch: int = 1, max_rows: int | None = None, max_delay: float = 0.0,
-        name: str, closed_error: Callable[[str], Exception] = DrainingError, context: contextvars.Context | None = None,
+        name: str, closed_error: Callable[[str], Exception] = DrainingError, context: contextvars.Context | None = None, isolates: bool = False,
     ) -> None:  # fmt: skip
         self._queue = BatchQueue(max_batch, min_batch=min_batch, max_rows=max_rows, max_delay=max_delay)
         self._run, self._context = run, context
         self._name, self._closed_error = name, closed_error
+        self._isolates = isolates
         #: batches that have run or run, and their rows
         self.batches = self.rows = 0
         #: tasks: refused for lack of room, late, cancelled, of a batch that raised
@@ -169,14 +170,14 @@ class Batcher:
                 if not queue.rows:
                     self._emptied.set()
                 if batch is not None:
-                    await self._run_batch(batch, loop)
+                    await self._run_apart(await self._run_batch(batch, loop), loop)
                     await asyncio.sleep(0)  # callers get their answers, and may ask again
                 elif len(queue):
                     self._changed = asyncio.Event()
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(queue.wait(now)):
                             await self._changed.wait()
-        except (Exception, asyncio.CancelledError):
+        except BaseException:
             self._fail(queue.clear(), self._closed_error(f"{self._name}: the task that runs batches was cancelled"))
             raise
         finally:
@@ -185,34 +186,55 @@ class Batcher:
                 self._timer.cancel()
                 self._timer = None
 
-    async def _run_batch(self, batch: TaskBatch, loop: asyncio.AbstractEventLoop) -> None:
+    async def _run_apart(self, tasks: list[Task], loop: asyncio.AbstractEventLoop) -> None:
+        """Run the tasks of a batch that has failed as batches of their own, so that rows of one caller do not fail those of others."""
+        try:
+            for task in tasks:
+                await asyncio.sleep(0)
+                if not task.answer.done():
+                    await self._run_batch(TaskBatch([task], loop.time()), loop)
+        except BaseException:
+            self._fail(tasks, self._closed_error("the batch of this task was cancelled"))
+            raise
+
+    async def _run_batch(self, batch: TaskBatch, loop: asyncio.AbstractEventLoop) -> list[Task]:
+        """Run a batch and answer its tasks; returns the tasks that are to run again, each apart, as the batch of them has raised."""
+        apart: list[Task] = []
         self._running = batch
         self.batches += 1
         self.rows += batch.size
         try:
             self._answer(batch, await self._run(batch))
         except Exception as error:
-            self.failed += self._fail(batch.tasks, error)
+            if self._isolates and len(batch.tasks) > 1:
+                apart = [task for task in batch.tasks if not task.answer.done()]
+            else:
+                self.failed += self._fail(batch.tasks, error)
         except asyncio.CancelledError:
             if self._worker is not None and self._worker.cancelling() > self._is_abandoned:  # from outside
                 self._fail(batch.tasks, self._closed_error("the batch of this task was cancelled"))
                 raise
             text = f"{self._name}: the function that runs batches was cancelled, by itself or by something it waits for"
             self.failed += self._fail(batch.tasks, ServingError(text))
+        except BaseException as error:
+            self.failed += self._fail(batch.tasks, ServingError(f"{self._name}: the function that runs batches was ended by {type(error).__name__}"))
+            raise
         finally:
             self._running = None
             if self._is_abandoned and self._worker is not None:
                 self._worker.uncancel()
             self._is_abandoned = False
-            self._settle(batch, loop.time())
+            self._settle(batch, loop.time(), apart)
+        return apart
 
-    def _settle(self, batch: TaskBatch, now: float) -> None:
+    def _settle(self, batch: TaskBatch, now: float, apart: list[Task]) -> None:
         """Count a batch that has ended, and let go of its tasks: they refer to it, so they would live until the collector finds them."""
         self._recent_rows = 0.9 * self._recent_rows + batch.size
         self._recent_seconds = 0.9 * self._recent_seconds + max(0.0, now - max(self._ended, batch.tasks[0].arrived))
         self._ended = now
-        for task in batch.tasks:
-            self._queue.discard(task)
+        if not apart:  # they keep their deadlines
+            for task in batch.tasks:
+                self._queue.discard(task)
         batch.tasks = []
 
     def _answer(self, batch: TaskBatch, result: Any) -> None:

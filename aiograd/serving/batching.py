@@ -4,9 +4,9 @@ Note [Batches]
     A task is never split. Tasks wait until there are `min_batch` rows and `max_delay` has passed since the oldest of them arrived, or until they
     fill a batch: until there are `max_batch` rows, or the next task would make the batch larger. Of several batches that are due, the one with
     the oldest task runs. Sizes count rows, however many tasks they come in; a task without rows runs at once and alone. An error of a batch is
-    the error of its tasks only, so rows are only batched with others of their group, shape, dtype and device: a caller that sends rows of
-    another width fails by itself, and float64 of one caller never turns the float32 of another into float64. Tasks that were cancelled before
-    their batch began are not in it. The sums of a batch are made in one kernel, so bits may depend on the other rows in it.
+    the error of its tasks only, or they run again, each alone. Rows are only batched with others of their group, shape, dtype and device: a caller
+    that sends rows of another width fails by itself, and float64 of one caller never turns the float32 of another into float64. Tasks that were
+    cancelled before their batch began are not in it. The sums of a batch are made in one kernel, so bits may depend on the other rows in it.
 
 Note [Heads]
     The delay is the same for all kinds of rows, and tasks arrive in order. So among the kinds with rows enough for a batch, the delay of the one

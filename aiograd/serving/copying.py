@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,8 @@ async def copy_of_state(
     for _ in range(MOST_COPIES):
         own = model.state_dict()
         own_arrays = _arrays(own)
+        if base is not None:
+            check_fits(own_arrays, base.state)
         tensors = own if state is None else {path: state[path] for path in check_fits(_arrays(state), own_arrays)}
         counters = _counters(tensors)
         if sum([array.nbytes for array in own_arrays.values()]) > ON_LOOP_BYTES:
@@ -65,7 +68,7 @@ async def copy_of_state(
             if base is not None and _is_state_of(base, arrays):
                 return arrays, base.digest, base.is_finite
             if sum([array.nbytes for array in arrays.values()]) > TURN_BYTES:
-                return arrays, await current_engine().offload(lambda: state_digest(arrays)), is_finite
+                return arrays, await current_engine().offload(partial(state_digest, arrays)), is_finite
             await asyncio.sleep(0)
             digest = state_digest(arrays)
             await asyncio.sleep(0)

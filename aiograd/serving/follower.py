@@ -31,6 +31,7 @@ from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, DeltaError, DistributedError, ServingError
 from aiograd.nn.module import Module
+from aiograd.serving.answers import checked_number, checked_timeout
 from aiograd.serving.delta import apply_delta, encode_delta
 from aiograd.serving.server import Server
 from aiograd.serving.versions import Array, Version
@@ -212,14 +213,16 @@ class Follower(Server):
             timeout: seconds; None for no limit.
 
         Raises:
-            DeadlineError: it does not serve in time. ServingError: the follower is closed.
+            ArgumentError, ArgumentTypeError: no number of a version, or no seconds. DeadlineError: it does not serve in time. ServingError: the
+            follower is closed.
 
         >>> await follower.reach((await server.publish()).number, timeout=5.0)
         >>> follower.current.number
         2
         """
         self._check_open()
-        await self._reached(number, None if timeout is None else asyncio.get_running_loop().time() + timeout)
+        checked_timeout("reach", timeout)
+        await self._reached(checked_number("reach", number), None if timeout is None else asyncio.get_running_loop().time() + timeout)
 
     async def publish(self, state: Any = None, *, metrics: Any = None, promote: bool = True) -> Version:
         raise self._refused("publish")
@@ -229,6 +232,9 @@ class Follower(Server):
 
     def rollback(self, number: int | None = None) -> Version:
         raise self._refused("rollback")
+
+    def _require_own_versions(self, what: str) -> None:
+        raise self._refused(what)
 
     def _refused(self, method: str) -> ServingError:
         return ServingError(f"{method}: a follower serves what its leader serves; call it on the server of worker {self.leader!r}")

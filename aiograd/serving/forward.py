@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -57,8 +58,8 @@ class VersionedForward:
     """The forward of a model as a function of a version and columns; `forward` is called with a module and columns, None calls the module."""
 
     def __init__(self, model: Module, forward: Callable[..., Any] | None, max_batch: int) -> None:
-        self._template = twin_of(model, {}).eval()
-        self._forward = Module.__call__ if forward is None else forward
+        self._template = twin_of(model, _apart(model)).eval()
+        self._forward = operator.call if forward is None else forward
         self._paths = tuple(model.state_dict())
         self._max_batch = max_batch
         function = model.forward if forward is None else forward
@@ -94,15 +95,34 @@ class VersionedForward:
 
             seconds = self._seconds.get(rows)
             is_cheap = seconds is not None and seconds < ON_LOOP
-            outputs, took = compute() if is_cheap else await current_engine().offload(compute)
+            try:
+                outputs, took = compute() if is_cheap else await current_engine().offload(compute)
+            except _ForwardAwaits:
+                self._is_async = True
+                return await self(bound, parts, size)
             self._seconds[rows] = took if seconds is None else min(took, 2.0 * seconds)
             return outputs if rows == size else _first(outputs, size, rows)
 
     def _run(self, tensors: tuple[Any, ...], *columns: Any) -> Any:
-        return self._forward(self._module(tensors), *columns)
+        outputs = self._forward(self._module(tensors), *columns)
+        if inspect.iscoroutine(outputs):
+            outputs.close()
+            raise _ForwardAwaits
+        return outputs
 
     def _module(self, tensors: tuple[Any, ...]) -> Module:
         return twin_of(self._template, dict(zip(self._paths, tensors, strict=True)))
+
+
+class _ForwardAwaits(Exception):
+    """A forward that is no coroutine function has returned a coroutine."""
+
+
+def _apart(model: Module) -> dict[str, Any]:
+    """Copies of the buffers that are in no version, by path: the model changes its own while it trains."""
+    state, copies = model.state_dict(), dict[int, Any]()
+    buffers = [(path, buffer) for path, buffer in model.named_buffers(remove_duplicate=False) if path not in state]
+    return {path: copies.setdefault(id(buffer), make(host_array(buffer).copy())) for path, buffer in buffers}
 
 
 def _columns(parts: Sequence[Sequence[Any]], size: int, rows: int) -> list[Any]:

@@ -180,10 +180,8 @@ class VersionLog:
             served = [*served, number] if promote else served
             numbers = self._numbers()
             kept = {*sorted({*numbers, number})[-self.keep :], *served[-1:], *pinned}
-            facts = {name: getattr(version, name) for name in ("number", "digest", "parent", "created")}
-            description = json.dumps({**facts, "metrics": dict(version.metrics), "paths": list(version.state)})
             try:
-                save(version.state, self._path(number), {"version": description, "checksum": _checksum(description)})
+                self._save(version)
                 self._write_manifest([each for each in served if each in kept], number)
             except BaseException:
                 if self._manifest()[1] < number:
@@ -205,9 +203,24 @@ class VersionLog:
         if number not in self.numbers():
             raise VersionNotFoundError(f"the log {self.folder} has no version {number!r} to promote")
         with self._writing(f"promote version {number}"):
-            served, highest = self._manifest()
-            before = served[: served.index(number)] if number in served else served
-            self._write_manifest([*before, number], max(number, highest))
+            self._name(number)
+
+    def _promote(self, version: Version) -> None:
+        """As `promote`; a version that is not in the folder any more is written again."""
+        with self._writing(f"promote version {version.number}"):
+            if version.number not in self._numbers():
+                self._save(version)
+            self._name(version.number)
+
+    def _name(self, number: int) -> None:
+        served, highest = self._manifest()
+        before = served[: served.index(number)] if number in served else served
+        self._write_manifest([*before, number], max(number, highest))
+
+    def _save(self, version: Version) -> None:
+        facts = {name: getattr(version, name) for name in ("number", "digest", "parent", "created")}
+        description = json.dumps({**facts, "metrics": dict(version.metrics), "paths": list(version.state)})
+        save(version.state, self._path(version.number), {"version": description, "checksum": _checksum(description)})
 
     def _open(self) -> tuple[Version | None, int]:
         """Take the lock until `_close`, remove unfinished files of a crash, and read the `last` version and the highest number ever given.

@@ -7,8 +7,9 @@ Note [One reference]
 
 Note [Durable]
     Versions are published one after the other. With a log, a version is durable before it serves and before `publish` returns; `promote` and
-    `rollback` serve at once, and the log names their version as soon as it is written. A write is never interrupted: a publication that is
-    cancelled while it is written is completed, and the cancellation is raised afterwards.
+    `rollback` serve at once, and the log names their version as soon as it is written, with its file where a publication has deleted that
+    meanwhile. A write is never interrupted: a publication that is cancelled while it is written is completed, and the cancellation is raised
+    afterwards.
 """
 
 from __future__ import annotations
@@ -78,6 +79,9 @@ class Publisher:
         if self._state != "open":
             before = "before it is entered: use `async with`" if self._state in ("new", "entering") else "after it was closed"
             raise ServingError(f"this Server cannot be used {before}")
+
+    def _require_own_versions(self, what: str) -> None:
+        """Raise `ServingError` where the versions are another server's."""
 
     # ---------------------------------------------------------------- entering and leaving
 
@@ -372,13 +376,13 @@ class Publisher:
         written = None
         while written != self.current.number:
             async with self._publishing:
-                number = written = self.current.number
+                version, written = self.current, self.current.number
                 try:
-                    await current_engine().offload(lambda number=number: log.promote(number))  # type: ignore[misc]
+                    await current_engine().offload(lambda version=version: log._promote(version))  # type: ignore[misc]
                     self._log_error = None
-                except (VersionLogError, LookupError) as error:
+                except VersionLogError as error:
                     self._log_error = error
-                    warn_caller(f"version {number} serves, but after a restart an earlier one would: {error}")
+                    warn_caller(f"version {version.number} serves, but after a restart another one would: {error}")
 
 
 async def uninterrupted(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -18,14 +18,14 @@ from aiograd.engine.run import clock_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, ServingError
 from aiograd.nn.module import Module
 from aiograd.running import tracing
-from aiograd.serving.answers import Answer, checked_deadline, joined, rows_of
+from aiograd.serving.answers import Answer, checked_deadline, checked_number, checked_timeout, joined, rows_of
 from aiograd.serving.batcher import Batcher
 from aiograd.serving.batching import Task, TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.log import VersionLog
 from aiograd.serving.publisher import Publisher, uninterrupted
 from aiograd.serving.registry import REGISTRY
-from aiograd.serving.statistics import BOUNDS, ServingStatistics
+from aiograd.serving.statistics import BOUNDS, MOST_COUNTED, ServingStatistics
 
 
 class Server(Publisher):
@@ -68,6 +68,10 @@ class Server(Publisher):
         for name, value in (("max_batch", max_batch), ("max_queue", max_queue), ("keep", keep)):
             if type(value) is not int or value < 1:
                 raise ArgumentError(f"Server({name}={value!r}): expected an int of at least 1")
+        if isinstance(max_delay, bool) or not isinstance(max_delay, (int, float)):
+            raise ArgumentTypeError(f"Server(max_delay={max_delay!r}): expected seconds, 0 or more")
+        if log is not None and not isinstance(log, (str, PathLike, VersionLog)):
+            raise ArgumentTypeError(f"Server(log=): expected a folder or a VersionLog, found {type(log).__name__}")
         if precision not in ("exact", "bfloat16"):
             raise ArgumentError(f"Server(precision={precision!r}): expected 'exact' or 'bfloat16'")
         version_log = log if isinstance(log, VersionLog) or log is None else VersionLog(log, keep=keep)
@@ -77,7 +81,10 @@ class Server(Publisher):
         self.max_queue: int = max_queue
         self._forward = VersionedForward(model, forward, max_batch)
         context = contextvars.copy_context()
-        self._batcher = Batcher(self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context)
+        self._batcher = Batcher(
+            self._run, max_batch=max_batch, max_rows=max_queue, max_delay=max_delay, name="server", context=context, isolates=True
+        )
+        self._answered = 0
         self._answers: Counter[int] = Counter()
         self._latency = dict.fromkeys(BOUNDS, 0)
         self._latency_sum = 0.0
@@ -125,7 +132,7 @@ class Server(Publisher):
         True
         """
         self._check_open()
-        return await self._batcher.drain(timeout)
+        return await self._batcher.drain(checked_timeout("drain", timeout))
 
     async def aclose(self) -> None:
         """Refuse new requests, fail the waiting ones with `DrainingError`, and close the log. Idempotent.
@@ -186,7 +193,7 @@ class Server(Publisher):
             limit = self.deadline if deadline is None else checked_deadline(deadline)
             until = None if limit is None else loop.time() + limit
             if at_least is not None:
-                await self._reached(at_least, until)
+                await self._reached(checked_number("predict(at_least=)", at_least), until)
             # a split may choose an earlier version, and a rollback may come before the batch
             group = self._serving if at_least is not None and version is None else self._group_of(version, key)
             if size <= self.max_batch:
@@ -200,7 +207,10 @@ class Server(Publisher):
             if span is not None:
                 span.set_attribute("aiograd.version", number)
             seconds = clock() - began
+            self._answered += 1
             self._answers[number] += 1
+            if len(self._answers) > MOST_COUNTED:
+                del self._answers[min(self._answers)]
             self._latency[BOUNDS[bisect_left(BOUNDS, seconds)]] += 1
             self._latency_sum += seconds
             return Answer(value, number, answering.digest, batch.size, batch.began - began)
@@ -242,7 +252,7 @@ class Server(Publisher):
             published=self._published,
             promoted=self._promoted,
             rollbacks=self._rollbacks,
-            answers=self._answers.total(),
+            answers=self._answered,
             answers_by_version=dict(self._answers),
             latency=dict(self._latency),
             latency_sum=self._latency_sum,

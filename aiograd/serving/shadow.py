@@ -11,7 +11,7 @@ import numpy as np
 from aiograd.serving.batching import TaskBatch
 from aiograd.serving.forward import BoundVersion, VersionedForward
 from aiograd.serving.statistics import Comparison
-from aiograd.tensors.core import host_array
+from aiograd.tensors.core import host_array, make
 
 #: batches that wait to be computed; further ones are left out
 MOST_WAITING = 4
@@ -57,7 +57,7 @@ class Shadow:
         self._difference_sum = difference_sum
         self._due = 0.0
         #: the columns of each request of a batch, its rows, and its outputs
-        self._waiting: deque[tuple[list[Any], int, Any]] = deque()
+        self._waiting: deque[tuple[list[tuple[Any, ...]], int, Any]] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, batch: TaskBatch, outputs: Any) -> None:
@@ -66,7 +66,8 @@ class Shadow:
         if self._due < 1.0 or len(self._waiting) >= MOST_WAITING:
             return
         self._due -= 1.0
-        self._waiting.append(([task.rows for task in batch.tasks], batch.size, outputs))
+        parts = [tuple([_copy(column) for column in task.rows]) for task in batch.tasks]  # callers may change theirs after their answers
+        self._waiting.append((parts, batch.size, tuple([make(array.copy()) for array in _arrays(outputs)])))
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._compare(), name="aiograd:shadow")
 
@@ -92,6 +93,10 @@ class Shadow:
                 self._difference_sum.fail(len(parts))
             else:
                 self._difference_sum.add(len(parts), outputs, found)
+
+
+def _copy(tensor: Any) -> Any:
+    return make(host_array(tensor).copy())
 
 
 def _arrays(outputs: Any) -> list[Any]:

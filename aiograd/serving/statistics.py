@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 BOUNDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, float("inf"))
 
 
+#: versions of which answers are counted, the last ones
+MOST_COUNTED = 1000
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Figures of a version that is computed beside the one that serves.
@@ -47,7 +51,7 @@ class ServingStatistics:
         expired: the number of requests that were not answered before their deadline.
         cancelled: the number of requests that were cancelled.
         failed: the number of requests that failed because the forward raised.
-        answers_by_version: the number of answers by the number of the version.
+        answers_by_version: the number of answers by the number of the version, of the last 1,000 versions that have answered.
         latency: the number of answers by the upper bound of their duration in seconds, from the request to its answer.
         comparisons: figures of shadows by the number of the version.
         latency_sum: the sum of the durations in `latency`, in seconds.

@@ -76,7 +76,8 @@ class Trainer:
         rollbacks: the number of promotions that the gate took back.
 
     Raises:
-        ArgumentError, ArgumentTypeError: settings that cannot be. On entry: ModeError, another trainer trains the server.
+        ArgumentError, ArgumentTypeError: settings that cannot be. ServingError: the server is a `Follower`; on entry, it is not open. ModeError: on
+            entry, another trainer trains the server.
 
     >>> model, x = ag.nn.Linear(2, 1), np.ones((8, 2), np.float32)
     >>> async with ag.serving.Server(model) as server:
@@ -96,6 +97,7 @@ class Trainer:
         for (name, value), cls in zip(settings.items(), (Server, Optimizer, ReplayBuffer, Gate), strict=True):
             if not isinstance(value, cls) and not (name == "gate" and value is None):
                 raise ArgumentTypeError(f"Trainer({name}=): expected a {cls.__name__}, found {type(value).__name__}")
+        server._require_own_versions("Trainer")
         if inspect.iscoroutinefunction(optimizer.step):
             raise ArgumentTypeError(f"Trainer(optimizer=): {type(optimizer).__name__}.step needs a closure; expected an optimizer such as AdamW")
         if not callable(loss):
@@ -132,6 +134,8 @@ class Trainer:
         self._may_run = asyncio.Event()
         self._may_run.set()
         self._task: asyncio.Task[None] | None = None
+        #: the task that takes a step
+        self._stepper: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.server!r}, {self.steps} steps, {'running' if self.is_running else 'not running'}>"
@@ -144,7 +148,7 @@ class Trainer:
     async def __aenter__(self) -> Self:
         if self._task is not None:
             raise ServingError("a Trainer is entered once; make a new one")
-        self.server.current  # noqa: B018 - an error if the server has not been entered
+        self.server._check_open()
         self._take_over()
         self._task = asyncio.get_running_loop().create_task(self._train(), name="aiograd:trainer")
         return self
@@ -208,7 +212,8 @@ class Trainer:
             The loss.
 
         Raises:
-            ServingError: the buffer has no rows, or the loss was cancelled by itself. ModeError: another trainer trains the server.
+            ServingError: the buffer has no rows, the loss was cancelled by itself, or the server is not open. ModeError: another trainer trains the
+            server, or it is called within a step.
             GradientError: a loss or gradient that is not finite. RejectedVersionError: parameters that are not finite after the step. Exceptions of
             the loss, of its rules and of the publication.
 
@@ -217,15 +222,19 @@ class Trainer:
         >>> trainer.server.current.metrics["loss"] == loss
         True
         """
+        task = asyncio.current_task()
+        if task is not None and task is self._stepper:
+            raise ModeError("Trainer.step: this task is within a step of this Trainer already, which would wait for itself")
         async with self._stepping:
+            self.server._check_open()
             self._take_over()
             await self._calls.settled()
             self._follow_rollback()
             if not len(self.buffer):
                 raise ServingError("Trainer.step: the buffer has no rows; give it some with `learn`")
             columns = [make(column) for column in self.buffer.sample(self.batch)]
-            task = asyncio.current_task()
             cancellations = 0 if task is None else task.cancelling()
+            self._stepper = task
             try:
                 with tracing.span("train"):
                     loss = await self._take_step(columns)
@@ -241,13 +250,15 @@ class Trainer:
                 self.failures += 1
                 self.error = ServingError("Trainer: the loss was cancelled, by itself or by something it waits for; no step was taken")
                 raise self.error from error
-            except Exception as error:
+            except BaseException as error:
                 self.failures += 1
-                self.error = error
+                self.error = error if isinstance(error, Exception) else ServingError(f"Trainer: a step was ended by {type(error).__name__}: {error}")
                 if isinstance(error, RejectedVersionError):
                     self.rejected += 1
                     self._go_on_from_serving()
                 raise
+            finally:
+                self._stepper = None
             self.error = None
             return loss
 

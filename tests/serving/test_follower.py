@@ -334,6 +334,10 @@ async def test_what_followers_and_leaders_refuse(scene: Scene) -> None:
         }.items():  # fmt: skip
             await assert_awaiting_raises(ServingError, f"{method}: a follower serves what its leader serves; call it on .* worker 'leader'", call())
         await assert_awaiting_raises(VersionNotFoundError, "version 9 is not kept", follower.predict(ones(), version=9))
+        buffer, optimizer = serving.ReplayBuffer(5), ag.optim.SGD(follower.model.parameters(), 0.1)
+        assert_raises(ServingError, "Trainer: a follower serves", serving.Trainer, follower, optimizer, lambda *_: None, buffer=buffer)
+        await assert_awaiting_raises(ArgumentError, "expected seconds, 0 or more", follower.reach(1, float("nan")))
+        await assert_awaiting_raises(ArgumentTypeError, "expected the number of a version", follower.reach("x"))  # type: ignore[arg-type]
         own = follower.worker
         assert_raises(ArgumentError, "the leader keeps the log", serving.Follower, own, "leader", Two(), log="x")
         assert_raises(ArgumentTypeError, "expected a Worker and the name of the leader's", serving.Follower, "leader", own, Two())

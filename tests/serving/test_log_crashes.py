@@ -132,7 +132,7 @@ async def test_a_promotion_that_cannot_be_written_is_told_and_written_later(tmp_
 
     async def failed_rollback(server: serving.Server) -> None:
         full = FailingCalls(1, error=lambda: OSError(errno.ENOSPC, "No space left on device"))
-        with full.installed(), pytest.warns(UserWarning, match="version 1 serves, but after a restart an earlier one would: .*No space left"):
+        with full.installed(), pytest.warns(UserWarning, match="version 1 serves, but after a restart another one would: .*No space left"):
             assert server.rollback().number == 1
             while full.calls == [] or server._log_error is None:
                 await asyncio.sleep(0)

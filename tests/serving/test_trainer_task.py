@@ -329,3 +329,31 @@ async def test_a_rollback_while_the_log_is_written_wins(tmp_path: Path, monkeypa
         assert [version.number for version in server.versions] == [1, 2, 3]
     log = serving.VersionLog(tmp_path)
     assert log.promoted == 1 and log.numbers() == [1, 2, 3]
+
+
+async def test_a_version_whose_file_a_publication_deletes_is_in_the_log_when_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a rollback while that publication is written, and later, where the log keeps fewer versions than the server."""
+    async with learning(Mover(1.0), Two(), optimizer=by_one, serve={"log": serving.VersionLog(tmp_path, keep=2), "keep": 5}) as trainer:
+        server = trainer.server
+        for value in (5.0, 6.0):
+            server.model.set(value)
+            await server.publish()
+        slow, begun, go = held_up(serving.VersionLog.append)
+        monkeypatch.setattr(serving.VersionLog, "append", slow)
+        running = asyncio.ensure_future(trainer.step())
+        while not begun.is_set():
+            await asyncio.sleep(0.001)
+        server.rollback(1)
+        go.set()
+        await running
+        monkeypatch.undo()
+        while server._log_task is not None and not server._log_task.done():
+            await asyncio.sleep(0.001)
+        log = serving.VersionLog(tmp_path)
+        assert log.promoted == 1 and log.load(1).digest == server.current.digest
+        for value in (7.0, 8.0, 9.0):
+            server.model.set(value)
+            await server.publish()
+        server.rollback(3)
+    log = serving.VersionLog(tmp_path)
+    assert log.promoted == 3 and log.load(3).state["first"].tolist() == [6.0]
