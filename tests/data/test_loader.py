@@ -14,7 +14,7 @@ import aiograd as ag
 from aiograd.data import DataLoader, collate
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.random import Generator
-from tests.support import assert_raises, cancel
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 
 
 def plain(batch: Any) -> Any:
@@ -260,6 +260,41 @@ async def test_an_error_comes_in_its_turn(workers: int) -> None:
             async for batch in DataLoader(source, 2, workers=workers, prefetch=4):
                 found.append(plain(batch))
         assert found == [[0, 1], [2, 3]]
+
+
+class Stopping:
+    """A sequence that raises StopIteration at one place."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        if place == "__getitems__":
+            self.__getitems__ = self.collated
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if self.place == "__getitem__":
+            raise StopIteration(index)
+        return index
+
+    def collated(self, examples: list[int]) -> list[int]:
+        raise StopIteration(examples[0])
+
+
+class StoppingStream:
+    def __iter__(self) -> Iterator[int]:
+        raise StopIteration(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("place", ["__getitem__", "__getitems__", "collate", "__iter__"])
+async def test_stop_iteration_of_a_source_arrives_as_a_runtime_error(place: str, workers: int) -> None:
+    source: Any = StoppingStream() if place == "__iter__" else Stopping(place)
+    loader = DataLoader(source, batch_size=2, workers=workers, collate=Stopping(place).collated if place == "collate" else None)
+    error = await assert_awaiting_raises(RuntimeError, "StopIteration", taken(loader))
+    causes = [error.__cause__, error.__cause__ and error.__cause__.__cause__]
+    assert any(isinstance(cause, StopIteration) and cause.value == 0 for cause in causes)
 
 
 async def test_a_consumer_that_is_cancelled_leaves_nothing() -> None:
