@@ -1,4 +1,4 @@
-"""What an exception needs before it is passed on: a text that can be read, and a class that a future carries."""
+"""Texts of exceptions that are passed on, and the exceptions that futures carry."""
 
 from __future__ import annotations
 

@@ -403,6 +403,26 @@ def test_losses_of_nothing_are_nan_when_averaged_and_zero_when_summed() -> None:
     assert np.isnan(F.kl_div(x, x, "batchmean").item())
 
 
+@pytest.mark.parametrize("weight", [None, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2, 2)])
+async def test_where_every_target_is_ignored_the_mean_is_nan_and_every_derivative_zero(shape: tuple[int, ...], weight: Any) -> None:
+    target = np.full(shape[:1] + shape[2:] if len(shape) > 1 else (), 7)
+    for function in (F.nll_loss, F.cross_entropy):
+
+        def loss(x: Any, function: Any = function) -> Any:
+            return function(x, target, weight and np.array(weight), ignore_index=7)
+
+        x = ag.tensor(draw(*shape), requires_grad=True)
+        assert np.isnan(loss(x).item())
+        (first,) = await ag.grad(loss(x), [x], create_graph=True)
+        assert not first.detach().numpy().any()
+        if first.requires_grad:
+            (second,) = await ag.grad(first.sum(), [x])
+            assert not second.numpy().any()
+        _, tangent = await ag.jvp(loss, (x.detach(),), (ag.ones(*shape, dtype=np.float64),))
+        assert tangent.item() == 0.0
+
+
 async def test_cosine_similarity_of_what_is_repeated_is_that_of_the_whole_vector() -> None:
     x1, x2 = ag.tensor([[1.0], [-2.0], [3.0]], dtype=np.float64, requires_grad=True), draw(3, 4)
     wide = np.broadcast_to(x1.detach().numpy(), (3, 4))
