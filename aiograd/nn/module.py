@@ -82,7 +82,7 @@ class Module(TensorContainer):
                 return call_with_hooks(self, self.forward, self._forward_hooks, args, kwargs)
             return self.forward(*args, **kwargs)
         except (AttributeError, TypeError) as error:
-            name = None if "None" not in str(error) else missing_argument(self.forward, args, kwargs)
+            name = missing_argument(error, self.forward, args, kwargs)
             if name is None:
                 raise
             raise ArgumentTypeError(f"{type(self).__name__}.forward: its argument {name!r} {NONE_ADVICE}") from error
@@ -189,7 +189,7 @@ class Module(TensorContainer):
         kind = next((each.__name__ for each in (Parameter, Module) if isinstance(self.__dict__.get(name), each)), None)
         kind = "buffer" if name in self._buffer_names and name in self.__dict__ else kind
         if kind not in (None, "buffer" if cls is TensorCore else cls.__name__):
-            raise ArgumentError(f"{function}({name!r}): {type(self).__name__} has a {kind} of that name; choose another, or delete the attribute first")
+            raise ArgumentError(f"{function}({name!r}): {type(self).__name__} has a {kind} of that name; choose another, or delete that first")
         object.__setattr__(self, name, value)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:

@@ -70,7 +70,7 @@ class TensorContainer:
         wanted = None if dtype is None else checked_dtype(dtype)
         if wanted is not None and wanted.kind not in "fc":
             raise ArgumentTypeError(
-                f"{type(self).__name__}.to({wanted}): expected a floating or complex dtype; parameters of {wanted} would be truncated and have no gradients"
+                f"{type(self).__name__}.to({wanted}): expected a floating or complex dtype; others would truncate parameters and have no gradients"
             )
         for tensor in [*self.parameters(), *self.buffers()]:
             _convert(tensor, device, wanted)

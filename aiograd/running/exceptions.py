@@ -21,6 +21,20 @@ def text_of(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
+def summary_of(error: BaseException, length: int = 200) -> str:
+    """The class of an exception and the first line of its text.
+
+    Args:
+        error: any exception.
+        length: the most characters of the text.
+
+    Returns:
+        ``"ValueError: it is odd"``, or ``"ValueError"`` where there is no text.
+    """
+    text = text_of(error).split("\n", 1)[0][:length]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def for_future(error: BaseException, what: str) -> BaseException:
     """The exception for a future: a RuntimeError in the place of StopIteration, which asyncio refuses, so that the future would never be done.
 
