@@ -39,8 +39,8 @@ class ProcessSource:
     """
 
     def __init__(self, name: str, processes: int = 2) -> None:
-        if name.count(":") != 1 or processes < 1:
-            raise ArgumentError(f"ProcessSource({name!r}, {processes}): expected 'module:object' and at least one process")
+        if not isinstance(name, str) or name.count(":") != 1 or isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+            raise ArgumentError(f"ProcessSource({name!r}, {processes!r}): expected 'module:object' and at least one process")
         self.name = name
         self.processes = processes
         self._started: list[asyncio.subprocess.Process] = []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.data import DataLoader, collate
+from aiograd.data import DataLoader, TensorDataset, collate
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.random import Generator
 from tests.support import assert_awaiting_raises, assert_raises, cancel
@@ -370,6 +370,8 @@ async def test_states_that_do_not_fit_change_nothing() -> None:
         lambda: DataLoader(range(3), 1, prefetch=True), lambda: DataLoader(range(3), 1, batch_sampler=[[0]]),
         lambda: DataLoader(range(3), drop_last=True),
         lambda: DataLoader(Stream(3), 1, shuffle=True), lambda: DataLoader(AsyncStream(3), batch_sampler=[[0]]),
+        lambda: DataLoader(range(3), 1, generator=np.random.default_rng(0)), lambda: DataLoader(range(3), 1, collate=3),
+        lambda: DataLoader(range(3), batch_sampler=3), lambda: DataLoader({"a": 1}), lambda: TensorDataset(3), lambda: TensorDataset(),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_go_together_are_refused(make: Any) -> None:

@@ -110,9 +110,9 @@ async def test_sources_that_cannot_be_had() -> None:
         with pytest.raises(DataError, match=match):
             async with ProcessSource(name, 1):
                 pass
-    for wrong in (("mine", 1), ("mine:examples", 0)):
+    for wrong in (("mine", 1), ("mine:examples", 0), (None, 1), ("mine:examples", "2"), ("mine:examples", 1.5)):
         with pytest.raises(ArgumentError):
-            ProcessSource(*wrong)
+            ProcessSource(*wrong)  # type: ignore[arg-type]
     await assert_awaiting_raises(DataError, "async with", ProcessSource("mine:examples")[0])
 
 

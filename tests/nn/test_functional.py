@@ -232,6 +232,17 @@ def test_batch_norm_variants() -> None:
     assert_raises(ArgumentError, "running_mean", F.batch_norm, x, None, None)
 
 
+def test_running_statistics_are_arrays_in_evaluation_and_tensors_where_they_are_updated() -> None:
+    x, mean, var = draw(2, 3, 4), np.array([0.5, 0.0, 1.0]), np.array([1.0, 2.0, 3.0])
+    wanted = (x - mean[:, None]) / np.sqrt(var[:, None] + 1e-5)
+    close(F.batch_norm(x, mean, var), wanted)
+    close(F.instance_norm(x, mean, var, use_input_stats=False), wanted)
+    for function in (F.batch_norm, F.instance_norm):
+        options = {"training": True} if function is F.batch_norm else {}
+        assert_raises(ArgumentTypeError, "ndarray; expected a Tensor", lambda f=function, o=options: f(x, mean, var, **o))
+        assert_raises(ShapeError, r"shape \[2\], expected \[3\]", lambda f=function, o=options: f(x, ag.zeros(2), ag.ones(2), **o))
+
+
 async def test_batch_norm_gradients_do_not_flow_into_running_statistics() -> None:
     layer = nn.BatchNorm1d(2)
     x = ag.tensor(draw(4, 2).astype(np.float32), requires_grad=True)
