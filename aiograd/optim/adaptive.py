@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
 from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like
 from aiograd.optim.optimizer import Group, Optimizer

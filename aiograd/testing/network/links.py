@@ -200,7 +200,7 @@ class Links:
 
 def _check_faults(faults: Faults) -> Faults:
     if not isinstance(faults, Faults):
-        raise ArgumentError(f"SimulatedNetwork(faults=): found {faults!r}; expected Faults, or a function of the names of two hosts that returns them")
+        raise ArgumentError(f"SimulatedNetwork(faults=): found {faults!r}; expected Faults, or a function of the names of two hosts")
     return faults
 
 
