@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -241,5 +242,29 @@ def test_a_secret_that_others_can_read_is_refused(secret: Path, capsys: pytest.C
 def test_what_a_services_module_raises_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Path) -> None:
     (tmp_path / "broken_service_module.py").write_text("import no_such_package_at_all")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
+    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all") as caught:
         cli.main(["worker", "--name", "w", "--service", "broken_service_module:service", "--secret-file", str(secret)])
+    assert re.search(r"\n--service broken_service_module:service: .* failed, .*broken_service_module.py:1$", shown(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("source", "place"), [("\nraise KeyError('boom')", ":2"), ("def f(:", ""), ("import aiograd as ag\nag.tensor('a')", ":2")]
+)
+def test_the_last_line_of_what_a_services_module_raises_names_the_option(
+    source: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = f"failing_service_module_{abs(hash(source))}"
+    (tmp_path / f"{module}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        status = cli.main(["worker", "--name", "w", "--service", f"{module}:service", "--secret-file", str(secret)])
+    except Exception as error:
+        text = shown(error)
+    else:  # an error of aiograd
+        text = capsys.readouterr().err
+        assert status == 1 and text.startswith("aiograd worker: ")
+    assert re.search(rf"\n--service {module}:service: importing {module} failed.*{place}$", text.rstrip())
+
+
+def shown(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error)).rstrip()

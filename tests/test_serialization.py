@@ -117,6 +117,32 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path, st
     assert os.listdir(tmp_path) == []
 
 
+def nested(levels: int) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    for _ in range(levels):
+        state = {"a": state}
+    return state
+
+
+def test_a_state_without_end_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    endless = nested(1)
+    endless["b"] = [endless]
+    for state in (endless, nested(3000)):
+        assert_raises(ArgumentError, "nested too deeply", lambda state=state: save(state, tmp_path / "x"))
+    assert os.listdir(tmp_path) == []
+    save(nested(100), tmp_path / "x")
+    assert load(tmp_path / "x") == nested(100)
+
+
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for place, error in ((tmp_path / "nowhere" / "x", FileNotFoundError), (tmp_path / "folder", IsADirectoryError)):
+        with pytest.raises(error) as caught:
+            save({"a": np.ones(1)}, place)
+        assert caught.value.filename == str(place) and ".tmp" not in str(caught.value)
+    assert os.listdir(tmp_path) == ["folder"]
+
+
 def test_two_arrays_with_one_path_are_refused(tmp_path: Path) -> None:
     assert_raises(ArgumentError, r"'a\.b'", lambda: save({"a": {"b": np.ones(1)}, "a.b": np.ones(1)}, tmp_path / "x"))
 

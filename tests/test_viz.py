@@ -172,6 +172,8 @@ def test_wrong_arguments() -> None:
     assert_raises(ArgumentError, "at least one", graph_svg, [])
     assert_raises(ArgumentError, "nowhere", lambda: graph_svg(ag.graph.Edge(None, 0)))
     assert_raises(ArgumentTypeError, "params is a list", lambda: graph_svg(leaf(1), params=[leaf(1)]))  # type: ignore[arg-type]
+    for draw in (ag.viz.program_svg, ag.viz.program_dot, ag.viz.memory_svg):
+        assert_raises(ArgumentTypeError, "expected a program", draw, [])
     assert_raises(ArgumentTypeError, r"params\['w'\] is a float", lambda: graph_svg(leaf(1), params={"w": 1.0}))
 
 

@@ -95,6 +95,8 @@ def test_layers_have_all_parameters() -> None:
         (["--parameters", "1.5"], "expected a whole number such as 1000 or 1e6"),
         (["--workers", "0"], "above 0"),
         (["--loss", "1"], "from 0 to below 1"),
+        (["--seed", "-1"], "at least 0"),
+        (["--seed", "x"], "at least 0"),
         (["--step-seconds", "inf"], "above 0"),
         (["--latency", "nan"], "above 0"),
     ],
@@ -102,7 +104,8 @@ def test_layers_have_all_parameters() -> None:
 def test_options_that_cannot_be(capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["wan", *words])
-    assert caught.value.code == 2 and says in capsys.readouterr().err
+    captured = capsys.readouterr()
+    assert caught.value.code == 2 and says in captured.err and captured.out == ""
 
 
 def test_a_plot_places_points_by_the_logarithm() -> None:

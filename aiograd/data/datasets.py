@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors.tensor import Tensor
 
 
@@ -40,7 +40,7 @@ class TensorDataset(Dataset):
         *tensors: at least one; their first axes are of one length.
 
     Raises:
-        ArgumentError: no tensors, or lengths that differ.
+        ArgumentError: no tensors, or lengths that differ. ArgumentTypeError: something else than Tensors.
 
     >>> rows = ag.data.TensorDataset(ag.tensor([[1.0], [2.0]]), ag.tensor([0, 1]))
     >>> len(rows), rows[1]
@@ -48,6 +48,8 @@ class TensorDataset(Dataset):
     """
 
     def __init__(self, *tensors: Tensor) -> None:
+        if not all(hasattr(tensor, "shape") for tensor in tensors):
+            raise ArgumentTypeError(f"TensorDataset: expected Tensors, found {', '.join(type(tensor).__name__ for tensor in tensors)}")
         if not tensors or len({tensor.shape[:1] for tensor in tensors} | {()}) != 2:
             found = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "none"
             raise ArgumentError(f"TensorDataset: found tensors of shapes {found}; expected at least one, all with as many rows")

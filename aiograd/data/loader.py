@@ -95,6 +95,14 @@ class DataLoader:
             raise ArgumentError("DataLoader(drop_last=True): expected a batch_size")
         if not is_sequence and (shuffle or batch_sampler is not None):
             raise ArgumentError(f"DataLoader: {type(source).__name__} has no len() and no indices, so it cannot be shuffled or sampled")
+        if isinstance(source, dict) and not all(i in source for i in range(len(source))):
+            raise ArgumentTypeError("DataLoader: found a dict whose keys are not 0, 1, ...; give a sequence, such as list(source.items())")
+        if generator is not None and not isinstance(generator, Generator):
+            raise ArgumentTypeError(f"DataLoader(generator={generator!r}): expected a Generator, as ag.Generator(0), or None")
+        if collate is not None and not callable(collate):
+            raise ArgumentTypeError(f"DataLoader(collate={collate!r}): expected a function of a list of examples, or None")
+        if batch_sampler is not None and not isinstance(batch_sampler, Iterable):
+            raise ArgumentTypeError(f"DataLoader(batch_sampler={batch_sampler!r}): expected an iterable of lists of indices, or None")
         self.source = source
         self.batch_size = batch_size
         self.shuffle = shuffle

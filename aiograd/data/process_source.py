@@ -39,13 +39,14 @@ class ProcessSource:
     """
 
     def __init__(self, name: str, processes: int = 2) -> None:
-        if name.count(":") != 1 or processes < 1:
-            raise ArgumentError(f"ProcessSource({name!r}, {processes}): expected 'module:object' and at least one process")
+        if not isinstance(name, str) or name.count(":") != 1 or isinstance(processes, bool) or not isinstance(processes, int) or processes < 1:
+            raise ArgumentError(f"ProcessSource({name!r}, {processes!r}): expected 'module:object' and at least one process")
         self.name = name
         self.processes = processes
         self._started: list[asyncio.subprocess.Process] = []
         self._idle: asyncio.Queue[asyncio.subprocess.Process] | None = None
-        self._length = 0
+        #: None until the processes have said it
+        self._length: int | None = None
         #: requests without an answer, also where the caller was cancelled
         self._calls: set[asyncio.Task[Any]] = set()
 
@@ -88,11 +89,18 @@ class ProcessSource:
             await process.communicate()
 
     def __len__(self) -> int:
+        """How many examples there are; also after the processes have ended.
+
+        Raises:
+            DataError: no process has run yet.
+        """
+        if self._length is None:
+            raise _not_running()
         return self._length
 
     async def __getitem__(self, index: int) -> Any:
         if self._idle is None:
-            raise DataError("ProcessSource: its processes do not run; use it in `async with ProcessSource(...) as source`")
+            raise _not_running()
         idle = self._idle
         process = await idle.get()
         call = asyncio.ensure_future(_ask(process, self.name, index))
@@ -105,6 +113,10 @@ class ProcessSource:
             if not call.done():
                 call.add_done_callback(lambda done: done.cancelled() or done.exception())  # its answer is read, and dropped
             raise
+
+
+def _not_running() -> DataError:
+    return DataError("ProcessSource: its processes do not run; use it in `async with ProcessSource(...) as source`")
 
 
 async def _ask(process: asyncio.subprocess.Process, name: str, index: int) -> Any:

@@ -21,6 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
+from aiograd.running.exceptions import call_for_future
 
 
 class LoadedBatch(NamedTuple):
@@ -51,7 +52,8 @@ class ReaderThreads:
         """Call a function on a thread, of which there must be one."""
         if self._executor is None:
             raise ArgumentError("ReaderThreads.submit: there are no threads; call() does without")
-        future = self._executor.submit(contextvars.copy_context().run, function, *args)
+        what = "DataLoader: the source or the collate function"
+        future = self._executor.submit(contextvars.copy_context().run, call_for_future, what, function, *args)
         self._running.add(future)
         future.add_done_callback(self._running.discard)
         return future

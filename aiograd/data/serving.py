@@ -8,6 +8,7 @@ import sys
 from typing import Any, BinaryIO
 
 from aiograd.data.frames import HEADER, INDEX_SIZE, SHOWN, VALUE, index_of, packed
+from aiograd.running.exceptions import text_of
 
 
 def main() -> None:
@@ -22,13 +23,13 @@ def main() -> None:
             source = source()
         _write(answers, VALUE, packed(len(source)))
     except Exception as error:
-        _write(answers, SHOWN, f"{type(error).__name__}: {error}".encode())
+        _write(answers, SHOWN, f"{type(error).__name__}: {text_of(error)}".encode())
         return
     while len(frame := _exactly(requests, INDEX_SIZE)) == INDEX_SIZE:
         try:
             status, content = VALUE, packed(source[index_of(frame)])
         except Exception as error:
-            status, content = SHOWN, f"{type(error).__name__}: {error}".encode()
+            status, content = SHOWN, f"{type(error).__name__}: {text_of(error)}".encode()
         _write(answers, status, content)
 
 

@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from aiograd.errors import EngineClosedError
+from aiograd.running.exceptions import for_future
 
 Job: TypeAlias = "tuple[contextvars.Context, Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]"
 
@@ -168,9 +169,5 @@ def _settle(outcome: list[Any]) -> None:
         return
     if error is None:
         future.set_result(result)
-    elif isinstance(error, StopIteration):
-        wrapped = RuntimeError("a rule raised StopIteration")
-        wrapped.__cause__ = error
-        future.set_exception(wrapped)
     else:
-        future.set_exception(error)
+        future.set_exception(for_future(error, "a rule"))

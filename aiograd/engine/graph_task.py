@@ -38,6 +38,7 @@ from aiograd.graph.reducing import LEAF_REDUCERS, CommitGuard
 from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.running import CURRENT
 from aiograd.running.caller import warn_caller
+from aiograd.running.exceptions import summary_of
 from aiograd.running.types import Array
 
 _next_id = count(0).__next__
@@ -366,8 +367,7 @@ class GraphTask(PassView):
             return
         if isinstance(error, UnusedInputError) and (self.ledger is None or not (self.ledger.outstanding or self.ledger.completed_nodes)):
             return
-        text = str(error).split("\n", 1)[0][:200]
-        self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        self.released.reason = summary_of(error)
         if self.committed:
             return  # its nodes have run and released their saved values
         for visited, node in enumerate(plan.dependencies):

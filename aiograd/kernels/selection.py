@@ -12,6 +12,8 @@ Note [One set per process]
     ``numba``               numba; the first use compiles, and blocks while it does
     ======================  ================================================================================================
 
+    Another value is a warning when the package is imported, and an error when the set is chosen.
+
     Nothing is ever compiled by a call that did not ask for it: after `warm_up` the compiled functions refuse other types. A service
     calls ``await loop.run_in_executor(None, warm_up)`` before it serves; a script calls ``warm_up()``.
 
@@ -29,6 +31,7 @@ import importlib
 import importlib.util
 import os
 import threading
+import warnings
 from types import ModuleType
 from typing import Any, Literal
 
@@ -54,6 +57,12 @@ def _setting() -> str:
     if value not in ("auto", "numpy", "numba"):
         raise ArgumentError(f"AIOGRAD_KERNELS={value!r}: expected 'auto', 'numpy' or 'numba'")
     return value
+
+
+try:
+    _setting()
+except ArgumentError as refused:  # as a warning: a program that meets no large array works
+    warnings.warn(f"{refused}; arrays that are large enough for kernels will be refused", UserWarning, stacklevel=1)
 
 
 def _found() -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator
 from typing import Any, NamedTuple
 
 from aiograd.graph.hooks import HookDict, RemovableHandle
+from aiograd.running.exceptions import text_of
 
 
 class ForwardHook(NamedTuple):
@@ -91,8 +92,10 @@ def _steps(module: Any, forward: Callable[..., Any], hooks: HookDict, args: tupl
     return output
 
 
-def missing_argument(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is None, though the function has no default for it."""
+def missing_argument(error: Exception, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The first argument that is None, though the function has no default for it; None if there is none, or the error says nothing about None."""
+    if "None" not in text_of(error):
+        return None
     try:
         signature = inspect.signature(forward)
         given = signature.bind(*args, **kwargs).arguments

@@ -82,7 +82,7 @@ class Module(TensorContainer):
                 return call_with_hooks(self, self.forward, self._forward_hooks, args, kwargs)
             return self.forward(*args, **kwargs)
         except (AttributeError, TypeError) as error:
-            name = None if "None" not in str(error) else missing_argument(self.forward, args, kwargs)
+            name = missing_argument(error, self.forward, args, kwargs)
             if name is None:
                 raise
             raise ArgumentTypeError(f"{type(self).__name__}.forward: its argument {name!r} {NONE_ADVICE}") from error
@@ -147,7 +147,7 @@ class Module(TensorContainer):
             persistent: True: it is in `state_dict`.
 
         Raises:
-            ArgumentTypeError: something else than a Tensor.
+            ArgumentTypeError: something else than a Tensor. ArgumentError: there is a Parameter or a Module of that name.
         """
         self._assign("register_buffer", name, tensor, TensorCore)
         object.__setattr__(self, "_buffer_names", {**self._buffer_names, name: persistent})
@@ -160,7 +160,7 @@ class Module(TensorContainer):
             parameter: the Parameter.
 
         Raises:
-            ArgumentTypeError: something else than a Parameter.
+            ArgumentTypeError: something else than a Parameter. ArgumentError: there is a buffer or a Module of that name.
         """
         self._assign("register_parameter", name, parameter, Parameter)
 
@@ -172,7 +172,7 @@ class Module(TensorContainer):
             module: the child.
 
         Raises:
-            ArgumentTypeError: something else than a Module.
+            ArgumentTypeError: something else than a Module. ArgumentError: there is a buffer or a Parameter of that name.
         """
         self._assign("add_module", name, module, Module)
 
@@ -185,8 +185,11 @@ class Module(TensorContainer):
         if hasattr(type(self), name):
             raise ArgumentError(f"{type(self).__name__}: {name!r} is the name of something the class defines; choose another")
         if value is not None and not isinstance(value, cls):
-            kind = cls.__name__.removesuffix("Core")
-            raise ArgumentTypeError(f"{function}({name!r}): expected a {kind} or None, found {type(value).__name__}")
+            raise ArgumentTypeError(f"{function}({name!r}): expected a {cls.__name__.removesuffix('Core')} or None, found {type(value).__name__}")
+        kind = next((each.__name__ for each in (Parameter, Module) if isinstance(self.__dict__.get(name), each)), None)
+        kind = "buffer" if name in self._buffer_names and name in self.__dict__ else kind
+        if kind not in (None, "buffer" if cls is TensorCore else cls.__name__):
+            raise ArgumentError(f"{function}({name!r}): {type(self).__name__} has a {kind} of that name; choose another, or delete that first")
         object.__setattr__(self, name, value)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:

@@ -8,6 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from aiograd.array_functions.creation import zeros_like
+from aiograd.errors import ArgumentTypeError
+from aiograd.tensors.constants import checked_dtype
 from aiograd.tensors.core import counter_of
 
 
@@ -51,19 +53,27 @@ class TensorContainer:
         Gradients go along. A graph recorded before must not be used afterwards.
 
         Args:
-            target: a device name or a dtype.
+            target: a device name or a dtype, floating or complex.
             device, dtype: the same by name.
 
         Returns:
             The module itself.
+
+        Raises:
+            ArgumentTypeError: integers or booleans, in which there are no gradients; nothing has changed.
         """
         if target is not None:
             if isinstance(target, str) and target not in np.sctypeDict:
                 device = target
             else:
                 dtype = target
+        wanted = None if dtype is None else checked_dtype(dtype)
+        if wanted is not None and wanted.kind not in "fc":
+            raise ArgumentTypeError(
+                f"{type(self).__name__}.to({wanted}): expected a floating or complex dtype; others would truncate parameters and have no gradients"
+            )
         for tensor in [*self.parameters(), *self.buffers()]:
-            _convert(tensor, device, None if dtype is None else np.dtype(dtype))
+            _convert(tensor, device, wanted)
         return self
 
     def float(self) -> Self:

@@ -86,8 +86,13 @@ def _as_array(target: Any) -> Array:
     return target if hasattr(target, "__aiograd_device__") else np.asarray(target)
 
 
-def target_weights(shape: Shape, dtype: Any, target: Array, weight: Array, ignore_index: int, label_smoothing: float, reduction: Reduction) -> Array:
-    """The array T of Note [Class weights as an array], of the shape of the logits."""
+def target_weights(
+    shape: Shape, dtype: Any, target: Array, weight: Array, ignore_index: int, label_smoothing: float, reduction: Reduction, of_slope: bool = False
+) -> Array:
+    """The array T of Note [Class weights as an array], of the shape of the logits.
+
+    Where every target is ignored, the mean is NaN, and so is T; the mean depends on no logit then, so T is zeros with `of_slope`.
+    """
     axis = class_axis(len(shape))
     classes = shape[axis]
     along = (-1,) + (1,) * (len(shape) - axis - 1)
@@ -100,7 +105,8 @@ def target_weights(shape: Shape, dtype: Any, target: Array, weight: Array, ignor
         each = each * weight
     if reduction == "mean":
         with np.errstate(divide="ignore", invalid="ignore"):
-            each = each / np.sum(one_hot if weight is None else one_hot * weight)
+            total = np.sum(one_hot if weight is None else one_hot * weight)
+            each = each / (total + (np.sum(kept) == 0) if of_slope else total)
     return each.astype(dtype)
 
 
@@ -141,11 +147,16 @@ def _per_sample(g: Array, ndim: int, reduction: Reduction) -> Array:
 
 
 def _nll_loss_logp(g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, weight: Any, ignore_index: int, reduction: Reduction) -> Array:
-    each = target_weights(logp_shape, logp_dtype, _as_array(target), weight, ignore_index, 0.0, reduction)
+    each = target_weights(logp_shape, logp_dtype, _as_array(target), weight, ignore_index, 0.0, reduction, True)
     return -_per_sample(g, len(logp_shape), reduction) * each
 
 
-nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, jvp="forward", cost=4.0)
+def _nll_loss_jvp(t: Array, logp_shape: Shape, logp_dtype: Any, target: Any, weight: Any, ignore_index: int, reduction: Reduction) -> Array:
+    each = target_weights(logp_shape, logp_dtype, _as_array(target), weight, ignore_index, 0.0, reduction, True)
+    return _weighted_sum("nll_loss", t, each, reduction)
+
+
+nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, jvp=_nll_loss_jvp, cost=4.0)
 
 
 def _cross_entropy(
@@ -189,7 +200,7 @@ def _cross_entropy_logits(
     g: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction
 ) -> Array:
     axis = class_axis(logits.ndim)
-    each = target_weights(logits.shape, logits.dtype, _as_array(target), weight, ignore_index, label_smoothing, reduction)
+    each = target_weights(logits.shape, logits.dtype, _as_array(target), weight, ignore_index, label_smoothing, reduction, True)
     probability = softmax(logits, axis=axis)
     return _per_sample(g, logits.ndim, reduction) * (probability * np.sum(each, axis=axis, keepdims=True) - each)
 

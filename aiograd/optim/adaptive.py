@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
 from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like
 from aiograd.optim.optimizer import Group, Optimizer
@@ -200,8 +199,7 @@ class Adadelta(_Adaptive):
 
     def _check(self, group: Group) -> None:
         self._check_numbers(group, "lr", "eps", "weight_decay")
-        if not 0 <= group["rho"] <= 1:
-            raise ArgumentError(f"Adadelta(rho={group['rho']}): expected a number from 0 to 1")
+        self._check_option(group, "rho", lambda rho: 0 <= rho <= 1, "a number from 0 to 1")
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
         return ("square_avg", "acc_delta")

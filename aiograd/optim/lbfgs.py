@@ -64,7 +64,7 @@ class LBFGS(Optimizer):
         history_size: int = 100,
         line_search_fn: str | None = None,
     ) -> None:
-        options = {"lr": lr, "max_iter": max_iter, "max_eval": max_iter * 5 // 4 if max_eval is None else max_eval}
+        options = {"lr": lr, "max_iter": max_iter, "max_eval": max_iter * 5 // 4 if max_eval is None and isinstance(max_iter, int) else max_eval}
         options |= {"tolerance_grad": tolerance_grad, "tolerance_change": tolerance_change, "history_size": history_size}
         super().__init__(params, {**options, "line_search_fn": line_search_fn})
         dtypes = {p.dtype for p in self.param_groups[0]["params"]}
@@ -72,8 +72,8 @@ class LBFGS(Optimizer):
             raise ArgumentError("LBFGS: expected one group of parameters of one real floating dtype")
 
     def _check(self, group: Group) -> None:
-        if not group["lr"] > 0 or group["max_iter"] < 1 or group["history_size"] < 1:
-            raise ArgumentError(f"LBFGS(lr={group['lr']}, max_iter={group['max_iter']}, history_size={group['history_size']}): expected above 0")
+        for name in ("lr", "max_iter", "history_size"):
+            self._check_option(group, name, lambda value: value > 0, "a number above 0" if name == "lr" else "an int above 0")
         if group["line_search_fn"] not in (None, "strong_wolfe"):
             raise ArgumentError(f"LBFGS(line_search_fn={group['line_search_fn']!r}): expected None or 'strong_wolfe'")
 

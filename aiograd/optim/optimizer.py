@@ -96,6 +96,8 @@ class Optimizer:
         self.state = {}
         self._lock = threading.Lock()
         self._packs: dict[Hashable, Pack] = {}
+        if not isinstance(params, Iterable):
+            raise ArgumentTypeError(f"{type(self).__name__}: expected an iterable of Tensors or groups, found {type(params).__name__}")
         given = list(params)
         if not given:
             raise ArgumentError(f"{type(self).__name__}: got an empty list of parameters")
@@ -140,14 +142,19 @@ class Optimizer:
 
     def _check_numbers(self, group: Group, *names: str) -> None:
         for name in names:
-            if not group[name] >= 0:
-                raise ArgumentError(f"{type(self).__name__}({name}={group[name]}): expected a number of at least 0")
+            self._check_option(group, name, lambda value: value >= 0, "a number of at least 0")
 
     def _check_betas(self, group: Group) -> None:
-        betas = tuple(group["betas"])
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ArgumentError(f"{type(self).__name__}(betas={betas}): expected two numbers from 0 to below 1")
-        group["betas"] = betas
+        self._check_option(group, "betas", lambda betas: len(betas) == 2 and all(0 <= beta < 1 for beta in betas), "two numbers from 0 to below 1")
+        group["betas"] = tuple(group["betas"])
+
+    def _check_option(self, group: Group, name: str, is_right: Callable[[Any], Any], expected: str) -> None:
+        try:
+            fits = is_right(group[name])
+        except TypeError:  # of a type that has no order, or no length
+            fits = False
+        if not fits:
+            raise ArgumentError(f"{type(self).__name__}({name}={group[name]!r}): expected {expected}")
 
     # ---------------------------------------------------------------- stepping
 
@@ -376,7 +383,11 @@ class Optimizer:
         what = f"{type(self).__name__}.load_state_dict"
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
             raise ArgumentError(f"{what}: expected a dict with 'state' and 'param_groups', as state_dict() returns it")
-        saved: list[Mapping[str, Any]] = list(state_dict["param_groups"])
+        saved, states = state_dict["param_groups"], state_dict["state"]
+        if not isinstance(saved, (list, tuple)) or not all(isinstance(group, Mapping) and "params" in group for group in saved):
+            raise ArgumentError(f"{what}: expected a list of dicts with 'params' as 'param_groups', as state_dict() returns it")
+        if not isinstance(states, Mapping) or not all(isinstance(values, Mapping) for values in states.values()):
+            raise ArgumentError(f"{what}: expected a dict of dicts by number of a parameter as 'state', as state_dict() returns it")
         sizes, found = [len(group["params"]) for group in self.param_groups], [len(group["params"]) for group in saved]
         if sizes != found:
             raise ArgumentError(f"{what}: found groups of {found} parameters, expected {sizes}")
@@ -385,7 +396,7 @@ class Optimizer:
             n: p for mine, theirs in zip(self.param_groups, saved, strict=True) for n, p in zip(theirs["params"], mine["params"], strict=True)
         }
         state: dict[Tensor, dict[str, Any]] = {}
-        for n, values in state_dict["state"].items():
+        for n, values in states.items():
             if n not in by_number:
                 raise ArgumentError(f"{what}: there is state for parameter {n!r}, which is in no group")
             state[by_number[n]] = {name: self._loaded(what, n, name, value, by_number[n]) for name, value in values.items()}
@@ -405,7 +416,10 @@ class Optimizer:
     def _loaded(self, what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:
         """A value of a saved state as this optimizer keeps it."""
         if name in self._numbers:
-            return self._numbers[name](value)  # a Tensor elsewhere
+            try:
+                return self._numbers[name](value)  # a Tensor elsewhere
+            except (TypeError, ValueError):
+                raise ArgumentError(f"{what}: {name} of parameter {n} is {value!r}, expected a number") from None
         if not isinstance(value, (TensorCore, np.ndarray)):
             return value
         if tuple(value.shape) != p.shape:

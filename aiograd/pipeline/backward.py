@@ -20,6 +20,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import Node
 from aiograd.pipeline.tree import describe, differentiable_outputs
+from aiograd.running.exceptions import text_of
 from aiograd.tensors.core import TensorCore, extra_of, make, move_to
 from aiograd.tensors.passes import edge_of, roots_and_seeds
 
@@ -301,7 +302,7 @@ def _leave_graph(tensor: TensorCore) -> None:
 
 
 def _failure(what: str, error: Exception, outputs: Any, grads: Any, inputs: Any) -> StageBackwardError:
-    text = f"Failed to run {what}: {type(error).__name__}: {error}\n"
+    text = f"Failed to run {what}: {type(error).__name__}: {text_of(error)}\n"
     if outputs is not None:
         text += f"stage output: {describe(outputs)}\noutput gradient: {describe(grads)}\ninput: {describe(inputs)}"
     else:

@@ -9,5 +9,6 @@
 `tracing`, `log_fields`    spans of OpenTelemetry and fields of log records
 `caller`, `progress`, `notebook`, `top_level`    the user's line, a progress bar, display in notebooks, code outside of tasks
 `digest`                   the digest of a state, one for serving, local steps and replicas
+`exceptions`               texts of exceptions that are passed on, and what a future carries of them
 `assembly`, `late`, `lazy`, `trees`, `types`, `version`    how the package is put together, and what it is built from
 """

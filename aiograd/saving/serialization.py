@@ -51,7 +51,8 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
         metadata: text to store beside it, read by `load_metadata`.
 
     Raises:
-        ArgumentTypeError: a value that cannot be saved, with its path. OSError: the file cannot be written; an older one is unchanged.
+        ArgumentTypeError: a value that cannot be saved, with its path. ArgumentError: a nesting without end, or too deep. OSError: the file cannot be
+            written; an older one is unchanged.
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"save: expected a dict such as state_dict(), found {type(state).__name__}")
@@ -59,9 +60,14 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
     if STRUCTURE in notes or not all(isinstance(text, str) for pair in notes.items() for text in pair):
         raise ArgumentTypeError(f"save: metadata is a dict of strings without the key {STRUCTURE!r}")
     arrays: dict[str, np.ndarray[Any, Any]] = {}
-    structure = _taken_apart(state, (), arrays)
-    if not all(isinstance(key, str) and _is_array(value) for key, value in state.items()):
-        notes[STRUCTURE] = json.dumps({"version": 1, "state": structure}, allow_nan=True)
+    try:
+        structure = _taken_apart(state, (), arrays)
+        if not all(isinstance(key, str) and _is_array(value) for key, value in state.items()):
+            notes[STRUCTURE] = json.dumps({"version": 1, "state": structure}, allow_nan=True)
+    except RecursionError:
+        raise ArgumentError(
+            "save: the state is nested too deeply, or a dict or list in it contains itself; expected a few levels, such as state_dict()"
+        ) from None
     target = Path(path)
     try:
         with replacing(target) as beside:
@@ -82,8 +88,10 @@ def replacing(target: Path) -> Iterator[Path]:
         with open(beside, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, target)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is not None and os.fspath(error.filename) == os.fspath(beside):
+            raise OSError(error.errno, error.strerror, os.fspath(target)) from None
         raise
     flush_folder(target.parent)
 

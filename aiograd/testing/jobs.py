@@ -19,6 +19,7 @@ from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
 
+from aiograd.running.exceptions import for_future
 from aiograd.testing.owner import bare_context
 
 T = TypeVar("T")
@@ -95,12 +96,8 @@ class InlineJobs:
         asyncio.events._set_running_loop(None)
         try:
             outcome = partial(result.set_result, job())
-        except StopIteration as error:
-            wrapped = RuntimeError("a job raised StopIteration, which no future can carry")
-            wrapped.__cause__ = error
-            outcome = partial(result.set_exception, wrapped)
         except BaseException as error:  # as a worker thread does: every error goes to the awaiter of the future
-            outcome = partial(result.set_exception, error)
+            outcome = partial(result.set_exception, for_future(error, "a job"))
         finally:
             asyncio.events._set_running_loop(self._loop)
         self._later(self._deliver, outcome, result)

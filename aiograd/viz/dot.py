@@ -54,7 +54,7 @@ def program_dot(program: Program, *, max_nodes: int = 10_000) -> str:
         The text of a DOT file.
 
     Raises:
-        ArgumentError: the program has more statements, inputs and captured tensors.
+        ArgumentError: the program has more statements, inputs and captured tensors. ArgumentTypeError: it is no program.
     """
     return _picture_dot(program_picture("program.dot()", program, max_nodes), "program")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aiograd.compiler.program import Program
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.running.caller import type_found
 from aiograd.running.svg import svg_document, svg_text
 from aiograd.viz.svg import SvgText
 
@@ -32,13 +33,15 @@ def memory_svg(program: Program) -> SvgText:
         The text of the SVG, as of `graph_svg`.
 
     Raises:
-        ArgumentError: the program has no memory budget.
+        ArgumentError: the program has no memory budget. ArgumentTypeError: it is no program.
 
     >>> f = ag.compile(lambda x: x.exp().sin().tanh().sum(), memory_budget=0.9)
     >>> loss = f(ag.ones(100, requires_grad=True))
     >>> ag.viz.memory_svg(f.programs[0]).startswith("<svg")
     True
     """
+    if not isinstance(program, Program):
+        raise ArgumentTypeError(f"memory_svg(): expected a program, of `compiled.programs`, found {type_found(program)}")
     plan = program.memory_plan
     if plan is None:
         raise ArgumentError("memory_svg(): the program has no memory budget; compile the function with memory_budget=, a share above 0 and at most 1")

@@ -18,6 +18,7 @@ from aiograd.graph.input_metadata import InputMetadata
 from aiograd.graph.node import Edge, Node
 from aiograd.graph.released import ReleasedVariables
 from aiograd.graph.saved import Packed
+from aiograd.running.caller import type_found
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.passes import edge_of
 
@@ -108,8 +109,10 @@ def program_picture(what: str, program: Program, max_nodes: int) -> Picture:
         max_nodes: refuse larger ones.
 
     Raises:
-        ArgumentError: it is larger.
+        ArgumentError: it is larger. ArgumentTypeError: it is no program.
     """
+    if not isinstance(program, Program):
+        raise ArgumentTypeError(f"{what}: expected a program, of `compiled.programs`, found {type_found(program)}")
     count = len(program.statements) + len(program.inputs) + len(program.captured) + len(program.outputs)
     if count > max_nodes:
         raise ArgumentError(f"{what}: the program has {count} boxes, more than max_nodes={max_nodes}; give a larger max_nodes, or print(program)")

@@ -30,6 +30,7 @@ from aiograd.graph.node import Node
 from aiograd.ops.slice_gradient import dense
 from aiograd.running.caller import short_place, type_found
 from aiograd.running.devices import device_name_of
+from aiograd.running.exceptions import text_of
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.passes import roots_and_seeds
 from aiograd.viz.pass_steps import GradientSummary, PassStep, PassSteps, SentGradient
@@ -231,7 +232,7 @@ class _StepLedger(Ledger):
     def fail(self, error: Exception) -> bool:
         """Give the error to the step that runs; returns False if there is none."""
         if self._step is not None:
-            self._steps[self._step] = replace(self._steps[self._step], error=f"{type(error).__name__}: {error}")
+            self._steps[self._step] = replace(self._steps[self._step], error=f"{type(error).__name__}: {text_of(error)}")
         return self._step is not None
 
     def steps(self) -> list[PassStep]:

@@ -103,7 +103,7 @@ def program_svg(program: Program, *, max_nodes: int = 1000) -> SvgText:
         The text of the SVG, as of `graph_svg`.
 
     Raises:
-        ArgumentError: the program has more statements, inputs and captured tensors.
+        ArgumentError: the program has more statements, inputs and captured tensors. ArgumentTypeError: it is no program.
     """
     return picture_svg(program_picture("program.svg()", program, max_nodes), "Program")
 

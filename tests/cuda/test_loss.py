@@ -150,3 +150,16 @@ async def test_targets_on_the_device_stay_there(device: CudaDevice, reduction: s
     for ours, wanted in zip(found[1], found[0], strict=True):
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
     assert device.statistics().fallbacks == {} and device.statistics().downloads == 3
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_where_every_target_is_ignored_the_gradients_are_zero(device: CudaDevice, there: bool) -> None:
+    target = ag.tensor(np.full(4, -100))
+    for function in (F.nll_loss, F.cross_entropy):
+        x = ag.tensor(np.ones((4, 3), np.float32), device="cuda:0", requires_grad=True)
+        loss = function(x, target.to("cuda:0") if there else target)
+        (first,) = await ag.grad(loss, [x], create_graph=True)
+        assert not (await first.detach()).to("cpu").numpy().any() and np.isnan((await loss.detach()).to("cpu").item())
+        if first.requires_grad:
+            (second,) = await ag.grad(first.sum(), [x])
+            assert not (await second).to("cpu").numpy().any()

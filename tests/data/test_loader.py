@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.data import DataLoader, collate
+from aiograd.data import DataLoader, TensorDataset, collate
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.running.random import Generator
-from tests.support import assert_raises, cancel
+from tests.support import assert_awaiting_raises, assert_raises, cancel
 
 
 def plain(batch: Any) -> Any:
@@ -262,6 +262,41 @@ async def test_an_error_comes_in_its_turn(workers: int) -> None:
         assert found == [[0, 1], [2, 3]]
 
 
+class Stopping:
+    """A sequence that raises StopIteration at one place."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        if place == "__getitems__":
+            self.__getitems__ = self.collated
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if self.place == "__getitem__":
+            raise StopIteration(index)
+        return index
+
+    def collated(self, examples: list[int]) -> list[int]:
+        raise StopIteration(examples[0])
+
+
+class StoppingStream:
+    def __iter__(self) -> Iterator[int]:
+        raise StopIteration(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("place", ["__getitem__", "__getitems__", "collate", "__iter__"])
+async def test_stop_iteration_of_a_source_arrives_as_a_runtime_error(place: str, workers: int) -> None:
+    source: Any = StoppingStream() if place == "__iter__" else Stopping(place)
+    loader = DataLoader(source, batch_size=2, workers=workers, collate=Stopping(place).collated if place == "collate" else None)
+    error = await assert_awaiting_raises(RuntimeError, "StopIteration", taken(loader))
+    causes = [error.__cause__, error.__cause__ and error.__cause__.__cause__]
+    assert any(isinstance(cause, StopIteration) and cause.value == 0 for cause in causes)
+
+
 async def test_a_consumer_that_is_cancelled_leaves_nothing() -> None:
     entered, free = asyncio.Event(), asyncio.Event()
 
@@ -335,6 +370,8 @@ async def test_states_that_do_not_fit_change_nothing() -> None:
         lambda: DataLoader(range(3), 1, prefetch=True), lambda: DataLoader(range(3), 1, batch_sampler=[[0]]),
         lambda: DataLoader(range(3), drop_last=True),
         lambda: DataLoader(Stream(3), 1, shuffle=True), lambda: DataLoader(AsyncStream(3), batch_sampler=[[0]]),
+        lambda: DataLoader(range(3), 1, generator=np.random.default_rng(0)), lambda: DataLoader(range(3), 1, collate=3),
+        lambda: DataLoader(range(3), batch_sampler=3), lambda: DataLoader({"a": 1}), lambda: TensorDataset(3), lambda: TensorDataset(),
     ],
 )  # fmt: skip
 def test_arguments_that_do_not_go_together_are_refused(make: Any) -> None:

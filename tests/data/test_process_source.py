@@ -86,6 +86,7 @@ async def test_examples_come_from_other_processes() -> None:
         await assert_awaiting_raises(DataError, "example 4: ValueError: no such thing", source[4])
         assert (await source[1])[0].tolist() == [1, 1, 1], "the process goes on"
     assert os.getpid() not in pids
+    assert len(source) == 6, "the length is known when the processes have ended"
 
 
 @pytest.mark.proc
@@ -109,10 +110,17 @@ async def test_sources_that_cannot_be_had() -> None:
         with pytest.raises(DataError, match=match):
             async with ProcessSource(name, 1):
                 pass
-    for wrong in (("mine", 1), ("mine:examples", 0)):
+    for wrong in (("mine", 1), ("mine:examples", 0), (None, 1), ("mine:examples", "2"), ("mine:examples", 1.5)):
         with pytest.raises(ArgumentError):
-            ProcessSource(*wrong)
+            ProcessSource(*wrong)  # type: ignore[arg-type]
     await assert_awaiting_raises(DataError, "async with", ProcessSource("mine:examples")[0])
+
+
+async def test_a_source_that_was_never_entered_is_no_empty_one() -> None:
+    loader = DataLoader(ProcessSource("mine:examples"), 2)
+    with pytest.raises(DataError, match="async with"):
+        len(loader)
+    await assert_awaiting_raises(DataError, "async with", anext(aiter(loader)))
 
 
 def test_any_nesting_crosses() -> None:

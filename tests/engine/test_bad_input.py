@@ -147,3 +147,14 @@ async def test_nothing_runs_before_it_is_awaited_and_checks_are_made_at_once() -
     await coroutine
     assert seen == [1]
     assert_raises(ShapeError, None, lambda: (leaf([1.0, 2.0]) * 2).backward())  # type: ignore[unused-coroutine]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 1.5}, {"threads": 1.5}, {"threads": True}, {"blas_threads": "a"}, {"concurrency": 0},
+        {"budget": "a"}, {"cancel_grace": None}, {"inline_ns": 0},
+    ],
+)  # fmt: skip
+def test_an_engine_says_which_setting_makes_no_sense(wrong: dict[str, Any]) -> None:
+    assert_raises(ArgumentError, rf"Engine\({next(iter(wrong))}=", lambda: ag.Engine(**wrong))

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from aiograd.engine.run.failures import clear_frames
+import aiograd as ag
+from aiograd.engine.run.failures import clear_frames, first_of
+from aiograd.errors import GraphFreedError
 from tests.support import assert_awaiting_raises
+from tests.toy_device import ToyDevice
 
 
 async def raising(error: BaseException, kept: Any) -> None:
@@ -54,3 +57,56 @@ async def test_a_coroutine_that_has_caught_the_same_error_goes_on() -> None:
     clear_frames(caught)
     await other
     assert seen == ["went on"]
+
+
+class WithoutTextError(TypeError):
+    def __str__(self) -> str:
+        raise LookupError("the text is missing")
+
+
+async def test_an_error_whose_text_cannot_be_had_arrives() -> None:
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    y = x * x
+
+    def fail(gradient: ag.Tensor) -> None:
+        raise WithoutTextError
+
+    y.register_hook(fail)
+    loss = y.sum()
+    steps = await ag.viz.step(loss)
+    assert isinstance(steps.error, WithoutTextError) and "WithoutTextError: <exception str() failed>" in str(steps)
+    assert "WithoutTextError" in repr(steps) and "WithoutTextError" in steps.html
+    await assert_awaiting_raises(WithoutTextError, None, loss.backward())
+    await assert_awaiting_raises(GraphFreedError, "WithoutTextError: <exception str", loss.backward())
+    assert x.grad is None
+
+
+def test_an_error_beside_one_whose_text_cannot_be_had_arrives() -> None:
+    first = first_of([("a", ValueError("odd")), ("b", WithoutTextError())])
+    assert isinstance(first, ValueError) and "b has failed, too: WithoutTextError" in first.__notes__[0]
+
+
+def test_a_forward_whose_error_has_no_text_raises_it() -> None:
+    class Layer(ag.nn.Module):
+        def forward(self, x: Any) -> Any:
+            raise WithoutTextError
+
+    with pytest.raises(WithoutTextError):
+        Layer()(None)
+
+
+async def test_stop_iteration_of_a_rule_on_a_device_arrives() -> None:
+    with ToyDevice("toy:0"):
+        x = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)
+
+        class Stopping(ag.Function):
+            @staticmethod
+            def forward(ctx: Any, x: ag.Tensor) -> ag.Tensor:
+                return x * 2
+
+            @staticmethod
+            def backward(ctx: Any, gradient: ag.Tensor) -> ag.Tensor:
+                raise StopIteration(7)
+
+        error = await assert_awaiting_raises(RuntimeError, "StopIteration", Stopping.apply(x).sum().backward())
+        assert error.__cause__.value == 7 and x.grad is None

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
+import re
 from collections import OrderedDict, defaultdict, deque
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -309,3 +312,25 @@ async def test_forward_mode_goes_through_a_module_once() -> None:
         return (await ag.value_and_grad(lambda x: fn(x).sum(), x))[1]
 
     await assert_awaiting_raises(ag.errors.NoRuleError, "goes through another library's modules once", ag.jvp(gradient, x, v))
+
+
+#: arguments that PyTorch has given up or keeps for itself
+INTERNAL = {"_stacklevel"}
+
+
+def test_the_guide_names_every_argument_of_pytorch_that_is_not_there() -> None:
+    text = (Path(__file__).parents[2] / "docs/guides/port-from-pytorch.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+)`", text.partition("### Arguments that are not there\n")[2])) | INTERNAL
+    places = ((torch.nn, ag.nn), (torch.nn.functional, ag.nn.functional), (torch.optim, ag.optim), (torch.optim.lr_scheduler, ag.optim.lr_scheduler))
+    compared, missing = 0, []
+    for theirs, ours in places:
+        for name in set(dir(theirs)) & {each for each in dir(ours) if not each.startswith("_")}:
+            try:
+                wanted, found = (inspect.signature(getattr(place, name)).parameters for place in (theirs, ours))
+            except (TypeError, ValueError):
+                continue  # a module, or a function without a signature
+            if not any(each.kind is each.VAR_KEYWORD for each in found.values()):
+                compared += 1
+                kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+                missing += [f"{name}({each})" for each in wanted.keys() - found.keys() - named if wanted[each].kind not in kinds]
+    assert compared > 100 and not missing, missing

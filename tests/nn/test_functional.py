@@ -232,6 +232,17 @@ def test_batch_norm_variants() -> None:
     assert_raises(ArgumentError, "running_mean", F.batch_norm, x, None, None)
 
 
+def test_running_statistics_are_arrays_in_evaluation_and_tensors_where_they_are_updated() -> None:
+    x, mean, var = draw(2, 3, 4), np.array([0.5, 0.0, 1.0]), np.array([1.0, 2.0, 3.0])
+    wanted = (x - mean[:, None]) / np.sqrt(var[:, None] + 1e-5)
+    close(F.batch_norm(x, mean, var), wanted)
+    close(F.instance_norm(x, mean, var, use_input_stats=False), wanted)
+    for function in (F.batch_norm, F.instance_norm):
+        options = {"training": True} if function is F.batch_norm else {}
+        assert_raises(ArgumentTypeError, "ndarray; expected a Tensor", lambda f=function, o=options: f(x, mean, var, **o))
+        assert_raises(ShapeError, r"shape \[2\], expected \[3\]", lambda f=function, o=options: f(x, ag.zeros(2), ag.ones(2), **o))
+
+
 async def test_batch_norm_gradients_do_not_flow_into_running_statistics() -> None:
     layer = nn.BatchNorm1d(2)
     x = ag.tensor(draw(4, 2).astype(np.float32), requires_grad=True)
@@ -401,6 +412,26 @@ def test_losses_of_nothing_are_nan_when_averaged_and_zero_when_summed() -> None:
             assert function(x.astype(dtype), wanted, reduction="sum").item() == 0.0
             assert function(x.astype(dtype), wanted, reduction="none").shape[0] == 0
     assert np.isnan(F.kl_div(x, x, "batchmean").item())
+
+
+@pytest.mark.parametrize("weight", [None, [1.0, 2.0, 3.0]])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 2, 2)])
+async def test_where_every_target_is_ignored_the_mean_is_nan_and_every_derivative_zero(shape: tuple[int, ...], weight: Any) -> None:
+    target = np.full(shape[:1] + shape[2:] if len(shape) > 1 else (), 7)
+    for function in (F.nll_loss, F.cross_entropy):
+
+        def loss(x: Any, function: Any = function) -> Any:
+            return function(x, target, weight and np.array(weight), ignore_index=7)
+
+        x = ag.tensor(draw(*shape), requires_grad=True)
+        assert np.isnan(loss(x).item())
+        (first,) = await ag.grad(loss(x), [x], create_graph=True)
+        assert not first.detach().numpy().any()
+        if first.requires_grad:
+            (second,) = await ag.grad(first.sum(), [x])
+            assert not second.numpy().any()
+        _, tangent = await ag.jvp(loss, (x.detach(),), (ag.ones(*shape, dtype=np.float64),))
+        assert tangent.item() == 0.0
 
 
 async def test_cosine_similarity_of_what_is_repeated_is_that_of_the_whole_vector() -> None:

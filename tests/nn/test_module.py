@@ -117,10 +117,36 @@ def test_assignments_that_would_lose_a_parameter_are_refused() -> None:
         lambda net: net.register_parameter("p", ag.tensor(0.0)),
         lambda net: net.add_module("m", 3),
         lambda net: net.add_module("", nn.Identity()),
+        lambda net: net.first.register_buffer("weight", ag.tensor(0.0)),
+        lambda net: net.first.register_buffer("weight", None),
+        lambda net: net.register_buffer("first", ag.tensor(0.0)),
+        lambda net: net.register_parameter("first", nn.Parameter(0.0)),
+        lambda net: net.register_parameter("count", nn.Parameter(0.0)),
+        lambda net: net.add_module("count", nn.Identity()),
+        lambda net: net.first.add_module("weight", nn.Identity()),
+        lambda net: net.to(np.int32),
+        lambda net: net.to(dtype=bool),
+        lambda net: net.to(dtype="nothing"),
     ],
 )
 def test_wrong_registrations_end_in_a_typed_error(wrong: Any) -> None:
-    assert_raises(ArgumentError, None, lambda: wrong(Net()))
+    net = Net()
+    before = {name: id(part) for name, part in (*net.named_parameters(), *net.named_buffers(), *net.named_modules())}
+    assert_raises(ArgumentError, None, lambda: wrong(net))
+    assert before == {name: id(part) for name, part in (*net.named_parameters(), *net.named_buffers(), *net.named_modules())}
+    assert net.first.weight.dtype == np.float32
+
+
+def test_a_name_is_registered_again_for_the_same_kind_or_once_it_is_free() -> None:
+    net = Net()
+    net.register_buffer("count", ag.tensor(3))
+    net.first.register_parameter("weight", nn.Parameter(ag.ones(3, 2)))
+    net.add_module("first", nn.Identity())
+    assert net.count.item() == 3 and not list(net.first.parameters())
+    layer = nn.Linear(2, 3)
+    del layer.weight
+    layer.register_buffer("weight", ag.ones(3, 2))
+    assert [name for name, _ in layer.named_buffers()] == ["weight"]
 
 
 def test_a_module_without_forward_says_so() -> None:

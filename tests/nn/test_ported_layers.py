@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,27 @@ from aiograd.errors import ArgumentError, IndexRangeError, ShapeError, UnknownNa
 from aiograd.nn import functional as F
 from aiograd.running.random import Generator
 from tests.support import assert_raises, draw
+
+#: of what the guide names, examples of which each takes the arguments of its row
+PORTED: dict[str, tuple[Any, ...]] = {
+    "`nn.LSTM`": (nn.LSTM,), "`nn.MultiheadAttention`": (nn.MultiheadAttention,), "`nn.Embedding`, `F.embedding`": (nn.Embedding, F.embedding),
+    "`nn.BatchNorm*`, `nn.InstanceNorm*`, `nn.GroupNorm`": (nn.BatchNorm2d, nn.InstanceNorm1d, nn.GroupNorm), "`nn.Hardtanh`": (nn.Hardtanh,),
+    "`nn.Upsample`, `F.interpolate`": (nn.Upsample,), "`nn.TransformerEncoder`": (nn.TransformerEncoder,), "losses": (F.mse_loss, nn.L1Loss),
+    "activations and dropout in `F`": (F.relu, F.dropout2d), "optimizers": (ag.optim.Adam, ag.optim.SGD), "schedules": (ag.optim.StepLR,),
+}  # fmt: skip
+
+
+def test_the_guide_names_arguments_that_are_not_there() -> None:
+    text = (Path(__file__).parents[2] / "docs/guides/port-from-pytorch.md").read_text(encoding="utf-8")
+    _, _, section = text.partition("### Arguments that are not there\n")
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .+ \|$", section, re.MULTILINE)[1:]
+    assert [name for name, _ in rows] == list(PORTED)
+    for name, arguments in rows:
+        for function in PORTED[name]:
+            assert not set(re.findall(r"`([a-z_]+)`", arguments)) & inspect.signature(function).parameters.keys(), name
+    for mode in re.findall(r'`"([a-z]+)"`', section):
+        assert_raises(ArgumentError, "expected one of", lambda mode=mode: F.interpolate(ag.ones(1, 1, 2, 2), size=2, mode=mode))
+
 
 # ---- dropout of channels
 

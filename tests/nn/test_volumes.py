@@ -163,3 +163,20 @@ def test_layers_are_the_functions() -> None:
 )
 def test_what_does_not_fit(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     assert_raises(error, text, call)
+
+
+EMPTY: dict[str, Callable[[Any], Any]] = {
+    "conv3d": lambda x: F.conv3d(x, ag.ones(6, 4, 2, 2, 2), ag.ones(6), stride=(2, 1, 1), padding=1),
+    "conv_transpose3d": lambda x: F.conv_transpose3d(x, ag.ones(4, 6, 2, 2, 2), ag.ones(6), stride=2),
+    "max_pool3d": lambda x: F.max_pool3d(x, 2, ceil_mode=True),
+    "avg_pool3d": lambda x: F.avg_pool3d(x, (2, 3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+async def test_a_batch_without_rows_has_results_without_rows(name: str) -> None:
+    full, empty = ag.ones(2, 4, 4, 5, 5), ag.ones(0, 4, 4, 5, 5, requires_grad=True)
+    out = EMPTY[name](empty)
+    assert out.shape == (0, *EMPTY[name](full).shape[1:])
+    await out.sum().backward()
+    assert empty.grad.shape == empty.shape

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,16 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_chosen", None)
     monkeypatch.setenv("AIOGRAD_KERNELS", "fast")
     assert_raises(ArgumentError, "'auto', 'numpy' or 'numba'", selection.compiled, BIG, X)
+
+
+def test_a_setting_that_cannot_be_is_said_when_the_package_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec: Any = importlib.util.spec_from_file_location("selection_of_kernels", selection.__file__)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    monkeypatch.setenv("AIOGRAD_KERNELS", "bogus")
+    with pytest.warns(UserWarning, match="AIOGRAD_KERNELS='bogus': expected 'auto', 'numpy' or 'numba'"):
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
 def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:

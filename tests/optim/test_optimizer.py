@@ -57,9 +57,21 @@ def test_wrong_parameters_are_refused() -> None:
     for wrong, error in (
         ([], ArgumentError), (p, ArgumentTypeError), ([3], ArgumentTypeError), ([p, p], ArgumentError),
         ([{"params": [p]}, {"params": [p]}], ArgumentError), ([{"parameters": [p]}], ArgumentTypeError),
-        ([{"params": [p], "learning_rate": 1.0}], ArgumentError), ([p * 2], GraphError),
+        ([{"params": [p], "learning_rate": 1.0}], ArgumentError), ([p * 2], GraphError), (None, ArgumentTypeError),
     ):
         assert_raises(error, None, optim.SGD, wrong)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (optim.SGD, {"lr": "a"}), (optim.SGD, {"momentum": None}), (optim.Adam, {"betas": 0.9}), (optim.Adam, {"betas": ("a", 0.9)}),
+        (optim.Adadelta, {"rho": "a"}), (optim.LBFGS, {"max_iter": "a"}), (optim.LBFGS, {"lr": 0.0}),
+    ],
+)  # fmt: skip
+def test_options_of_another_type_are_refused(kind: Any, options: dict[str, Any]) -> None:
+    (name,) = options
+    assert_raises(ArgumentError, rf"{kind.__name__}\({name}=", lambda: kind([nn.Parameter([1.0])], **options))
 
 
 # ---- gradients
@@ -368,6 +380,10 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
         {"state": {9: state[0]}, "param_groups": [group]},
         {"state": {**state, 0: {**state[0], "exp_avg": np.zeros(3)}}, "param_groups": [group]},
         {"state": state, "param_groups": [{**group, "lr": -1.0}]},
+        {"state": {**state, 0: "x"}, "param_groups": [group]},
+        {"state": {**state, 0: {**state[0], "step": "x"}}, "param_groups": [group]},
+        {"state": "x", "param_groups": [group]},
+        {"state": state, "param_groups": ["x"]},
     ):
         assert_raises(ArgumentError, None, optimizer.load_state_dict, wrong)
     after = optimizer.state_dict()

@@ -387,11 +387,24 @@ def test_drawn_faults_differ_from_seed_to_seed() -> None:
         ({"latency": (0.2, 0.1)}, "range of seconds"),
         ({"jitter": -1}, "at least 0"),
         ({"slow": 0}, "bytes per second"),
+        ({"latency": 3}, "range of seconds"),
+        ({"loss": "a"}, "probability"),
     ],
 )
 def test_faults_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
     assert_raises(ArgumentError, message, lambda: Faults(**wrong))
     assert_raises(ArgumentError, "expected one of", lambda: Faults().without("latency"))
+
+
+@pytest.mark.parametrize("wrong", [{"faults": 3}, {"seed": None}, {"seed": 1.5}])
+def test_networks_that_cannot_be(wrong: dict[str, Any]) -> None:
+    assert_raises(ArgumentError, f"{next(iter(wrong))}=", lambda: SimulatedNetwork(**wrong))
+
+
+def test_faults_of_another_type_are_refused_where_they_are_given() -> None:
+    network: Any = SimulatedNetwork(faults=lambda source, target: 3)  # type: ignore[arg-type, return-value]
+    assert_raises(ArgumentError, "expected Faults", lambda: network.link("a", "b"))
+    assert_raises(ArgumentError, "expected Faults", lambda: SimulatedNetwork().set_faults("a", "b", 3))  # type: ignore[arg-type]
 
 
 # ---- cuts

@@ -6,6 +6,7 @@ import importlib
 import os
 import ssl
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,12 @@ def load_service(path: str) -> Service:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            error.add_note(f"--service {path}: importing {module_name} failed{_place_of(error)}")
             raise  # it is there, and imports something that is not
         raise ArgumentError(f"--service {path}: there is no module {error.name} in {os.getcwd()} or on PYTHONPATH") from None
+    except Exception as error:
+        error.add_note(f"--service {path}: importing {module_name} failed{_place_of(error)}")
+        raise
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -38,6 +43,16 @@ def load_service(path: str) -> Service:
     if not isinstance(found, Service):
         raise ArgumentError(f"--service {path}: expected an aiograd.distributed.Service, found {type(found).__name__}")
     return found
+
+
+def _place_of(error: Exception) -> str:
+    """The last line outside of the package that led to an error, for a message."""
+    places = [
+        f", {frame.f_code.co_filename}:{line}"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in ("aiograd", "importlib")
+    ]
+    return places[-1] if places else ""
 
 
 def _services_in(module: Any) -> str:

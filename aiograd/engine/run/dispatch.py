@@ -13,6 +13,7 @@ from aiograd.engine.placement import RulePlacement
 from aiograd.engine.run.loop import not_none
 from aiograd.graph.node import Node
 from aiograd.running import devices
+from aiograd.running.exceptions import call_for_future
 
 #: submits a call and returns the future of its result
 Submit: TypeAlias = Callable[[Callable[[], Any]], asyncio.Future[Any]]
@@ -50,7 +51,9 @@ class RuleDispatch:
             device = not_none(devices.device(name))
             if device.launches_ahead and placement.stays_on(node, name):
                 return None
-            return lambda function: asyncio.wrap_future(device.submit(functools.partial(contextvars.copy_context().run, function)))
+            return lambda function: asyncio.wrap_future(
+                device.submit(functools.partial(contextvars.copy_context().run, call_for_future, "a rule", function))
+            )
         return self.offload if placement.needs_executor(node, grads) else None
 
     def offload(self, function: Callable[[], Any]) -> asyncio.Future[Any]:

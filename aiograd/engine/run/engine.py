@@ -15,6 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from types import TracebackType
 from typing import Any, Self
 
@@ -83,11 +84,11 @@ class Engine(ShortPasses):
         default: bool = False,
     ) -> None:
         for name, value in (("threads", threads), ("concurrency", concurrency), ("blas_threads", blas_threads)):
-            if value is not None and value < 1:
-                raise ArgumentError(f"Engine({name}={value}): expected at least 1, or None")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral) or value < 1):
+                raise ArgumentError(f"Engine({name}={value!r}): expected an int of at least 1, or None")
         for name, number in (("budget", budget), ("cancel_grace", cancel_grace), ("inline_ns", inline_ns)):
-            if not number > 0:
-                raise ArgumentError(f"Engine({name}={number}): expected a number above 0")
+            if not isinstance(number, Real) or not number > 0:
+                raise ArgumentError(f"Engine({name}={number!r}): expected a number above 0")
         self.concurrency = concurrency
         self.cancel_grace = cancel_grace
         self.placement: RulePlacement = RulePlacement(inline_ns)

@@ -7,6 +7,8 @@ import gc
 from collections.abc import Sequence
 from types import FrameType
 
+from aiograd.running.exceptions import text_of
+
 
 def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None:
     """Clear the engine's frames in the traceback of an exception, so that it keeps only the user's frames alive.
@@ -51,5 +53,5 @@ def first_of(failed: Sequence[tuple[str, BaseException]], first: BaseException |
     error = failed[0][1] if first is None else first
     for name, other in failed:
         if other is not error:
-            error.add_note(f"{name} has failed, too: {type(other).__name__}: {other}")
+            error.add_note(f"{name} has failed, too: {type(other).__name__}: {text_of(other)}")
     return error

@@ -12,10 +12,11 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.elementwise import maximum, sqrt
 from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.manipulation import broadcast_arrays
-from aiograd.errors import ArgumentError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.nn.functional.activations import axis_of
 from aiograd.nn.functional.documentation import document
 from aiograd.tensors import inplace
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -67,6 +68,7 @@ def batch_norm(
     """
     x = as_tensor(input)
     if training:
+        _check_running("batch_norm", x, running_mean, running_var)
         count = x.size // x.shape[1] if x.ndim >= 2 and x.shape[1] else 0
         if count < 2:
             raise ShapeError(f"batch_norm in training: found an input of shape {list(x.shape)}, expected more than one value per channel")
@@ -79,10 +81,11 @@ def batch_norm(
     if running_mean is None or running_var is None:
         raise ArgumentError("batch_norm in evaluation: expected running_mean and running_var, found None; pass training=True to measure")
     along = (-1,) + (1,) * (x.ndim - 2)
-    scale = 1.0 / sqrt(running_var.detach() + eps)
+    mean, var = as_tensor(running_mean).detach(), as_tensor(running_var).detach()
+    scale = 1.0 / sqrt(var + eps)
     if weight is not None:
         scale = scale * as_tensor(weight)
-    shift = -running_mean.detach() * scale
+    shift = -mean * scale
     if bias is not None:
         shift = shift + as_tensor(bias)
     return x * scale.reshape(along) + shift.reshape(along)
@@ -109,6 +112,7 @@ def instance_norm(
     count = math.prod(x.shape[2:])
     if x.ndim < 3 or count < 2:
         raise ShapeError(f"instance_norm: found an input of shape {list(x.shape)}, expected (N, C, ...) with more than one value per channel")
+    _check_running("instance_norm", x, running_mean, running_var)
     plain = x.detach()
     axes = tuple(range(2, x.ndim))
     if running_mean is not None:
@@ -116,6 +120,15 @@ def instance_norm(
     if running_var is not None:
         inplace.perform("track", functools.partial(_track, running_var, momentum, count / (count - 1)), plain.var(axes).mean(0))
     return group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _check_running(name: str, x: Tensor, *running: Any) -> None:
+    """Refuse running statistics that cannot be written."""
+    for each in running:
+        if each is not None and not isinstance(each, TensorCore):
+            raise ArgumentTypeError(f"{name}: a running statistic is a {type(each).__name__}; expected a Tensor, since it is updated in place")
+        if each is not None and x.ndim >= 2 and each.shape != x.shape[1:2]:
+            raise ShapeError(f"{name}: a running statistic has shape {list(each.shape)}, expected [{x.shape[1]}], one value per channel of the input")
 
 
 def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> None:

@@ -8,6 +8,7 @@ Note [A volume as images]
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, TypeAlias
 
@@ -56,20 +57,20 @@ def _kernel(name: str, weight: Any, channels: int, shape: str) -> Tensor:
     return kernel
 
 
-def _planes(name: str, x: Tensor, taps: int, stride: int, dilation: int) -> Tensor:
-    """Images (N * D', C * taps, H, W): for each result in depth the planes of its window, one channel's planes side by side."""
+def _planes(name: str, x: Tensor, taps: int, stride: int, dilation: int) -> tuple[Tensor, int]:
+    """Images (N * D', C * taps, H, W): for each result in depth the planes of its window, one channel's planes side by side; and D'."""
     n, channels, depth, height, width = x.shape
     count = (depth - dilation * (taps - 1) - 1) // stride + 1
     if count < 1 or min(stride, dilation) < 1:
         raise ShapeError(f"{name}: a window of {taps} planes, {dilation} apart, does not fit a depth of {depth}: use less or pad more")
     places = np.arange(count)[:, None] * stride + np.arange(taps) * dilation
     chosen: Tensor = call(row("take"), (x, places), {"axis": 2})  # (N, C, D', taps, H, W)
-    return chosen.permute(0, 2, 1, 3, 4, 5).reshape(n * count, channels * taps, height, width)
+    return chosen.permute(0, 2, 1, 3, 4, 5).reshape(n * count, channels * taps, height, width), count
 
 
-def _volumes(images: Tensor, n: int) -> Tensor:
+def _volumes(images: Tensor, n: int, depth: int) -> Tensor:
     """(N * D', C, H, W) as (N, C, D', H, W)."""
-    return images.reshape(n, -1, *images.shape[1:]).swapaxes(1, 2)
+    return images.reshape(n, depth, *images.shape[1:]).swapaxes(1, 2)
 
 
 def conv3d(
@@ -101,8 +102,9 @@ def conv3d(
     if before or behind:
         x = pad_axes(x, [(0, 0), (0, 0), (before, behind), (0, 0), (0, 0)])
     out, inside, taps, *plane = kernel.shape
-    images = _planes("conv3d", x, taps, steps[0], apart[0])
-    return _one(_volumes(conv2d(images, kernel.reshape(out, inside * taps, *plane), bias, steps[1:], space, apart[1:], groups), x.shape[0]), alone)
+    images, depth = _planes("conv3d", x, taps, steps[0], apart[0])
+    convolved = conv2d(images, kernel.reshape(out, inside * taps, *plane), bias, steps[1:], space, apart[1:], groups)
+    return _one(_volumes(convolved, x.shape[0], depth), alone)
 
 
 def conv_transpose3d(
@@ -140,10 +142,10 @@ def conv_transpose3d(
     length = x.shape[2] - 2 * space[0]
     if length <= reach:
         raise ShapeError(f"conv_transpose3d: a padding of {space[0]} in depth leaves nothing of an input of {list(as_tensor(input).shape)}")
-    images = _planes("conv_transpose3d", narrow(x, 2, space[0], length), taps, 1, apart[0])
+    images, count = _planes("conv_transpose3d", narrow(x, 2, space[0], length), taps, 1, apart[0])
     flat = flip(kernel, 2).swapaxes(1, 2).reshape(inside * taps, out, *plane)
     settings: Any = (steps[1:], space[1:], extra[1:], groups, apart[1:])
-    return _one(_volumes(conv_transpose2d(images, flat, bias, *settings), n), alone)
+    return _one(_volumes(conv_transpose2d(images, flat, bias, *settings), n, count), alone)
 
 
 def max_pool3d(
@@ -155,9 +157,9 @@ def max_pool3d(
     steps = size if stride is None else triple(stride, "stride")
     n, channels, depth = x.shape[:3]
     images = max_pool2d(x.reshape(n, channels * depth, *x.shape[3:]), size[1:], steps[1:], space[1:], apart[1:], ceil_mode)
-    lines = images.reshape(n, channels, depth, -1)
+    lines = images.reshape(n, channels, depth, math.prod(images.shape[2:]))
     deep = max_pool2d(lines, (size[0], 1), (steps[0], 1), (space[0], 0), (apart[0], 1), ceil_mode)
-    return _one(deep.reshape(n, channels, -1, *images.shape[2:]), alone)
+    return _one(deep.reshape(n, channels, deep.shape[2], *images.shape[2:]), alone)
 
 
 def avg_pool3d(
@@ -180,9 +182,9 @@ def avg_pool3d(
     n, channels, depth = x.shape[:3]
     divisors = (divisor_override, None if divisor_override is None else 1)
     images = avg_pool2d(x.reshape(n, channels * depth, *x.shape[3:]), size[1:], steps[1:], space[1:], ceil_mode, count_include_pad, divisors[0])
-    lines = images.reshape(n, channels, depth, -1)
+    lines = images.reshape(n, channels, depth, math.prod(images.shape[2:]))
     deep = avg_pool2d(lines, (size[0], 1), (steps[0], 1), (space[0], 0), ceil_mode, count_include_pad, divisors[1])
-    return _one(deep.reshape(n, channels, -1, *images.shape[2:]), alone)
+    return _one(deep.reshape(n, channels, deep.shape[2], *images.shape[2:]), alone)
 
 
 def _one(x: Tensor, alone: bool) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 from aiograd.errors import PipelineError
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.stage_run import StageRun
+from aiograd.running.exceptions import summary_of
 
 _K = ActionKind
 
@@ -252,10 +253,9 @@ _DO: Mapping[ActionKind, Callable[[Rank, Action, Any], Coroutine[Any, Any, None]
 
 def failure(rank: int, action: Action, error: BaseException) -> PipelineError:
     """The error for an action that has failed."""
-    text = str(error).split("\n", 1)[0][:300]
     microbatch = "" if action.microbatch is None else f", microbatch {action.microbatch}"
     return PipelineError(
-        f"pipeline action {action} failed (stage {action.stage}{microbatch}, rank {rank}): {type(error).__name__}{': ' if text else ''}{text}",
+        f"pipeline action {action} failed (stage {action.stage}{microbatch}, rank {rank}): {summary_of(error, 300)}",
         stage=action.stage,
         microbatch=action.microbatch,
         action=str(action),

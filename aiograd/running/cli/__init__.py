@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except (AiogradError, OSError) as error:
-        print(f"aiograd {options.command}: {error}", file=sys.stderr)
+        print("\n".join([f"aiograd {options.command}: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130  # as a shell says of a command that Ctrl-C ended

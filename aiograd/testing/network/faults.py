@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from aiograd.errors import ArgumentError
 
@@ -61,15 +62,18 @@ class Faults:
 
     def __post_init__(self) -> None:
         for kind in (*FAULT_KINDS, "loss"):
-            if not 0 <= getattr(self, kind) <= 1:
-                raise ArgumentError(f"Faults({kind}={getattr(self, kind)!r}): expected a probability, from 0 to 1")
-        low, high = self.latency
-        if not 0 <= low <= high < math.inf:
-            raise ArgumentError(f"Faults(latency={self.latency!r}): expected a range of seconds, such as (0.001, 0.02)")
-        if not 0 <= self.jitter < math.inf:
-            raise ArgumentError(f"Faults(jitter={self.jitter!r}): expected seconds, at least 0")
-        if self.slow is not None and not self.slow > 0:
-            raise ArgumentError(f"Faults(slow={self.slow!r}): expected bytes per second above 0, or None for no bound")
+            self._check(kind, lambda rate: 0 <= rate <= 1, "a probability, from 0 to 1")
+        self._check("latency", lambda times: len(times) == 2 and 0 <= times[0] <= times[1] < math.inf, "a range of seconds, such as (0.001, 0.02)")
+        self._check("jitter", lambda time: 0 <= time < math.inf, "seconds, at least 0")
+        self._check("slow", lambda rate: rate is None or rate > 0, "bytes per second above 0, or None for no bound")
+
+    def _check(self, name: str, is_right: Callable[[Any], bool], expected: str) -> None:
+        try:
+            fits = is_right(getattr(self, name))
+        except TypeError:  # of a type that has no order, or no length
+            fits = False
+        if not fits:
+            raise ArgumentError(f"Faults({name}={getattr(self, name)!r}): expected {expected}")
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -27,10 +27,14 @@ class Links:
         access: the line of each host, see `SimulatedNetwork`.
 
     Raises:
-        ArgumentError: `access` is neither a mapping of hosts to lines nor a function, or the function returns something else.
+        ArgumentError: another `seed`; `faults` or `access` is neither what it says nor a function, or the function returns something else.
     """
 
     def __init__(self, seed: int | str, faults: Faults | FaultsOf, access: Access | None = None) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, (int, str)):
+            raise ArgumentError(f"SimulatedNetwork(seed={seed!r}): expected an int or a text")
+        if not callable(faults):
+            _check_faults(faults)
         if isinstance(access, Mapping):
             for name, line in access.items():
                 _check_line(name, line)
@@ -54,7 +58,7 @@ class Links:
         """One direction between two hosts."""
         link = self._links.get((source, target))
         if link is None:
-            faults = self._faults if isinstance(self._faults, Faults) else self._faults(source, target)
+            faults = self._faults if isinstance(self._faults, Faults) else _check_faults(self._faults(source, target))
             up, down = (None, None) if source == target else (self._lines(source)[0], self._lines(target)[1])
             link = SimulatedLink(source, target, faults, self.stream(f"{source}>{target}"), self._records, self._clogged, up, down)
             self._links[source, target] = link
@@ -68,6 +72,7 @@ class Links:
 
     def set_faults(self, a: str, b: str, faults: Faults, *, both: bool = True) -> None:
         """Set the faults of frames from `a` to `b`, and back if `both`."""
+        _check_faults(faults)
         for link in self._between(a, b, both):
             link.faults = faults
 
@@ -191,6 +196,12 @@ class Links:
         waiting, self._when_healed = self._when_healed, []
         for callback in waiting:
             callback()
+
+
+def _check_faults(faults: Faults) -> Faults:
+    if not isinstance(faults, Faults):
+        raise ArgumentError(f"SimulatedNetwork(faults=): found {faults!r}; expected Faults, or a function of the names of two hosts")
+    return faults
 
 
 def _check_line(name: str, line: AccessLink | None) -> AccessLink | None:

@@ -46,7 +46,7 @@ class SimulatedNetwork(Links):
             Hosts without a line send and receive any number of bytes at once.
 
     Raises:
-        ArgumentError: `access` is neither a mapping of hosts to lines nor a function.
+        ArgumentError: another `seed`, or `faults` or `access` is neither what it says nor a function.
 
     >>> network = ag.testing.SimulatedNetwork(seed=1)
     >>> left = network.transport("left")

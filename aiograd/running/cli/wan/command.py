@@ -33,7 +33,7 @@ def add_wan(commands: Any) -> None:
     parser.add_argument("--coordinator-mbit", type=_positive, default=1000.0, help="line of the coordinator (default %(default)s)")
     parser.add_argument("--latency", type=_positive, default=0.03, help="seconds one way (default %(default)s)")
     parser.add_argument("--loss", type=_rate, default=0.0, help="part of the packets that are lost (default %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the network (default %(default)s)")
+    parser.add_argument("--seed", type=_seed, default=0, help="of the network (default %(default)s)")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="write the plot here")
     parser.set_defaults(run=wan)
 
@@ -93,6 +93,12 @@ def _count(text: str) -> int:
     if number != int(number):
         raise argparse.ArgumentTypeError(f"expected a whole number such as 1000 or 1e6, found {text}")
     return int(number)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 0, found {text!r}")
+    return int(text)
 
 
 def _rate(text: str) -> float:
