@@ -16,6 +16,7 @@ import numpy as np
 
 import aiograd as ag
 from aiograd import nn
+from tests.compiler.reads_of_attributes import CASES as CASES
 from tests.compiler.reads_of_attributes import GLOBAL, case, entry, setter
 from tests.compiler.test_compile import leaf
 
@@ -227,6 +228,38 @@ class _Own(Mapping[str, float]):
 def mappings_of_the_user() -> Any:
     own = _Own()
     return lambda a: a * sum(own.values()) * dict(own)["rate"] * len(own), [entry(own.rates, "rate", 3.0), entry(own.rates, "other", 4.0)]
+
+
+# ---------------------------------------------------------------- gradients and places in the graph
+
+
+@case
+def gradients_of_tensors_that_require_none() -> Any:
+    v, w = ag.tensor([2.0]), ag.tensor([1.0])
+    v.grad = ag.tensor([2.0])
+    return lambda a: a * v.grad * (2.0 if w.grad is None else 3.0), [
+        setter(v, "grad", ag.tensor([5.0])), lambda: v.grad.mul_(2.0), setter(w, "grad", ag.tensor([1.0])), w.requires_grad_, setter(w, "grad", None),
+    ]  # fmt: skip
+
+
+@case
+def gradient_of_a_leaf_that_is_switched_off_and_on() -> Any:
+    w = leaf(1)
+    w.grad = ag.tensor([2.0])
+    return lambda a: a * w.grad, [
+        lambda: w.requires_grad_(False), setter(w, "grad", ag.tensor([5.0])), w.requires_grad_, setter(w, "grad", ag.tensor([7.0])),
+    ]  # fmt: skip
+
+
+@case
+def tensors_that_are_only_asked_if_they_require_gradients() -> Any:
+    v, layer = ag.ones(1), nn.Linear(1, 1)
+    return lambda a: a * (2.0 if v.requires_grad else 3.0) * sum(1.0 for p in layer.parameters() if p.requires_grad), [
+        v.requires_grad_, lambda: layer.bias.requires_grad_(False),
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- modules
 
 
 @case

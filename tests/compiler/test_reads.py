@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from tests.compiler.reads_of_attributes import CASES, GLOBAL
+from tests.compiler.reads_of_attributes import GLOBAL
+from tests.compiler.reads_of_values import CASES
 from tests.compiler.test_compile import bits, leaf
 
 # ---------------------------------------------------------------- what cannot be watched

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aiograd.tensors.accumulated import gradient_of
+
 #: numbers, flags and strings
 PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
 CONTAINERS = (tuple, list, dict, set, frozenset, deque)
@@ -103,7 +105,10 @@ BYTEARRAY = ReadKind("bytes({h})", lambda holder, _: bytes(holder))
 ARRAY = ReadKind("({h}.shape, {h}.dtype, {h}.tobytes())", lambda holder, _: (holder.shape, holder.dtype, holder.tobytes()))
 CALLED = ReadKind("{call}({h}, {k})", _call)
 CONTEXT = ReadKind("{h}.get(*{k})", lambda holder, arguments: holder.get(*arguments), may_return=True)
-HAS_GRADIENT = ReadKind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
+#: of a Tensor, which may have become a leaf, or be one no more
+HAS_GRADIENT = ReadKind(
+    "(({h}._node.grad if {h}._node is not None else {h}._x and {h}._x.grad) is not None)", lambda tensor, _: gradient_of(tensor) is not None
+)
 HAS_HOOKS = ReadKind("{hooks}({h}, {k})", has_hooks)
 IS_DEAD = ReadKind("({h}() is None)", lambda reference, _: reference() is None)
 

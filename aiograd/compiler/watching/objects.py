@@ -52,7 +52,7 @@ _STEADY: tuple[type[Any], ...] = (
 #: functions that read attributes of their arguments
 _GETTERS = (attrgetter, methodcaller)
 #: attributes of Tensors that are neither their own data nor a part of the signature
-OF_THE_GRAPH = ("is_leaf", "grad_fn", "version", "_version", "retains_grad")
+OF_THE_GRAPH = ("is_leaf", "requires_grad", "grad_fn", "version", "_version", "retains_grad")
 #: methods of an array that make views
 VIEWS_OF_ARRAYS = frozenset("view reshape ravel transpose squeeze swapaxes diagonal".split())
 _C_METHODS = (types.BuiltinFunctionType, types.MethodWrapperType, types.MethodDescriptorType, types.WrapperDescriptorType)
